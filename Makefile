@@ -1,0 +1,71 @@
+# Everything runs in .venv; the stamp files in it say what has been installed there.
+PYTHON  ?= python3
+WORKERS ?= 2
+ARGS    ?=
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+INPUTS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# One thread per worker, so that the workers share the cores; no test may reach for a model hub.
+PYTEST  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint ruff format-check mypy imports format clean
+.DELETE_ON_ERROR:
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
+
+demo: $(VENV)/.base ## set up with the base dependencies, build one model, count another
+	$(BIN)/tfkit build specs/vaswani_base.yaml
+	$(BIN)/tfkit params specs/gpt2.yaml
+
+test: lint ## set up, lint, and run the quick tests
+	$(PYTEST) $(ARGS)
+
+test-all: lint ## lint and run all tests, the slow ones too
+	$(PYTEST) -m "" $(ARGS)
+
+lint: ruff format-check mypy imports ## run all checks that are not tests
+
+format: $(VENV)/.dev ## let ruff mend and format the code
+	$(BIN)/ruff check --quiet --fix-only .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The four checks of lint; .pre-commit-config.yaml calls them one by one.
+
+ruff: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+format-check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+
+mypy: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-cache --no-logo
+
+# Set-up. The stamp .dev implies .base: `make demo` after `make test` installs nothing.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "tfkit needs Python 3.11 or newer; '$(PYTHON)' is older or missing. Try: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.created
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(INPUTS) | $(VENV)/.created
+	$(INSTALL) --editable ".[test,lint]" $(PLUGINS:%=--editable ./%)
+	@touch $(VENV)/.base $@

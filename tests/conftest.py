@@ -1,0 +1,38 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import unified_diff
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares with golden/<name>.txt; `pytest --renew-golden` rewrites it."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        if request.config.getoption("--renew-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"no golden file {name}.txt: look at the text, then pytest --renew-golden\n\n{text}")
+        expected = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        found = text.rstrip("\n").split("\n")
+        diff = "\n".join(unified_diff(expected, found, f"golden/{name}.txt", "now", lineterm=""))
+        if diff:
+            pytest.fail(f"{diff}\n\nif this is what it should say: pytest --renew-golden", pytrace=False)
+
+    return compare

@@ -1,0 +1,86 @@
+"""tfkit: transformers as YAML, built to plain PyTorch.
+
+    model = tfkit.build("gpt2")           # an ordinary nn.Module
+    graph = tfkit.load("my_model.yaml")   # the checked spec, before any tensor exists
+
+Names are imported when they are first used, so that `import tfkit` is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfkit.builder import build as build
+    from tfkit.component import ActivationConfig as ActivationConfig
+    from tfkit.component import AttentionConfig as AttentionConfig
+    from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
+    from tfkit.component import BlockConfig as BlockConfig
+    from tfkit.component import Component as Component
+    from tfkit.component import Config as Config
+    from tfkit.component import FFNConfig as FFNConfig
+    from tfkit.component import InitConfig as InitConfig
+    from tfkit.component import InputPositionConfig as InputPositionConfig
+    from tfkit.component import Make as Make
+    from tfkit.component import NormConfig as NormConfig
+    from tfkit.component import RopeScalingConfig as RopeScalingConfig
+    from tfkit.component import RotaryConfig as RotaryConfig
+    from tfkit.component import ScoreBiasConfig as ScoreBiasConfig
+    from tfkit.component import Shared as Shared
+    from tfkit.component import Signal as Signal
+    from tfkit.component import Signals as Signals
+    from tfkit.component import Wire as Wire
+    from tfkit.component import optional_slot as optional_slot
+    from tfkit.component import slot as slot
+    from tfkit.errors import Invalid as Invalid
+    from tfkit.errors import SpecError as SpecError
+    from tfkit.graph.expand import Graph as Graph
+    from tfkit.graph.expand import load as load
+    from tfkit.graph.expand import loads as loads
+    from tfkit.plugin.hookspecs import Register as Register
+    from tfkit.plugin.hookspecs import hookimpl as hookimpl
+    from tfkit.plugin.manager import load_plugins as load_plugins
+
+_NAMES = {
+    "tfkit.builder": ["build"],
+    "tfkit.component": [
+        "ActivationConfig",
+        "AttentionConfig",
+        "AttentionPositionConfig",
+        "BlockConfig",
+        "Component",
+        "Config",
+        "FFNConfig",
+        "InitConfig",
+        "InputPositionConfig",
+        "Make",
+        "NormConfig",
+        "RopeScalingConfig",
+        "RotaryConfig",
+        "ScoreBiasConfig",
+        "Shared",
+        "Signal",
+        "Signals",
+        "Wire",
+        "optional_slot",
+        "slot",
+    ],
+    "tfkit.errors": ["Invalid", "SpecError"],
+    "tfkit.graph.expand": ["Graph", "load", "loads"],
+    "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
+    "tfkit.plugin.manager": ["load_plugins"],
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tfkit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

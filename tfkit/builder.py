@@ -1,0 +1,188 @@
+"""Graph to `nn.Module`: one call per node, built on the meta device, then given memory and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tfkit.component import BlockConfig, Component, WireMarker, marker
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.expand import Graph, Node, load, table_owner
+from tfkit.nn import Linear, Program
+
+
+class Builder:
+    """Builds the children of a component, and remembers which module came from which config."""
+
+    def __init__(self) -> None:
+        self.made: dict[nn.Module, Component] = {}
+
+    def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
+        """Build `config`; see `tfkit.component.Make`."""
+        module = config.build(self, *args, **given)  # type: ignore[attr-defined]
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{type(config).__name__}.build returned {type(module).__name__}, not an nn.Module")
+        self.made[module] = config
+        return module
+
+
+def build(
+    spec: Graph | str | os.PathLike[str],
+    *,
+    sets: Iterable[str] = (),
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> torch.fx.GraphModule:
+    """Build the model of a spec.
+
+    Args:
+        spec: what `load` returned, or what `load` takes.
+        sets: changes of the form `path=value`; only with a spec that is not loaded yet.
+        device: where its parameters live; on `meta` they have shapes and no values.
+        dtype: type of its parameters; torch's default unless given.
+        seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
+            the others' weights bit-identical.
+
+    Returns:
+        A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
+        where there is a token. `model.code` is its forward; `model.components` has slot and kind of each submodule.
+
+    Raises:
+        SpecError: the spec is wrong, or a component's `build` failed.
+    """
+    graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
+    device = torch.device(device)
+    with torch.device("meta"):
+        model = assemble(graph)
+        if dtype is not None:
+            model.to(dtype)
+    if device.type != "meta":
+        model.to_empty(device=device)
+        initialize(model, graph, seed)
+    return model
+
+
+def assemble(graph: Graph) -> torch.fx.GraphModule:
+    """The module of a graph on the current device, its parameters not filled."""
+    builder, program = Builder(), Program()
+    values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
+    values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
+    used = _masks_in_use(graph)
+    masks = {s.mask: program.input(s.mask, optional=True) for s in graph.inputs.values() if s.mask in used and s.mask}
+    for node in graph.nodes:
+        module = _build_node(builder, graph, node)
+        args, kwargs = _arguments(graph, node, program, values, masks)
+        value = program.call(node.name, module, *args, **kwargs)
+        if node.output.mask == f"{node.name}_mask":
+            masks[node.output.mask] = program.apply(f"{node.name}_mask", operator.getitem, value, 1)
+            value = program.apply(f"{node.name}_value", operator.getitem, value, 0)
+        values[node.name] = value
+    outputs = [values[name] for name in graph.outputs]
+    model = program.build(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
+    paths = {module: path for path, module in model.named_modules()}
+    model.components = {  # type: ignore[assignment]
+        paths[module]: (config.slot, config.kind_name()) for module, config in builder.made.items() if module in paths
+    }
+    return model
+
+
+def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
+    path = ("graph", node.name)
+    try:
+        return builder(node.config, node.signals)
+    except Invalid as wrong:
+        path = (*path, *(wrong.field.split(".") if wrong.field else ()))
+        message, notes, help = wrong.message, wrong.notes, wrong.help
+    except SpecError:
+        raise
+    except Exception as wrong:
+        message = f"`{node.name}` could not be built: {type(wrong).__name__}: {wrong}"
+        notes, help = (), "a component's `build` failed; see the plugin that brings it"
+    raise SpecError(Diagnostic(message, graph.spec.provenance.span(path), ".".join(path), notes, help))
+
+
+def _masks_in_use(graph: Graph) -> set[str | None]:
+    used: set[str | None] = set()
+    for node in graph.nodes:
+        for field, signal in node.signals.items():
+            if _marker(node.config, field).mask:
+                used |= {s.mask for s in (signal if isinstance(signal, list) else [signal])}
+    return used
+
+
+def _marker(config: BlockConfig, field: str) -> WireMarker:
+    wire = marker(type(config).model_fields[field], WireMarker)
+    assert wire is not None
+    return wire
+
+
+def _arguments(
+    graph: Graph, node: Node, program: Program, values: dict[str, Any], masks: dict[str | None, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a node's module: its input in front, masks and the other wires as keywords."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for field, source in node.wires.items():
+        wire, signal = _marker(node.config, field), node.signals[field]
+        if wire.value == "table":
+            assert isinstance(source, str)
+            kwargs[field] = program.weight(f"{table_owner(graph, source)}.tokens.weight")
+            continue
+        value = values[source] if isinstance(source, str) else [values[one] for one in source]
+        signals = signal if isinstance(signal, list) else [signal]
+        found = [masks.get(one.mask) for one in signals]
+        mask = found if isinstance(signal, list) else found[0]
+        if field in ("input", "inputs"):
+            args.append(value)
+        else:
+            kwargs[field] = value
+        if wire.mask and mask is not None:
+            kwargs["mask" if field == "input" else f"{field}_mask"] = mask
+    return args, kwargs
+
+
+def _class_name(name: str) -> str:
+    words = "".join(c if c.isalnum() else " " for c in name).split()
+    title = "".join(word[:1].upper() + word[1:] for word in words)
+    return title if title[:1].isalpha() else f"Model{title}"
+
+
+def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
+    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
+    init = graph.spec.model.init
+    depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for path, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                residual = isinstance(module, Linear) and module.residual
+                parts = module.weight.split(module.parts if isinstance(module, Linear) else module.out_features)
+                for i, part in enumerate(parts):
+                    generator = _generator(seed, f"{path}.weight.{i}", part.device)
+                    depth = depths.get(path.partition(".")[0])
+                    init.linear(part, residual=residual, n_layers=depth, generator=generator)
+                if module.bias is not None:
+                    generator = _generator(seed, f"{path}.bias", module.bias.device)
+                    init.bias(module.bias, fan_in=module.in_features, generator=generator)
+            elif isinstance(module, nn.Embedding):
+                init.table(module.weight, generator=_generator(seed, f"{path}.weight", module.weight.device))
+            elif callable(reset := getattr(module, "reset_parameters", None)):
+                torch.manual_seed(_seed(seed, path))
+                reset()
+            elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+                message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
+                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+
+
+def _seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+
+
+def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_seed(seed, name))

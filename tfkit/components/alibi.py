@@ -1,0 +1,37 @@
+"""Attention with linear biases: scores fall with distance, each head at its own slope. https://arxiv.org/abs/2108.12409"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import AttentionConfig, Make, PositiveFloat, ScoreBiasConfig
+
+
+class AlibiConfig(ScoreBiasConfig):
+    """Score bias of -slope * |distance|, with slopes in a geometric series over the heads."""
+
+    kind: Literal["alibi"] = "alibi"
+    max_slope_exponent: PositiveFloat = 8.0
+    """The last slope is 2 to the power of minus this."""
+
+    def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
+        return Alibi(attention.n_heads, self.max_slope_exponent)
+
+
+class Alibi(nn.Module):
+    """Positions of queries [q] and keys [k] -> [1, h, q, k], float32."""
+
+    def __init__(self, n_heads: int, max_exponent: float) -> None:
+        super().__init__()
+        power = 2 ** (n_heads.bit_length() - 1)
+        exponents = [max_exponent * (i + 1) / power for i in range(power)]
+        between = [max_exponent * (i + 0.5) / power for i in range(n_heads - power)]
+        self.slopes = [2.0**-exponent for exponent in exponents + between]
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        distance = (keys[None, :] - queries[:, None]).abs().float()
+        slopes = torch.tensor(self.slopes, device=queries.device)
+        return -slopes[None, :, None, None] * distance

@@ -1,0 +1,257 @@
+"""Multi-head attention: one pipeline of optional steps in a fixed order.
+
+    project -> norm over the full width -> heads -> norm per head -> rotate -> norm after it
+    -> scores (scale, soft-cap, position bias, mask) -> softmax -> values -> output
+
+`mha`, `gqa` and `mqa` are the same module with a different number of key-value heads. A plugin that scores in another
+way subclasses `MultiHeadConfig` and overrides `build_core`.
+
+b batch, t positions, q queries, k keys, h query heads, g key-value heads, n all heads of a fused projection, d d_head.
+
+Attention: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
+Grouped-query: https://arxiv.org/abs/2305.13245. Query-key norm: https://arxiv.org/abs/2010.04245.
+Soft-cap: https://arxiv.org/abs/2408.00118.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from einops.layers.torch import Rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfkit.component import (
+    AttentionConfig,
+    Config,
+    Count,
+    Make,
+    NormConfig,
+    PositiveFloat,
+    RotaryConfig,
+    Shared,
+    divisors,
+)
+from tfkit.errors import Invalid
+from tfkit.nn import Context, Linear, masked_softmax
+
+
+class Attention(nn.Module):
+    """[b, q, d_model] -> [b, q, d_model]; the steps that a spec does not ask for are None and cost nothing."""
+
+    def __init__(
+        self,
+        *,
+        project: nn.Module,
+        q_norm: nn.Module | None,
+        k_norm: nn.Module | None,
+        rotate: nn.Module | None,
+        q_norm_rotated: nn.Module | None,
+        k_norm_rotated: nn.Module | None,
+        core: nn.Module,
+        output: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.project = project
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.rotate = rotate
+        self.q_norm_rotated = q_norm_rotated
+        self.k_norm_rotated = k_norm_rotated
+        self.core = core
+        self.merge = Rearrange("b h q d -> b q (h d)")
+        self.output = output
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self.project(x, context.memory)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotate is not None:
+            table = context.rotary
+            assert table is not None
+            q, k = self.rotate(q, table), self.rotate(k, table)
+        if self.q_norm_rotated is not None and self.k_norm_rotated is not None:
+            q, k = self.q_norm_rotated(q), self.k_norm_rotated(k)
+        mixed = self.core(q, k, v, context.mask)
+        return self.output(self.merge(mixed))
+
+
+class FusedProjection(nn.Module):
+    """Queries, keys and values of one sequence in one matrix."""
+
+    def __init__(self, config: MultiHeadConfig) -> None:
+        super().__init__()
+        d = config.head_width
+        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
+        self.qkv = Linear(config.d_model, [n * d for n in self.heads], bias=config.biases.q)
+        self.split = Rearrange("b t (n d) -> b n t d", d=d)
+
+    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.split(self.qkv(x)).split_with_sizes(self.heads, dim=1)
+        return q, k, v
+
+
+class SeparateProjection(nn.Module):
+    """Queries from x; keys and values from x or, in cross-attention, from the memory."""
+
+    def __init__(
+        self, config: MultiHeadConfig, d_source: int, q_norm: nn.Module | None, k_norm: nn.Module | None
+    ) -> None:
+        super().__init__()
+        d, biases = config.head_width, config.biases
+        self.q = Linear(config.d_model, config.n_heads * d, bias=biases.q)
+        self.k = Linear(d_source, config.kv_heads * d, bias=biases.k)
+        self.v = Linear(d_source, config.kv_heads * d, bias=biases.v)
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.split = Rearrange("b t (n d) -> b n t d", d=d)
+
+    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        source = x if memory is None else memory
+        q, k, v = self.q(x), self.k(source), self.v(source)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.split(q), self.split(k), self.split(v)
+
+
+class ScaledDotProduct(nn.Module):
+    """Softmax of the scaled products, by torch's fused kernel."""
+
+    def __init__(self, config: MultiHeadConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.scale = config.scale
+        self.dropout = config.dropout
+        self.causal = causal
+        self.grouped = config.kv_heads != config.n_heads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+            scale=self.scale,
+            enable_gqa=self.grouped,
+        )
+
+
+class SoftCapped(nn.Module):
+    """Scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap)."""
+
+    def __init__(self, config: MultiHeadConfig, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+        self.scale = config.head_width**-0.5 if config.scale is None else config.scale
+        self.dropout = config.dropout
+        self.group = Rearrange("b (g r) q d -> b g r q d", g=config.kv_heads)
+        self.ungroup = Rearrange("b g r q k -> b (g r) q k")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scores = self.ungroup(self.group(q * self.scale) @ k.unsqueeze(2).transpose(-2, -1))
+        weights = masked_softmax(self.cap * torch.tanh(scores / self.cap), mask)
+        weights = F.dropout(weights, self.dropout, self.training)
+        return self.ungroup(self.group(weights) @ v.unsqueeze(2))
+
+
+class ProjectionBiases(Config):
+    """Which of the four projections have a bias."""
+
+    q: bool = False
+    k: bool = False
+    v: bool = False
+    o: bool = False
+
+
+class MultiHeadConfig(AttentionConfig):
+    """Every head has keys and values of its own."""
+
+    kind: Literal["mha"] = "mha"
+    bias: Shared[bool] | ProjectionBiases = True
+    """Whether the projections have biases: all, none, or a mapping of q, k, v and o."""
+    scale: PositiveFloat | None = None
+    """Multiplies the scores; d_head ** -0.5 unless given."""
+    softcap: PositiveFloat | None = None
+    """Bends the scores to stay within this bound."""
+    qk_norm: NormConfig | None = None
+    """Normalizes each head's queries and keys, before they are rotated."""
+    qk_norm_full: NormConfig | None = None
+    """Normalizes all heads' queries, and keys, as one vector."""
+    qk_norm_rotated: NormConfig | None = None
+    """Normalizes each head's queries and keys, after they are rotated."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads."""
+        return self.n_heads
+
+    @property
+    def biases(self) -> ProjectionBiases:
+        """The biases of the four projections, one by one."""
+        if isinstance(self.bias, bool):
+            return ProjectionBiases(q=self.bias, k=self.bias, v=self.bias, o=self.bias)
+        return self.bias
+
+    @property
+    def causal_flag(self) -> bool:
+        return self.softcap is None
+
+    def build_core(self, make: Make, *, causal: bool) -> nn.Module:
+        """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d]."""
+        return ScaledDotProduct(self, causal=causal) if self.softcap is None else SoftCapped(self, self.softcap)
+
+    def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        rotary = self.position if isinstance(self.position, RotaryConfig) else None
+        return Attention(
+            project=self._build_projection(make, d_memory),
+            q_norm=make(self.qk_norm, self.head_width) if self.qk_norm else None,
+            k_norm=make(self.qk_norm, self.head_width) if self.qk_norm else None,
+            rotate=rotary.build_rotation(self) if rotary else None,
+            q_norm_rotated=make(self.qk_norm_rotated, self.head_width) if self.qk_norm_rotated else None,
+            k_norm_rotated=make(self.qk_norm_rotated, self.head_width) if self.qk_norm_rotated else None,
+            core=self.build_core(make, causal=causal),
+            output=Linear(self.n_heads * self.head_width, self.d_model, bias=self.biases.o, residual=True),
+        )
+
+    def _build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
+        biases, norm = self.biases, self.qk_norm_full
+        if d_memory is None and norm is None and biases.q == biases.k == biases.v:
+            return FusedProjection(self)
+        q_norm = make(norm, self.n_heads * self.head_width) if norm else None
+        k_norm = make(norm, self.kv_heads * self.head_width) if norm else None
+        return SeparateProjection(self, self.d_model if d_memory is None else d_memory, q_norm, k_norm)
+
+
+class GroupedQueryConfig(MultiHeadConfig):
+    """Groups of query heads share one head of keys and values."""
+
+    kind: Literal["gqa"] = "gqa"  # type: ignore[assignment]
+    n_kv_heads: Count
+    """Heads of keys and values."""
+
+    def check(self) -> None:
+        super().check()
+        if self.n_heads % self.n_kv_heads:
+            raise Invalid(
+                "n_kv_heads",
+                f"n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})",
+                notes=[f"divisors of {self.n_heads}: {divisors(self.n_heads)}"],
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_heads
+
+
+class MultiQueryConfig(MultiHeadConfig):
+    """All query heads share one head of keys and values."""
+
+    kind: Literal["mqa"] = "mqa"  # type: ignore[assignment]
+
+    @property
+    def kv_heads(self) -> int:
+        return 1
+
+

@@ -1,0 +1,156 @@
+"""Nodes that join or reshape what flows between the others: add, concatenate, project, normalize."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import (
+    OWN_MASK,
+    BlockConfig,
+    Dim,
+    Make,
+    MaskedWire,
+    NormConfig,
+    Shared,
+    Signal,
+    Signals,
+    Wire,
+    expect,
+    slot,
+)
+from tfkit.errors import Invalid
+from tfkit.nn import Linear
+
+
+def _sequences(inputs: Signals) -> list[Signal]:
+    signals: list[Signal] = inputs["inputs"]
+    if len(signals) < 2:
+        raise Invalid("inputs", f"needs at least two inputs, and has {len(signals)}")
+    for index, signal in enumerate(signals):
+        if signal.type != "sequence":
+            raise Invalid(f"inputs.{index}", f"takes sequences, not {signal}")
+    return signals
+
+
+def _same_width(signals: list[Signal]) -> None:
+    for index, signal in enumerate(signals):
+        if signal.width != signals[0].width:
+            raise Invalid(
+                f"inputs.{index}",
+                f"widths disagree: the first input is a {signals[0]}, this one a {signal}",
+                help="put a `linear` node in front of one of them",
+            )
+
+
+class AddConfig(BlockConfig):
+    """The sum of sequences of the same length and width."""
+
+    block: Literal["add"] = "add"
+    inputs: tuple[Wire, ...]
+    """What to add."""
+
+    def output(self, inputs: Signals) -> Signal:
+        signals = _sequences(inputs)
+        _same_width(signals)
+        return signals[0]
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        return Add()
+
+
+class Add(nn.Module):
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        total = inputs[0]
+        for other in inputs[1:]:
+            total = total + other
+        return total
+
+
+class ConcatConfig(BlockConfig):
+    """Sequences one after the other, or side by side in each position."""
+
+    block: Literal["concat"] = "concat"
+    inputs: tuple[MaskedWire, ...]
+    """What to concatenate, in order."""
+    along: Literal["length", "width"] = "length"
+    """`length`: one after the other; `width`: the vectors of each position joined."""
+
+    def output(self, inputs: Signals) -> Signal:
+        signals = _sequences(inputs)
+        if self.along == "width":
+            return Signal("sequence", width=sum(signal.width or 0 for signal in signals), mask=signals[0].mask)
+        _same_width(signals)
+        masked = any(signal.mask for signal in signals)
+        return Signal("sequence", width=signals[0].width, mask=OWN_MASK if masked else None)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        if self.along == "width":
+            return ConcatWidth()
+        return ConcatLength() if any(signal.mask for signal in inputs["inputs"]) else ConcatUnmasked()
+
+
+class ConcatWidth(nn.Module):
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+        return torch.cat(inputs, dim=-1)
+
+
+class ConcatUnmasked(nn.Module):
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+        return torch.cat(inputs, dim=1)
+
+
+class ConcatLength(nn.Module):
+    """Joins the padding masks too; inputs without one have no padding."""
+
+    def forward(
+        self, inputs: list[Tensor], inputs_mask: list[Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        joined = torch.cat(inputs, dim=1)
+        masks: list[Tensor] = []
+        padded = False
+        for x, mask in zip(inputs, inputs_mask):
+            if mask is None:
+                masks.append(torch.ones(x.size(0), x.size(1), dtype=torch.bool, device=x.device))
+            else:
+                masks.append(mask.to(torch.bool))
+                padded = True
+        if padded:
+            return joined, torch.cat(masks, dim=1)
+        return joined, None
+
+
+class LinearConfig(BlockConfig):
+    """A linear layer on each position, for instance from the width of image features to d_model."""
+
+    block: Literal["linear"] = "linear"
+    input: Wire | None = None
+    """What to read."""
+    d_model: Shared[Dim]
+    """Width of the output."""
+    bias: Shared[bool] = True
+    """Whether it has a bias."""
+
+    def output(self, inputs: Signals) -> Signal:
+        signal = expect(inputs, "input", "sequence", "vector")
+        return Signal(signal.type, width=self.d_model, mask=signal.mask)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        return Linear(inputs["input"].width, self.d_model, bias=self.bias)
+
+
+class NormBlockConfig(BlockConfig):
+    """A normalization as a node of its own."""
+
+    block: Literal["norm"] = "norm"
+    input: Wire | None = None
+    """What to read."""
+    norm: Shared[NormConfig] = slot("layernorm")
+
+    def output(self, inputs: Signals) -> Signal:
+        return expect(inputs, "input", "sequence", "vector")
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        return make(self.norm, inputs["input"].width)

@@ -1,0 +1,103 @@
+"""What all layers with the same attention share: mask, rotary table and position bias, made once per forward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import AttentionConfig, Make, MaskConfig, RotaryConfig, ScoreBiasConfig
+from tfkit.nn import Context
+
+
+@dataclass(frozen=True)
+class View:
+    """What decides the shared part of attention; layers with equal views share it."""
+
+    attention: AttentionConfig | None
+    mask: MaskConfig
+    prefix: bool
+    flag: bool
+    """The causal mask is left to the attention's own flag."""
+
+    @classmethod
+    def of(cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool) -> View:
+        """The view of a layer's attention, which keeps of it only what the shared part depends on."""
+        if attention is None:
+            return cls(None, MaskConfig(), prefix=False, flag=False)
+        position = attention.position
+        flag = (
+            attention.causal_flag
+            and mask == MaskConfig(right=0)
+            and not prefix
+            and not isinstance(position, ScoreBiasConfig)
+        )
+        return cls(attention if position is not None else None, mask, prefix=prefix, flag=flag)
+
+    def build(self, make: Make) -> SharedContext:
+        """Build the module that computes the shared part."""
+        position = self.attention.position if self.attention else None
+        return SharedContext(
+            self.mask,
+            flag=self.flag,
+            rotary=make(position, self.attention) if isinstance(position, RotaryConfig) else None,
+            position=make(position, self.attention, self.mask.causal)
+            if isinstance(position, ScoreBiasConfig)
+            else None,
+        )
+
+
+class SharedContext(nn.Module):
+    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention."""
+
+    def __init__(
+        self, mask: MaskConfig, *, flag: bool, rotary: nn.Module | None, position: nn.Module | None
+    ) -> None:
+        super().__init__()
+        self.left = mask.left
+        self.right = mask.right
+        self.flag = flag
+        self.rotary = rotary
+        self.position = position
+
+    def forward(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Context:
+        positions = torch.arange(x.size(1), device=x.device)
+        rotary: Tensor | None = None
+        if self.rotary is not None:
+            rotary = self.rotary(positions, x.size(1)).to(x.dtype)
+        mask = self.visible(positions, positions, padding, prefix)
+        if self.position is not None:
+            bias = self.position(positions, positions).to(x.dtype)
+            mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+        return Context(mask, rotary, None)
+
+    def visible(
+        self, queries: Tensor, keys: Tensor, padding: Tensor | None, prefix: Tensor | None
+    ) -> Tensor | None:
+        """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag or nothing is needed.
+
+        Args:
+            queries: their positions, [q].
+            keys: their positions, [k].
+            padding: True where a key is a token, [b, k].
+            prefix: how many tokens at the start every query reads, [b].
+        """
+        if padding is None and self.flag:
+            return None
+        visible: Tensor | None = None
+        offset = keys[None, :] - queries[:, None]
+        if self.right is not None:
+            visible = offset <= self.right
+        if self.left is not None:
+            near = offset >= -self.left
+            visible = near if visible is None else visible & near
+        if visible is not None:
+            visible = visible[None, None]
+        if prefix is not None and visible is not None:
+            index = keys[None, :] if padding is None else padding.long().cumsum(dim=1) - 1
+            visible = visible | (index < prefix[:, None])[:, None, None, :]
+        if padding is not None:
+            tokens = padding.to(torch.bool)[:, None, None, :]
+            visible = tokens if visible is None else visible & tokens
+        return visible

@@ -1,0 +1,174 @@
+"""The way in: a sum of tables, then the stages in the order that the spec gives.
+
+Factorized tables: https://arxiv.org/abs/1909.11942. Token types: https://arxiv.org/abs/1810.04805.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from tfkit.component import (
+    BlockConfig,
+    Dim,
+    InputPositionConfig,
+    Make,
+    MaskedWire,
+    NormConfig,
+    PositiveFloat,
+    Probability,
+    Shared,
+    Signal,
+    Signals,
+    TableWire,
+    Wire,
+    expect,
+)
+from tfkit.errors import Invalid, listing
+from tfkit.nn import Linear, Program, Table
+
+Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
+
+
+class EmbeddingConfig(BlockConfig):
+    """Token ids to vectors: the token table, scaled, plus positions and further tables, normalized and projected."""
+
+    block: Literal["embedding"] = "embedding"
+    input: MaskedWire | None = None
+    """The input whose ids are looked up."""
+    d_model: Shared[Dim]
+    """Width of the vectors that leave."""
+    vocab_size: Shared[Dim]
+    """Rows of the token table."""
+    max_len: Shared[Dim] | None = None
+    """The longest sequence that the model is meant for."""
+    d_embed: Dim | None = None
+    """Width of the token table, if it is narrower than d_model and projected up."""
+    tie: TableWire | None = None
+    """The embedding whose token table this one uses."""
+    scale: PositiveFloat | Literal["sqrt_d_model"] | None = None
+    """Multiplies the token vectors."""
+    position: InputPositionConfig | None = None
+    """Added to the token vectors."""
+    tables: dict[Wire, Dim] | None = None
+    """Further inputs and the rows of their tables, as BERT's `{token_types: 2}`; all are added."""
+    norm: NormConfig | None = None
+    """Normalizes the sum."""
+    dropout: Shared[Probability] = 0.0
+    """Dropout on the sum."""
+    stages: tuple[Stage, ...] | None = None
+    """The order of the steps above; scale, position, tables, norm, dropout, project unless given."""
+
+    def check(self) -> None:
+        """Refuse stages that are not exactly those that the other fields ask for."""
+        super().check()
+        if self.stages is None:
+            return
+        wanted = set(self._default_stages())
+        for stage in self.stages:
+            if self.stages.count(stage) > 1:
+                raise Invalid("stages", f"stage `{stage}` stands there twice")
+            if stage not in wanted:
+                need = "d_embed" if stage == "project" else stage
+                raise Invalid("stages", f"stage `{stage}` has nothing to do: `{need}` is not set")
+        if missing := [stage for stage in self._default_stages() if stage not in self.stages]:
+            raise Invalid("stages", f"the stages leave out {listing(missing)}, which the embedding sets")
+
+    def _default_stages(self) -> tuple[Stage, ...]:
+        present: dict[Stage, bool] = {
+            "scale": self.scale is not None,
+            "position": self.position is not None,
+            "tables": bool(self.tables),
+            "norm": self.norm is not None,
+            "dropout": self.dropout > 0,
+            "project": self.d_embed is not None,
+        }
+        return tuple(stage for stage, there in present.items() if there)
+
+    def table(self) -> Signal:
+        return Signal("table", width=self.d_embed or self.d_model, rows=self.vocab_size)
+
+    def output(self, inputs: Signals) -> Signal:
+        tokens = expect(inputs, "input", "tokens")
+        table = inputs.get("tie")
+        if table is not None and table != self.table():
+            raise Invalid("tie", f"tied tables must agree: this one is a {self.table()}, the other a {table}")
+        for index, signal in enumerate(inputs.get("tables", ())):
+            if signal.type != "tokens":
+                raise Invalid(f"tables.{list(self.tables or ())[index]}", f"a table looks up tokens, not {signal}")
+        return Signal("sequence", width=self.d_model, mask=tokens.mask)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        program = Program()
+        tokens = program.input("tokens")
+        table = program.input("tie") if self.tie is not None else None
+        ids = program.input("tables", list[Tensor | None]) if self.tables else None
+        mask = program.input("mask", optional=True)
+        if table is None:
+            x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
+        else:
+            x = program.apply("embedded", F.embedding, tokens, table)
+        for stage in self.stages or self._default_stages():
+            x = self._stage(stage, make, program, x, mask, ids)
+        return program.build(x, "Embedding")
+
+    def _stage(
+        self, stage: Stage, make: Make, program: Program, x: fx.Node, mask: fx.Node, ids: fx.Node | None
+    ) -> fx.Node:
+        width = self.d_embed or self.d_model
+        if stage in ("position", "norm") and self._projected_before(stage):
+            width = self.d_model
+        if stage == "scale":
+            factor = self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale
+            return program.apply("scaled", operator.mul, x, factor)
+        if stage == "position" and self.position is not None:
+            positions = program.call("positions", Positions(), x, mask)
+            added = program.call("position", make(self.position, width), positions)
+            return program.call("add_position", AddLike(), x, added)
+        if stage == "tables" and self.tables:
+            if self._projected_before(stage):
+                width = self.d_model
+            return program.call("tables", ExtraTables(self.tables, width), x, ids)
+        if stage == "norm" and self.norm is not None:
+            return program.call("norm", make(self.norm, width), x)
+        if stage == "dropout":
+            return program.call("dropout", nn.Dropout(self.dropout), x)
+        return program.call("project", Linear(width, self.d_model, bias=True), x)
+
+    def _projected_before(self, stage: Stage) -> bool:
+        stages = self.stages or self._default_stages()
+        return "project" in stages and stages.index("project") < stages.index(stage)
+
+
+class Positions(nn.Module):
+    """Positions of the tokens, [1, t] or, counted over the tokens that are not padding, [b, t]."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return torch.arange(x.size(1), device=x.device)[None]
+        return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+class AddLike(nn.Module):
+    """x plus another tensor, in the type of x."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return x + other.to(x.dtype)
+
+
+class ExtraTables(nn.Module):
+    """Adds a row of each table to every position; row 0 where no ids are given."""
+
+    def __init__(self, rows: dict[str, int], width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({name: Table(n, width) for name, n in rows.items()})
+
+    def forward(self, x: Tensor, ids: list[Tensor | None]) -> Tensor:
+        for i, table in enumerate(self.tables.values()):
+            given = ids[i]
+            x = x + (table.weight[0] if given is None else table(given))
+        return x

@@ -1,0 +1,157 @@
+"""The feed-forward network of a layer, plain and gated.
+
+`mlp` and `glu` take any activation; the other kinds are the same two with the activation of their name.
+Plain: https://arxiv.org/abs/1706.03762. Gated: https://arxiv.org/abs/2002.05202.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from tfkit.component import ActivationConfig, Dim, FFNConfig, Make, Probability, Shared
+from tfkit.components.activation import GELUConfig, QuickGELUConfig, ReLUConfig, SiLUConfig, SquaredReLUConfig
+from tfkit.nn import Linear
+
+
+class MLP(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
+        super().__init__()
+        self.up = Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else None
+        self.down = Linear(config.d_ff, config.d_model, bias=config.bias, residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.up(x))
+        if self.dropout is not None:
+            hidden = self.dropout(hidden)
+        return self.down(hidden)
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)); gate and up are one matrix, gate first."""
+
+    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate_up = Linear(config.d_model, [config.d_ff, config.d_ff], bias=config.bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else None
+        self.down = Linear(config.d_ff, config.d_model, bias=config.bias, residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        hidden = self.activation(gate) * up
+        if self.dropout is not None:
+            hidden = self.dropout(hidden)
+        return self.down(hidden)
+
+
+class DenseConfig(FFNConfig):
+    """What the plain and the gated kinds have in common."""
+
+    gated: ClassVar[bool] = False
+
+    d_ff: Dim
+    """Width of the hidden layer."""
+    bias: Shared[bool] = True
+    """Whether its linear layers have biases."""
+    dropout: Probability = 0.0
+    """Dropout on the hidden layer."""
+
+    def build_activation(self, make: Make) -> nn.Module:
+        """The activation between the linear layers."""
+        raise NotImplementedError
+
+    def build(self, make: Make) -> nn.Module:
+        activation = self.build_activation(make)
+        return GatedMLP(self, activation) if self.gated else MLP(self, activation)
+
+
+class MLPConfig(DenseConfig):
+    """Two linear layers with any activation between them."""
+
+    kind: Literal["mlp"] = "mlp"
+    activation: ActivationConfig
+    """Between the two linear layers."""
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(self.activation)
+
+
+class GLUConfig(MLPConfig):
+    """The hidden layer is gated: activation(gate(x)) * up(x)."""
+
+    gated = True
+    kind: Literal["glu"] = "glu"  # type: ignore[assignment]
+
+
+class ReLUFFNConfig(DenseConfig):
+    """Two linear layers with ReLU between them."""
+
+    kind: Literal["relu"] = "relu"
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(ReLUConfig())
+
+
+class GELUFFNConfig(DenseConfig):
+    """Two linear layers with GELU between them."""
+
+    kind: Literal["gelu"] = "gelu"
+    approximate: Literal["none", "tanh"] = "none"
+    """`tanh` is the approximation of GPT-2 and its kin."""
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(GELUConfig(approximate=self.approximate))
+
+
+class SiLUFFNConfig(DenseConfig):
+    """Two linear layers with SiLU between them."""
+
+    kind: Literal["silu"] = "silu"
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(SiLUConfig())
+
+
+class SquaredReLUFFNConfig(DenseConfig):
+    """Two linear layers with squared ReLU between them."""
+
+    kind: Literal["relu2"] = "relu2"
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(SquaredReLUConfig())
+
+
+class QuickGELUFFNConfig(DenseConfig):
+    """Two linear layers with x sigmoid(1.702 x) between them."""
+
+    kind: Literal["quick_gelu"] = "quick_gelu"
+
+    def build_activation(self, make: Make) -> nn.Module:
+        return make(QuickGELUConfig())
+
+
+class SwiGLUConfig(SiLUFFNConfig):
+    """Gated by SiLU, as in Llama."""
+
+    gated = True
+    kind: Literal["swiglu"] = "swiglu"  # type: ignore[assignment]
+
+
+class GEGLUConfig(GELUFFNConfig):
+    """Gated by GELU, as in T5 v1.1."""
+
+    gated = True
+    kind: Literal["geglu"] = "geglu"  # type: ignore[assignment]
+
+
+class ReGLUConfig(ReLUFFNConfig):
+    """Gated by ReLU."""
+
+    gated = True
+    kind: Literal["reglu"] = "reglu"  # type: ignore[assignment]

@@ -1,0 +1,195 @@
+"""The ways out: language-model head, pooler, classifier."""
+
+from __future__ import annotations
+
+import operator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfkit.component import (
+    ActivationConfig,
+    BlockConfig,
+    Config,
+    Dim,
+    Make,
+    MaskedWire,
+    NormConfig,
+    PositiveFloat,
+    Probability,
+    Shared,
+    Signal,
+    Signals,
+    TableWire,
+    Wire,
+    expect,
+    slot,
+)
+from tfkit.errors import Invalid
+from tfkit.nn import Linear, Program
+
+
+class TransformConfig(Config):
+    """The masked-LM transform: dense, activation, norm."""
+
+    activation: ActivationConfig = slot("gelu")
+    norm: NormConfig | None = None
+    bias: bool = True
+
+
+class LMHeadConfig(BlockConfig):
+    """Vectors to logits over the vocabulary: transform, project, multiply by the table, scale, soft-cap."""
+
+    block: Literal["lm_head"] = "lm_head"
+    input: Wire | None = None
+    """The sequence to read."""
+    d_model: Shared[Dim]
+    """Width of the sequence."""
+    vocab_size: Shared[Dim]
+    """Number of logits."""
+    tie: TableWire | None = None
+    """The embedding whose token table is the output matrix."""
+    bias: bool = False
+    """Whether the logits have a bias."""
+    transform: TransformConfig | None = None
+    """Dense, activation, norm in front, as in masked language models."""
+    d_embed: Dim | None = None
+    """Project to this width first, where the table is narrower than d_model."""
+    scale: PositiveFloat | None = None
+    """Multiplies the logits."""
+    softcap: PositiveFloat | None = None
+    """Bends the logits to stay within this bound."""
+
+    def output(self, inputs: Signals) -> Signal:
+        expect(inputs, "input", "sequence", "vector", width=self.d_model)
+        table, width = inputs.get("tie"), self.d_embed or self.d_model
+        if table is not None and (table.rows, table.width) != (self.vocab_size, width):
+            raise Invalid(
+                "tie",
+                f"the head needs a table of {self.vocab_size} rows of width {width}, and the tied one is {table}",
+                help="`d_embed` projects to a narrower table first" if table.width != width else None,
+            )
+        return Signal("logits", width=self.vocab_size)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        program, width = Program(), self.d_model
+        x = program.input("x")
+        if self.transform is not None:
+            x = program.call("dense", Linear(width, width, bias=self.transform.bias), x)
+            x = program.call("activation", make(self.transform.activation), x)
+            if self.transform.norm is not None:
+                x = program.call("norm", make(self.transform.norm, width), x)
+        if self.d_embed is not None:
+            x = program.call("project", Linear(width, self.d_embed, bias=True), x)
+            width = self.d_embed
+        if self.tie is None:
+            x = program.call("output", Linear(width, self.vocab_size, bias=self.bias), x)
+        else:
+            x = program.call("output", TiedOutput(self.vocab_size, bias=self.bias), x, program.input("tie"))
+        if self.scale is not None:
+            x = program.apply("scaled", operator.mul, x, self.scale)
+        if self.softcap is not None:
+            x = program.apply("bounded", torch.tanh, program.apply("shrunk", operator.truediv, x, self.softcap))
+            x = program.apply("capped", operator.mul, x, self.softcap)
+        return program.build(x, "LMHead")
+
+
+class TiedOutput(nn.Module):
+    """A linear layer whose weight belongs to an embedding."""
+
+    def __init__(self, d_out: int, *, bias: bool) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
+
+    def reset_parameters(self) -> None:
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight, self.bias)
+
+
+class PoolerConfig(BlockConfig):
+    """One vector for a whole sequence: a token's, or the mean, then optionally dense and activation."""
+
+    block: Literal["pooler"] = "pooler"
+    input: MaskedWire | None = None
+    """The sequence to read."""
+    d_model: Shared[Dim]
+    """Width of the sequence."""
+    select: Literal["first", "last", "mean"] = "first"
+    """The first token, the last that is not padding, or the mean of those that are not."""
+    activation: ActivationConfig | None = None
+    """With it, a dense layer and this activation follow, as in BERT (tanh)."""
+
+    def output(self, inputs: Signals) -> Signal:
+        expect(inputs, "input", "sequence", width=self.d_model)
+        return Signal("vector", width=self.d_model)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        program = Program()
+        x, mask = program.input("x"), program.input("mask", optional=True)
+        select = {"first": SelectFirst, "last": SelectLast, "mean": SelectMean}[self.select]
+        x = program.call("select", select(), x, mask)
+        if self.activation is not None:
+            x = program.call("dense", Linear(self.d_model, self.d_model, bias=True), x)
+            x = program.call("activation", make(self.activation), x)
+        return program.build(x, "Pooler")
+
+
+class SelectFirst(nn.Module):
+    """The first token that is not padding, [b, t, d] -> [b, d]."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return x[:, 0]
+        first = mask.long().argmax(dim=1)
+        return x[torch.arange(x.size(0), device=x.device), first]
+
+
+class SelectLast(nn.Module):
+    """The last token that is not padding, [b, t, d] -> [b, d]."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return x[:, -1]
+        last = x.size(1) - 1 - mask.long().flip(1).argmax(dim=1)
+        return x[torch.arange(x.size(0), device=x.device), last]
+
+
+class SelectMean(nn.Module):
+    """The mean of the tokens that are not padding, [b, t, d] -> [b, d]."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return x.mean(dim=1)
+        weights = mask.to(x.dtype)[..., None]
+        return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+class ClassifierConfig(BlockConfig):
+    """Logits over classes, for each token of a sequence or for one vector."""
+
+    block: Literal["classifier"] = "classifier"
+    input: Wire | None = None
+    """The sequence or vector to read."""
+    d_model: Shared[Dim]
+    """Its width."""
+    n_classes: Dim
+    """Number of logits."""
+    dropout: Shared[Probability] = 0.0
+    """Dropout in front."""
+
+    def output(self, inputs: Signals) -> Signal:
+        expect(inputs, "input", "sequence", "vector", width=self.d_model)
+        return Signal("logits", width=self.n_classes)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        program = Program()
+        x = program.input("x")
+        if self.dropout:
+            x = program.call("dropout", nn.Dropout(self.dropout), x)
+        x = program.call("output", Linear(self.d_model, self.n_classes, bias=True), x)
+        return program.build(x, "Classifier")

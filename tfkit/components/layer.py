@@ -1,0 +1,236 @@
+"""A layer: a small program of sublayers, each with its norms and its residual.
+
+Every layout of published models is a choice of three places for a norm and of what a sublayer reads:
+
+    y = sublayer(norm_in(x))                 pre
+    x = norm_after(x + y)                    post
+    x = x + norm_out(y)                      output; with norm_in too: sandwich
+    y = sublayer(input_norm(layer input))    parallel
+
+Post: https://arxiv.org/abs/1706.03762. Pre: https://arxiv.org/abs/2002.04745.
+Sandwich: https://arxiv.org/abs/2105.13290. Output: https://arxiv.org/abs/2501.00656.
+Parallel: https://arxiv.org/abs/2204.02311.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.component import (
+    AttentionConfig,
+    Config,
+    Dim,
+    FFNConfig,
+    Make,
+    NormConfig,
+    PositiveFloat,
+    Probability,
+    Shared,
+    optional_slot,
+    slot,
+)
+from tfkit.errors import Invalid
+from tfkit.nn import Context, Program
+
+SublayerName = Literal["attention", "cross_attention", "ffn"]
+Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
+
+
+class ResidualConfig(Config):
+    """How a sublayer's output is added to its input: x + scale * y."""
+
+    scale: PositiveFloat = 1.0
+    """Multiplies the sublayer's output."""
+    learned: Literal["none", "scalar", "vector"] = "none"
+    """A learned factor beside it, one or one per channel, that starts at 1."""
+
+
+class SublayerConfig(Config):
+    """One step of a layer; what is not given follows from the stack's `placement`."""
+
+    word_key = "sublayer"
+
+    sublayer: SublayerName
+    """Which of the layer's three parts runs."""
+    norm_in: NormConfig | bool | None = None
+    """In front of the sublayer; true is the stack's norm."""
+    norm_out: NormConfig | bool | None = None
+    """Behind it, before the addition."""
+    norm_after: NormConfig | bool | None = None
+    """After the addition."""
+    residual: ResidualConfig | None = None
+    """The stack's unless given."""
+    reads: Literal["previous", "input"] | None = None
+    """The sum so far, or what the layer got, through `input_norm`."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sublayer with everything decided."""
+
+    name: str
+    sublayer: SublayerName
+    norm_in: NormConfig | None
+    norm_out: NormConfig | None
+    norm_after: NormConfig | None
+    residual: ResidualConfig
+    reads_input: bool
+
+
+class LayerConfig(Config):
+    """What one layer of a stack is made of; a variant may change any of it."""
+
+    d_model: Shared[Dim]
+    """Width of the residual stream."""
+    placement: Placement = "pre"
+    """Where the norms stand: a preset for what `sublayers` says one by one."""
+    norm: Shared[NormConfig] = slot("layernorm")
+    """The norm of all places that do not name their own."""
+    attention: AttentionConfig | None = optional_slot("mha")
+    """Self-attention."""
+    cross_attention: AttentionConfig | None = optional_slot("mha")
+    """Attention to the memory; like `attention`, without positions, unless given."""
+    ffn: FFNConfig | None = None
+    """The feed-forward network."""
+    dropout: Shared[Probability] = 0.0
+    """Dropout on what each sublayer adds to the residual stream."""
+    residual: ResidualConfig | None = None
+    """How all sublayers are added, unless they say otherwise."""
+    input_norm: NormConfig | bool | None = None
+    """Normalizes the layer's input for the sublayers that read it; the one norm of `placement: parallel`."""
+    sublayers: tuple[SublayerConfig, ...] | None = None
+    """The steps in their order; attention, cross_attention, ffn unless given."""
+
+    def check(self) -> None:
+        """Refuse positions and masks on cross-attention, and parts that no step uses."""
+        super().check()
+        cross = self.cross_attention
+        if cross is not None and cross.position is not None:
+            raise Invalid(
+                "cross_attention.position",
+                "cross-attention has no positions: queries and keys count in two different sequences",
+            )
+        if cross is not None and cross.mask is not None:
+            raise Invalid(
+                "cross_attention.mask", "cross-attention reads the whole memory: it has no extent to the left or right"
+            )
+        named = {step.sublayer for step in self.sublayers or ()}
+        for name in ("attention", "cross_attention", "ffn"):
+            if self.sublayers is not None and getattr(self, name) is not None and name not in named:
+                raise Invalid(name, f"`{name}` has no effect: `sublayers` does not use it")
+        for index, step in enumerate(self.sublayers or ()):
+            if step.sublayer != "cross_attention" and getattr(self, step.sublayer) is None:
+                raise Invalid(f"sublayers.{index}", f"the layer has no `{step.sublayer}`: add the key to the stack")
+        if self.input_norm and not any(step.reads_input for step in self.steps(memory=cross is not None)):
+            raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
+
+    def cross(self) -> AttentionConfig | None:
+        """The config of cross-attention, from that of self-attention if it has none of its own."""
+        if self.cross_attention is not None or self.attention is None:
+            return self.cross_attention
+        return self.attention.model_copy(update={"position": None, "mask": None})
+
+    def steps(self, *, memory: bool) -> list[Step]:
+        """The layer's program with the placement spelled out; with cross-attention if there is a `memory`."""
+        given = self.sublayers
+        if given is None:
+            present: list[SublayerName] = ["attention"] if self.attention else []
+            present += ["cross_attention"] if memory else []
+            present += ["ffn"] if self.ffn else []
+            given = tuple(SublayerConfig(sublayer=name) for name in present)
+        seen: dict[str, int] = {}
+        return [self._step(sublayer, seen) for sublayer in given]
+
+    def _step(self, given: SublayerConfig, seen: dict[str, int]) -> Step:
+        seen[given.sublayer] = seen.get(given.sublayer, 0) + 1
+        count = seen[given.sublayer]
+        preset = self.placement
+        parallel = preset in ("parallel", "parallel_two_norms")
+        return Step(
+            name=given.sublayer if count == 1 else f"{given.sublayer}_{count}",
+            sublayer=given.sublayer,
+            norm_in=self._norm(given.norm_in, preset in ("pre", "sandwich", "parallel_two_norms")),
+            norm_out=self._norm(given.norm_out, preset in ("sandwich", "output")),
+            norm_after=self._norm(given.norm_after, preset == "post"),
+            residual=given.residual or self.residual or ResidualConfig(),
+            reads_input=given.reads == "input" if given.reads else parallel,
+        )
+
+    def _norm(self, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
+        if given is None:
+            given = preset
+        if isinstance(given, bool):
+            return self.norm if given else None
+        return given
+
+    def norm_of_input(self) -> NormConfig | None:
+        """The norm between the layer's input and the sublayers that read it."""
+        return self._norm(self.input_norm, self.placement == "parallel")
+
+
+def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool) -> fx.GraphModule:
+    """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
+    program, width = Program(), layer.d_model
+    x = program.input("x")
+    contexts = {"attention": program.input("context", Context)}
+    if d_memory is not None:
+        contexts["cross_attention"] = program.input("cross_context", Context)
+    steps = layer.steps(memory=d_memory is not None)
+    layer_input, norm = x, layer.norm_of_input()
+    if norm is not None and any(step.reads_input for step in steps):
+        layer_input = program.call("input_norm", make(norm, width), x)
+    for step in steps:
+        y = layer_input if step.reads_input else x
+        if step.norm_in is not None:
+            y = program.call(f"{step.name}_norm_in", make(step.norm_in, width), y)
+        module = _build_sublayer(step.sublayer, layer, make, d_memory=d_memory, causal=causal)
+        y = program.call(step.name, module, y, *[contexts[step.sublayer]] if step.sublayer in contexts else [])
+        if step.norm_out is not None:
+            y = program.call(f"{step.name}_norm_out", make(step.norm_out, width), y)
+        if layer.dropout:
+            y = program.call(f"{step.name}_dropout", nn.Dropout(layer.dropout), y)
+        x = _add(program, step, x, y, width)
+        if step.norm_after is not None:
+            x = program.call(f"{step.name}_norm_after", make(step.norm_after, width), x)
+    return program.build(x, "Layer")
+
+
+def _build_sublayer(
+    name: SublayerName, layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool
+) -> nn.Module:
+    if name == "ffn":
+        assert layer.ffn is not None
+        return make(layer.ffn)
+    attention = layer.attention if name == "attention" else layer.cross()
+    assert attention is not None
+    if name == "attention":
+        return make(attention, d_memory=None, causal=causal)
+    return make(attention, d_memory=d_memory, causal=False)
+
+
+def _add(program: Program, step: Step, x: fx.Node, y: fx.Node, width: int) -> fx.Node:
+    if step.residual.learned != "none":
+        factor = ResidualScale(width if step.residual.learned == "vector" else 1)
+        y = program.call(f"{step.name}_residual_scale", factor, y)
+    if step.residual.scale != 1.0:
+        return program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.residual.scale)
+    return program.apply(f"after_{step.name}", operator.add, x, y)
+
+
+class ResidualScale(nn.Module):
+    """A learned factor on what a sublayer adds; [width] or [1]. https://arxiv.org/abs/2103.17239"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight

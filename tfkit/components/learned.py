@@ -1,0 +1,33 @@
+"""Learned absolute positions, one row per position, added to the embedding. https://arxiv.org/abs/1705.03122"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from tfkit.component import Dim, Extent, InputPositionConfig, Make, Shared
+from tfkit.nn import Table
+
+
+class LearnedConfig(InputPositionConfig):
+    """A learned vector for each position."""
+
+    kind: Literal["learned"] = "learned"
+    max_len: Shared[Dim]
+    """Positions that the table holds."""
+    offset: Extent = 0
+    """Unused rows in front of position 0, as in OPT and BART (2)."""
+
+    def build(self, make: Make, width: int) -> nn.Module:
+        return Learned(self, width)
+
+
+class Learned(nn.Module):
+    def __init__(self, config: LearnedConfig, width: int) -> None:
+        super().__init__()
+        self.offset = config.offset
+        self.table = Table(config.max_len + config.offset, width)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.table(positions + self.offset)

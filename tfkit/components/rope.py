@@ -1,0 +1,272 @@
+"""Rotary positions: queries and keys are turned by an angle that grows with the position.
+
+The table of cosines and sines is made once per forward by the stack; each layer's attention holds only the rotation.
+Every rotation is x * cos + swap(x) * sin, where `swap` exchanges the two members of each pair and the sign of the
+rotation stands in the table.
+
+RoPE: https://arxiv.org/abs/2104.09864. Partial: https://arxiv.org/abs/2204.06745.
+Linear scaling: https://arxiv.org/abs/2306.15595. YaRN and dynamic NTK: https://arxiv.org/abs/2309.00071.
+Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import (
+    AttentionConfig,
+    Dim,
+    Make,
+    PositiveFloat,
+    RopeScalingConfig,
+    RotaryConfig,
+)
+from tfkit.errors import Invalid
+
+
+class RopeConfig(RotaryConfig):
+    """Pairs of channels are turned by position * theta ** (-2 i / width)."""
+
+    kind: Literal["rope"] = "rope"
+    theta: PositiveFloat = 10000.0
+    """Base of the geometric series of frequencies."""
+    width: Dim | None = None
+    """Channels of each head that are turned, the first ones; all of them unless given."""
+    style: Literal["half", "interleaved"] = "half"
+    """Which channels make a pair: i and i + width / 2 (`half`), or 2 i and 2 i + 1 (`interleaved`)."""
+    scaling: RopeScalingConfig | None = None
+    """Stretches the frequencies to longer contexts."""
+
+    def check_attention(self, attention: AttentionConfig) -> None:
+        d_head = attention.head_width
+        if self.width is None and d_head % 2:
+            raise Invalid("position", f"rope turns pairs of channels, and the width of a head ({d_head}) is odd")
+        if self.width is not None and (self.width > d_head or self.width % 2):
+            raise Invalid(
+                "position.width", f"width ({self.width}) must be even and at most the width of a head ({d_head})"
+            )
+
+    def _width(self, attention: AttentionConfig) -> int:
+        return self.width or attention.head_width
+
+    def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
+        width = self._width(attention)
+        scaling = self.scaling
+        frequencies = make(scaling, width, self.theta) if scaling else Frequencies(width, self.theta)
+        return RotaryTable(frequencies, scaling.attention_factor if scaling else 1.0, self.style)
+
+    def build_rotation(self, attention: AttentionConfig) -> nn.Module:
+        width = self._width(attention)
+        rotation = RotateHalf() if self.style == "half" else RotateInterleaved()
+        return rotation if width == attention.head_width else RotatePart(rotation, width)
+
+
+class RotaryTable(nn.Module):
+    """Positions [t] -> cosines and signed sines [2, t, width], float32."""
+
+    def __init__(self, frequencies: nn.Module, factor: float, style: str) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.factor = factor
+        self.interleaved = style == "interleaved"
+
+    def forward(self, positions: Tensor, n_keys: int) -> Tensor:
+        angles = torch.outer(positions.float(), self.frequencies(n_keys, positions.device))
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.interleaved:
+            cos, sin = torch.stack((cos, cos), dim=-1).flatten(1), torch.stack((-sin, sin), dim=-1).flatten(1)
+        else:
+            cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return torch.stack((cos, sin))
+
+
+class RotateHalf(nn.Module):
+    """The first half of the channels pairs with the second."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return torch.addcmul(x * table[0], torch.cat((second, first), dim=-1), table[1])
+
+
+class RotateInterleaved(nn.Module):
+    """Each even channel pairs with the next one."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        swapped = x.unflatten(-1, [-1, 2]).flip(-1).flatten(-2)
+        return torch.addcmul(x * table[0], swapped, table[1])
+
+
+class RotatePart(nn.Module):
+    """Turns the first `width` channels and leaves the rest."""
+
+    def __init__(self, rotation: nn.Module, width: int) -> None:
+        super().__init__()
+        self.rotation = rotation
+        self.width = width
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return torch.cat((self.rotation(x[..., : self.width], table), x[..., self.width :]), dim=-1)
+
+
+def base_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    """theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
+    return 1.0 / theta ** (torch.arange(0, width, 2, device=device).float() / width)
+
+
+class Frequencies(nn.Module):
+    """The frequencies as trained."""
+
+    def __init__(self, width: int, theta: float) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        return base_frequencies(self.width, self.theta, device)
+
+
+class LinearScalingConfig(RopeScalingConfig):
+    """Position interpolation: all frequencies divided by `factor`."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return LinearScaling(width, theta, self)
+
+
+class LinearScaling(nn.Module):
+    def __init__(self, width: int, theta: float, config: LinearScalingConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+        self.factor = config.factor
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        return base_frequencies(self.width, self.theta, device) / self.factor
+
+
+class DynamicScalingConfig(RopeScalingConfig):
+    """NTK-aware: theta grows with the length once it exceeds that of the training."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return DynamicScaling(width, theta, self)
+
+
+class DynamicScaling(nn.Module):
+    def __init__(self, width: int, theta: float, config: DynamicScalingConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+        self.factor = config.factor
+        self.original_max_len = config.original_max_len
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        stretch = self.factor * max(n_keys, self.original_max_len) / self.original_max_len - (self.factor - 1)
+        theta = self.theta * stretch ** (self.width / (self.width - 2))
+        return base_frequencies(self.width, theta, device)
+
+
+class Llama3ScalingConfig(RopeScalingConfig):
+    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+    low_freq_factor: PositiveFloat = 1.0
+    """Waves longer than original_max_len / low_freq_factor are stretched."""
+    high_freq_factor: PositiveFloat = 4.0
+    """Waves shorter than original_max_len / high_freq_factor are kept."""
+
+    def check(self) -> None:
+        super().check()
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise Invalid(
+                "low_freq_factor",
+                f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})",
+            )
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return Llama3Scaling(width, theta, self)
+
+
+class Llama3Scaling(nn.Module):
+    def __init__(self, width: int, theta: float, config: Llama3ScalingConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+        self.factor = config.factor
+        self.original_max_len = config.original_max_len
+        self.low = config.low_freq_factor
+        self.high = config.high_freq_factor
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        frequencies = base_frequencies(self.width, self.theta, device)
+        waves = self.original_max_len * frequencies / (2 * math.pi)
+        kept = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+class YarnScalingConfig(RopeScalingConfig):
+    """Interpolates the channels that turn less than `beta_slow` times in the training length, keeps those that turn
+    more than `beta_fast` times, and sharpens attention."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    temperature: PositiveFloat | None = None
+    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless given."""
+    truncate: bool = True
+    """Round the borders of the ramp to whole channels."""
+
+    @property
+    def attention_factor(self) -> float:
+        if self.temperature is not None:
+            return self.temperature
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def check(self) -> None:
+        super().check()
+        if self.beta_slow >= self.beta_fast:
+            raise Invalid("beta_slow", f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return YarnScaling(width, theta, self)
+
+
+class YarnScaling(nn.Module):
+    def __init__(self, width: int, theta: float, config: YarnScalingConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+        self.factor = config.factor
+
+        def channel(turns: float) -> float:
+            """The pair of channels that turns so many times within the training length."""
+            return width * math.log(config.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = channel(config.beta_fast), channel(config.beta_slow)
+        if config.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        self.low = float(max(low, 0))
+        high = float(min(high, width - 1))
+        self.ramp = high - self.low if high != self.low else 0.001
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        frequencies = base_frequencies(self.width, self.theta, device)
+        pairs = torch.arange(self.width // 2, device=device).float()
+        stretched = ((pairs - self.low) / self.ramp).clamp(0, 1)
+        return frequencies * (1 - stretched) + frequencies / self.factor * stretched

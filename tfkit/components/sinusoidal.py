@@ -1,0 +1,44 @@
+"""Sinusoidal absolute positions, computed and not stored. https://arxiv.org/abs/1706.03762, section 3.5"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import InputPositionConfig, Make, PositiveFloat
+from tfkit.errors import Invalid
+
+
+class SinusoidalConfig(InputPositionConfig):
+    """Sines and cosines of position * theta ** (-2 i / width)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["interleaved", "half"] = "interleaved"
+    """sin, cos, sin, cos, ... as in the paper, or all sines before all cosines."""
+    theta: PositiveFloat = 10000.0
+    """Base of the geometric series of frequencies."""
+
+    def build(self, make: Make, width: int) -> nn.Module:
+        return Sinusoidal(self, width)
+
+
+class Sinusoidal(nn.Module):
+    """Positions [b, t] -> [b, t, width], float32."""
+
+    def __init__(self, config: SinusoidalConfig, width: int) -> None:
+        super().__init__()
+        if width % 2:
+            raise Invalid("position", f"sinusoidal positions need an even width, not {width}")
+        self.width = width
+        self.rate = -math.log(config.theta) / width
+        self.interleaved = config.layout == "interleaved"
+
+    def forward(self, positions: Tensor) -> Tensor:
+        channels = torch.arange(0, self.width, 2, device=positions.device)
+        angles = positions.float()[..., None] * torch.exp(channels.float() * self.rate)
+        if self.interleaved:
+            return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)

@@ -1,0 +1,288 @@
+"""Encoder and decoder: layers that repeat, differ by a pattern, or share their weights.
+
+What all layers of the same attention share (mask, rotary table, position bias) is computed once per forward.
+
+Layers shared across depth: https://arxiv.org/abs/1909.11942. Patterns of layers: https://arxiv.org/abs/2408.00118.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import (
+    BlockConfig,
+    Config,
+    Count,
+    Make,
+    MaskConfig,
+    MaskedWire,
+    NormConfig,
+    PatchMarker,
+    Signal,
+    Signals,
+    Wire,
+    expect,
+)
+from tfkit.components.context import SharedContext, View
+from tfkit.components.layer import LayerConfig, build_layer
+from tfkit.errors import Invalid, closest, listing
+from tfkit.nn import Context
+
+BASE = "base"
+
+
+class LayersConfig(Config):
+    """Layers that differ, or that are one and the same."""
+
+    variants: Annotated[dict[str, LayerConfig], PatchMarker()] = {}
+    """Named changes to the stack's layer; `base` is the layer unchanged."""
+    pattern: tuple[str, ...] | dict[str, str] | None = None
+    """Which variant stands where: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
+    (`{0-2: dense, rest: experts}`)."""
+    groups: Count | None = None
+    """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
+
+    def check(self) -> None:
+        """Refuse variants without a pattern, and patterns of unknown variants."""
+        super().check()
+        if BASE in self.variants:
+            raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
+        used = set(self._words())
+        for name in self.variants:
+            if name not in used:
+                raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: the pattern does not use it")
+        for name in self._words():
+            if name not in self.variants and name != BASE:
+                near = closest(name, [*self.variants, BASE])
+                raise Invalid(
+                    "pattern",
+                    f"unknown variant `{name}` in the pattern",
+                    notes=[f"variants: {listing([*self.variants, BASE])}"],
+                    help=f"a variant with a similar name exists: `{near}`" if near else None,
+                )
+
+    def _words(self) -> list[str]:
+        if isinstance(self.pattern, dict):
+            return list(self.pattern.values())
+        return [name for name, _ in map(_repeated, self.pattern or ())]
+
+    def arrange(self, n: int) -> list[str]:
+        """The variant of each of `n` layers; raises `Invalid` when the pattern does not fit them."""
+        if self.pattern is None:
+            return [BASE] * n
+        if isinstance(self.pattern, dict):
+            return _placed(self.pattern, n)
+        cycle = [name for name, times in map(_repeated, self.pattern) for _ in range(times)]
+        if len(cycle) > n:
+            raise Invalid("layers.pattern", f"the pattern has {len(cycle)} layers, and the stack only {n}")
+        return [cycle[i % len(cycle)] for i in range(n)]
+
+
+def _repeated(word: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\w+)(?:\*([1-9]\d{0,3}))?", word)
+    if match is None:
+        raise Invalid("pattern", f"`{word}` is neither a variant nor a variant with a count", help="write `local*5`")
+    return match[1], int(match[2] or 1)
+
+
+def _placed(pattern: dict[str, str], n: int) -> list[str]:
+    names: list[str | None] = [None] * n
+    for key, name in pattern.items():
+        if key == "rest":
+            continue
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", key)
+        if match is None:
+            raise Invalid(f"layers.pattern.{key}", f"`{key}` is not a layer", help="write `3`, `0-2` or `rest`")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= n:
+            raise Invalid(f"layers.pattern.{key}", f"layers {key} are not among the stack's, 0 to {n - 1}")
+        for i in range(first, last + 1):
+            if names[i] is not None:
+                raise Invalid(f"layers.pattern.{key}", f"layer {i} stands in the pattern twice")
+            names[i] = name
+    if None in names and "rest" not in pattern:
+        raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help="add `rest: NAME`")
+    if None not in names and "rest" in pattern:
+        raise Invalid("layers.pattern.rest", "`rest` has no effect: every layer has its variant")
+    return [pattern["rest"] if name is None else name for name in names]
+
+
+class StackConfig(LayerConfig, BlockConfig):
+    """What encoder and decoder have in common."""
+
+    input: MaskedWire | None = None
+    """The sequence to read."""
+    n_layers: Count
+    """Number of layers."""
+    layers: LayersConfig | None = None
+    """How layers differ or share."""
+    final_norm: NormConfig | bool | None = None
+    """After the last layer; there unless `placement` is post."""
+
+    def default_mask(self) -> MaskConfig:
+        """The extent of attention that says nothing about it."""
+        return MaskConfig()
+
+    def check(self) -> None:
+        """Refuse groups that do not divide the layers."""
+        super().check()
+        groups = self.layers.groups if self.layers else None
+        if groups and self.n_layers % groups:
+            raise Invalid("layers.groups", f"n_layers ({self.n_layers}) must be a multiple of groups ({groups})")
+        self.plan()
+
+    def plan(self) -> list[tuple[str, LayerConfig]]:
+        """Name and config of each layer that has weights of its own, in order."""
+        if self.layers is None:
+            return [(BASE, self)] * self.n_layers
+        names = self.layers.arrange(self.layers.groups or self.n_layers)
+        return [(name, self.layers.variants.get(name, self)) for name in names]
+
+    def closing_norm(self) -> NormConfig | None:
+        """The norm after the last layer."""
+        given = self.placement != "post" if self.final_norm is None else self.final_norm
+        if isinstance(given, bool):
+            return self.norm if given else None
+        return given
+
+    def output(self, inputs: Signals) -> Signal:
+        signal = expect(inputs, "input", "sequence", width=self.d_model)
+        for name, layer in self.plan():
+            if layer.d_model != self.d_model:
+                raise Invalid(
+                    f"layers.variants.{name}.d_model", f"a variant keeps the width of its stack ({self.d_model})"
+                )
+        return Signal("sequence", width=self.d_model, mask=signal.mask)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        memory: Signal | None = inputs.get("memory")
+        d_memory = None if memory is None else memory.width
+        shared: dict[str, SharedContext] = {}
+        views: dict[View, int] = {}
+        layers, layer_views = [], []
+        for name, layer in self.plan():
+            mask = (layer.attention and layer.attention.mask) or self.default_mask()
+            view = View.of(layer.attention, mask, prefix="prefix" in inputs)
+            if view not in views:
+                views[view] = len(views)
+                shared[name] = view.build(make)
+            layer_views.append(views[view])
+            layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))
+        norm = self.closing_norm()
+        stack = Stack if memory is None else MemoryStack
+        return stack(
+            shared=shared,
+            layers=layers,
+            views=layer_views,
+            repeats=self.n_layers // len(layers),
+            final_norm=None if norm is None else make(norm, self.d_model),
+        )
+
+
+class EncoderConfig(StackConfig):
+    """Layers that read the whole sequence."""
+
+    block: Literal["encoder"] = "encoder"
+
+
+class DecoderConfig(StackConfig):
+    """Layers that read only what came before; with a memory, they have cross-attention too."""
+
+    block: Literal["decoder"] = "decoder"
+    memory: MaskedWire | None = None
+    """The sequence that cross-attention reads."""
+    prefix: Wire | None = None
+    """An input of lengths: so many first tokens are read by every query."""
+
+    def default_mask(self) -> MaskConfig:
+        return MaskConfig(right=0)
+
+    def check(self) -> None:
+        """Refuse a decoder that looks ahead, and cross-attention without a memory."""
+        super().check()
+        for name, layer in dict(self.plan()).items():
+            path = "" if name == BASE else f"layers.variants.{name}."
+            mask = layer.attention and layer.attention.mask
+            if mask is not None and not mask.causal:
+                raise Invalid(
+                    f"{path}attention.mask",
+                    "a decoder's self-attention must not read later keys: `right: 0`",
+                    help="use `block: encoder` for attention in both directions",
+                )
+            uses_memory = any(step.sublayer == "cross_attention" for step in layer.sublayers or ())
+            if self.memory is None and (layer.cross_attention is not None or uses_memory):
+                raise Invalid(
+                    f"{path}cross_attention" if layer.cross_attention is not None else f"{path}sublayers",
+                    "cross-attention needs a memory to read",
+                    help="add `memory: NODE` to the decoder",
+                )
+            steps = layer.steps(memory=self.memory is not None)
+            if self.memory is not None and not any(step.sublayer == "cross_attention" for step in steps):
+                raise Invalid("memory", "`memory` has no effect: `sublayers` has no cross_attention")
+            if self.memory is not None and layer.cross() is None:
+                raise Invalid("cross_attention", "a decoder with a memory needs `attention` or `cross_attention`")
+        if self.memory is not None and self.prefix is not None:
+            raise Invalid("prefix", "a decoder has either a memory or a prefix")
+
+    def output(self, inputs: Signals) -> Signal:
+        if "memory" in inputs:
+            expect(inputs, "memory", "sequence")
+        if "prefix" in inputs:
+            expect(inputs, "prefix", "lengths")
+        return super().output(inputs)
+
+
+class Stack(nn.Module):
+    """Layers one after the other; [b, t, d_model] -> the same."""
+
+    def __init__(
+        self,
+        *,
+        shared: dict[str, SharedContext],
+        layers: list[nn.Module],
+        views: list[int],
+        repeats: int,
+        final_norm: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.shared = nn.ModuleDict(shared)
+        self.layers = nn.ModuleList(layers)
+        self.views = views
+        self.repeats = repeats
+        self.final_norm = final_norm
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, prefix: Tensor | None = None
+    ) -> Tensor:
+        contexts: list[Context] = []
+        for shared in self.shared.values():
+            contexts.append(shared(x, mask, prefix))
+        for i, layer in enumerate(self.layers):
+            for _ in range(self.repeats):
+                x = layer(x, contexts[self.views[i]])
+        return x if self.final_norm is None else self.final_norm(x)
+
+
+class MemoryStack(Stack):
+    """Layers that also read a memory."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        contexts: list[Context] = []
+        for shared in self.shared.values():
+            contexts.append(shared(x, mask, None))
+        visible = None if memory_mask is None else memory_mask.to(torch.bool)[:, None, None, :]
+        cross = Context(visible, None, memory)
+        for i, layer in enumerate(self.layers):
+            for _ in range(self.repeats):
+                x = layer(x, contexts[self.views[i]], cross)
+        return x if self.final_norm is None else self.final_norm(x)

@@ -1,0 +1,254 @@
+"""What tfkit says when something is wrong: the one place that decides the shape of an error text.
+
+A `Diagnostic` is one complaint, with the place in the user's text that caused it; a `SpecError` carries all
+of them at once. They are rendered as a compiler would: the line, carets below the culprit, what is allowed,
+one line of help.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+MAX_COLUMNS = 100
+TAB = "    "
+NEAR = 0.66  # the least likeness at which a name is worth suggesting
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that positions point into: a spec file, or one `--set` argument. Errors show `name`."""
+
+    name: str
+    text: str = field(repr=False)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", self.text))]
+
+    def line(self, number: int) -> str:
+        """The text of a line (1-based) without its line break; empty where the source has no such line."""
+        if not 1 <= number <= len(self._starts):
+            return ""
+        end = self._starts[number] if number < len(self._starts) else len(self.text)
+        return self.text[self._starts[number - 1] : end].rstrip("\r\n")
+
+    def span(self, start: int, end: int | None = None) -> Span:
+        """The span of `text[start:end]`; the part on its first line if it has several, and never empty."""
+        line = bisect_right(self._starts, start)
+        next_line = self._starts[line] if line < len(self._starts) else len(self.text)
+        text = self.text[start : min(start + 1 if end is None else end, next_line)]
+        return Span(self, line, start - self._starts[line - 1] + 1, max(1, len(text.rstrip())))
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of one line of a source. Line and column count from 1, in characters."""
+
+    source: Source
+    line: int
+    column: int
+    length: int = 1
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One complaint: what is wrong, where, what is allowed.
+
+    `path` is the dotted path in the spec (`graph.decoder.attention.kind`). All texts may quote the user's
+    own: whatever could garble a terminal is escaped when it is rendered.
+    """
+
+    message: str
+    span: Span | None = None
+    path: str = ""
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+
+    def render(self) -> str:
+        """The text a user sees: several lines, none ends in a line break or in blanks."""
+        span = self.span
+        margin = " " * (len(str(span.line)) + 1 if span else 2)
+        where = [f"{span.source.name}:{span.line}:{span.column}"] if span else []
+        where += [f"({self.path})"] if self.path else []
+        lines = [f"error: {self.message}"]
+        lines += [f"{margin}--> {'  '.join(where)}"] if where else []
+        lines += _excerpt(span, margin) if span else []
+        lines += [f"{margin} = {note}" for note in self.notes]
+        lines += [f"{margin} = help: {self.help}"] if self.help else []
+        return "\n".join(_printable(line).rstrip() for line in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, for `--json`. Without a position, file, line and column are None."""
+        return {
+            "message": self.message,
+            "file": self.span.source.name if self.span else None,
+            "line": self.span.line if self.span else None,
+            "column": self.span.column if self.span else None,
+            "path": self.path,
+            "notes": list(self.notes),
+            "help": self.help,
+        }
+
+
+class SpecError(ValueError):
+    """Everything that is wrong with a spec, in file order and without repetitions, as `diagnostics`."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        assert diagnostics, "a SpecError says what is wrong"
+        self.diagnostics = _in_file_order(_distinct(diagnostics))
+        super().__init__(*self.diagnostics)
+
+    def __str__(self) -> str:
+        texts = [diagnostic.render() for diagnostic in self.diagnostics]
+        if len(texts) > 1:
+            names = dict.fromkeys(d.span.source.name for d in self.diagnostics if d.span)
+            where = f" in {_printable(', '.join(names))}" if names else ""
+            texts.append(f"error: {len(texts)} errors{where}")
+        return "\n\n".join(texts)
+
+
+class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid(field, why)
+    """Raised by a config's validator or a block's check about a field of its own.
+
+    `field` is the dotted path relative to the config (`n_kv_heads`, `memory`), or empty for the config as a
+    whole. The loader adds the position.
+    """
+
+    def __init__(
+        self, field: str, message: str, *, notes: Sequence[str] = (), help: str | None = None
+    ) -> None:
+        super().__init__(field, message)
+        self.field = field
+        self.message = message
+        self.notes = tuple(notes)
+        self.help = help
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def closest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `word` was most likely meant to be, or None when nothing is near.
+
+    Case, `-` and `_` do not count, and a name that contains the other (`heads`, `n_heads`) is near.
+    """
+    if len(word) > LONGEST_NAME:
+        return None
+    names = [name for name in candidates if len(name) <= LONGEST_NAME]
+    likeness = {name: _likeness(_folded(word), _folded(name)) for name in names}
+    best = max(likeness, key=lambda name: likeness[name], default=None)
+    return best if best is not None and likeness[best] >= NEAR else None
+
+
+def listing(words: Iterable[str], limit: int = 12) -> str:
+    """`a, b, c` in the given order; beyond `limit` words `a, b, ... (31 in all)`."""
+    every = list(words)
+    if len(every) <= limit:
+        return ", ".join(every)
+    return ", ".join([*every[:limit], f"... ({len(every)} in all)"])
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A user's own words between backticks, shortened: a message stays readable whatever the spec holds."""
+    shown = _printable(text[: limit + 1])
+    return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_\s]+", "_", name.strip().lower())
+
+
+def _likeness(word: str, name: str) -> float:
+    shorter, longer = sorted((word, name), key=len)
+    contained = len(shorter) >= 3 and shorter in longer
+    return max(difflib.SequenceMatcher(None, word, name).ratio(), 0.8 if contained else 0.0)
+
+
+def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Of those that complain about the same thing (place and text, or place and path) only the first."""
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    for one in diagnostics:
+        marks = {("message", one.span or one.path, one.message)}
+        if one.span and one.path:
+            marks.add(("path", one.span, one.path))
+        if not marks & seen:
+            kept.append(one)
+        seen |= marks
+    return kept
+
+
+def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
+    names = list(dict.fromkeys(d.span.source.name for d in diagnostics if d.span))
+
+    def place(one: Diagnostic) -> tuple[int, int, int]:
+        if one.span is None:
+            return len(names), 0, 0
+        return names.index(one.span.source.name), one.span.line, one.span.column
+
+    return tuple(sorted(diagnostics, key=place))
+
+
+def _excerpt(span: Span, margin: str) -> list[str]:
+    """The source line and the carets below it, cut to `MAX_COLUMNS` around the span."""
+    room = MAX_COLUMNS - len(f"{margin} | ")
+    line = span.source.line(span.line)
+    start = min(span.column - 1, len(line))
+    end = max(start + 1, min(start + span.length, len(line)))
+    first, last = max(0, start - room), min(len(line), start + room)
+    cells = [_cell(char) for char in line[first:last]]
+    widths = [_width(cell) for cell in cells]
+    if last - first < len(line) or sum(widths) + (start == len(line)) > room:
+        before, after = _window(widths, start - first, end - first, room - 2 * len("..."))
+    else:
+        before, after = 0, len(cells)
+    left = "..." if first + before > 0 else ""
+    right = "..." if first + after < len(line) else ""
+    shown = "".join(cells[before:after])
+    indent = len(left) + sum(map(_width, cells[before : start - first]))
+    carets = sum(map(_width, cells[start - first : min(end - first, after)]))
+    bar = f"{margin} |"
+    return [bar, f" {span.line} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
+
+
+def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:
+    """The widest range of cells that fits: first the span itself, then what stands on both sides of it."""
+    edges = [0, *accumulate(widths)]
+    before = after = min(start, len(widths))
+    while after < min(end, len(widths)) and edges[after + 1] - edges[before] <= room:
+        after += 1
+    while True:
+        reach = before, after
+        if before > 0 and edges[after] - edges[before - 1] <= room:
+            before -= 1
+        if after < len(widths) and edges[after + 1] - edges[before] <= room:
+            after += 1
+        if reach == (before, after):
+            return reach
+
+
+def _cell(char: str) -> str:
+    """How one character of a source line is shown: a tab as blanks, what a terminal might obey escaped."""
+    return TAB if char == "\t" else _printable(char)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _width(text: str) -> int:
+    """Columns in a terminal: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

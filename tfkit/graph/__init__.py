@@ -1,0 +1,1 @@
+"""From a resolved spec to a checked graph: which node reads what, and whether it fits."""

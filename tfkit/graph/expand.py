@@ -1,0 +1,285 @@
+"""Spec to graph: nodes in the order in which they run, every wire connected and checked."""
+
+from __future__ import annotations
+
+import keyword
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
+from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.document import InputConfig, ModelSpec
+from tfkit.spec.load import Spec, parse_spec, read_spec
+
+RESERVED = frozenset(
+    "add_module apply bfloat16 buffers children code compile components cpu cuda delete_all_unused_submodules "
+    "delete_submodule double dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter "
+    "get_submodule graph half ipu load_state_dict meta modules mtia named_buffers named_children named_modules "
+    "named_parameters parameters print_readable recompile register_buffer register_module register_parameter "
+    "requires_grad_ self set_extra_state set_submodule share_memory spec state_dict to to_empty to_folder train "
+    "training type xpu zero_grad".split()
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A block and what it reads. `wires` has one source for each connected field; a list where the field is one."""
+
+    name: str
+    config: BlockConfig
+    wires: Mapping[str, str | list[str]]
+    signals: Mapping[str, Any]
+    output: Signal
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model as a graph: what `build` builds."""
+
+    spec: Spec
+    inputs: Mapping[str, Signal]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self.spec.model.name
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+
+def load(spec: str | os.PathLike[str], *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+    """Read a spec by its path or by the bare name of one that comes with tfkit.
+
+    `sets` are changes of the form `path=value`, as `--set` takes them. Raises SpecError with everything that is
+    wrong, before any tensor exists.
+    """
+    plugins = plugins or load_plugins()
+    return expand(read_spec(spec, plugins, sets=sets))
+
+
+def loads(text: str, *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+    """The same for the text of a spec."""
+    plugins = plugins or load_plugins()
+    return expand(parse_spec(text, plugins, sets=sets))
+
+
+def expand(spec: Spec) -> Graph:
+    """Connect and check the nodes of a resolved spec; raises SpecError."""
+    return _Expansion(spec).graph()
+
+
+class _Expansion:
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.model: ModelSpec = spec.model
+        self.errors: list[Diagnostic] = []
+        self.inputs = {name: _input_signal(name, config) for name, config in self.model.inputs.items()}
+
+    def graph(self) -> Graph:
+        self._check_names()
+        self._stop_on_errors()
+        wires = self._wires()
+        self._stop_on_errors()
+        order = self._order(wires)
+        nodes = self._check_signals(order, wires)
+        outputs = self._outputs()
+        self._check_effect(wires, outputs)
+        self._stop_on_errors()
+        return Graph(self.spec, self.inputs, tuple(nodes), outputs)
+
+    def _error(self, path: tuple[str, ...], message: str, *notes: str, help: str | None = None) -> None:
+        span = self.spec.provenance.span(path)
+        self.errors.append(Diagnostic(message, span, ".".join(path), notes, help))
+
+    def _stop_on_errors(self) -> None:
+        if self.errors:
+            raise SpecError(*self.errors)
+
+    def _check_names(self) -> None:
+        if not self.model.graph:
+            self._error(("graph",), "the graph has no nodes")
+        if not self.model.inputs:
+            self._error(("inputs",), "a model needs an input")
+        for part, names in (("inputs", self.model.inputs), ("graph", self.model.graph)):
+            for name in names:
+                if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+                    self._error((part, name), f"{quoted(name)} is not a name", help="letters, digits and `_`")
+                elif name in RESERVED or name.endswith("_mask"):
+                    self._error((part, name), f"`{name}` is a name that every module has already: choose another")
+                elif part == "graph" and name in self.model.inputs:
+                    self._error((part, name), f"`{name}` is an input and a node: choose another name for one")
+
+    def _wires(self) -> dict[str, dict[str, str | list[str]]]:
+        """What each node's fields are connected to; a missing `input` is the node above."""
+        wires: dict[str, dict[str, str | list[str]]] = {}
+        above: str | None = None
+        for name, config in self.model.graph.items():
+            wires[name] = {}
+            for field, info in type(config).model_fields.items():
+                wire = marker(info, WireMarker)
+                if wire is None:
+                    continue
+                source = getattr(config, field)
+                if source is None and field == "input":
+                    source = above or self._first_input(name)
+                if source is None:
+                    continue
+                wires[name][field] = source if isinstance(source, str) else list(source)
+                for index, one in enumerate([source] if isinstance(source, str) else source):
+                    part = () if isinstance(source, str) else (one,) if isinstance(source, dict) else (str(index),)
+                    self._check_source(("graph", name, field, *part), name, one)
+            above = name
+        return wires
+
+    def _first_input(self, node: str) -> str | None:
+        names = list(self.model.inputs)
+        if len(names) == 1:
+            return names[0]
+        message = f"`{node}` has no node above it, and the model has several inputs: say which it reads"
+        self._error(("graph", node), message, f"inputs: {listing(names)}", help="add `input: NAME`")
+        return None
+
+    def _check_source(self, path: tuple[str, ...], node: str, source: str) -> None:
+        nodes, inputs = list(self.model.graph), list(self.model.inputs)
+        if source == node:
+            self._error(path, f"`{node}` reads itself")
+        elif source not in nodes and source not in inputs:
+            near = closest(source, [*nodes, *inputs])
+            self._error(
+                path,
+                f"unknown node {quoted(source)}",
+                f"nodes: {listing(nodes)}",
+                f"inputs: {listing(inputs)}",
+                help=f"a node with a similar name exists: `{near}`" if near else None,
+            )
+
+    def _order(self, wires: Mapping[str, Mapping[str, str | list[str]]]) -> list[str]:
+        """The nodes in the spec's order, each after those that it reads; raises SpecError for a cycle."""
+        done: list[str] = []
+        for start in wires:
+            trail: list[str] = []
+            self._visit(start, wires, trail, done)
+        return done
+
+    def _visit(
+        self, name: str, wires: Mapping[str, Mapping[str, str | list[str]]], trail: list[str], done: list[str]
+    ) -> None:
+        if name in done or name not in wires:
+            return
+        if name in trail:
+            cycle = [*trail[trail.index(name) :], name]
+            self._error(("graph", name), f"the graph has a cycle: {' -> '.join(reversed(cycle))}")
+            self._stop_on_errors()
+        trail.append(name)
+        for source in wires[name].values():
+            for one in [source] if isinstance(source, str) else source:
+                self._visit(one, wires, trail, done)
+        trail.pop()
+        done.append(name)
+
+    def _check_signals(
+        self, order: list[str], wires: Mapping[str, Mapping[str, str | list[str]]]
+    ) -> list[Node]:
+        """Let each block check what it reads; what a broken block would give is not checked further."""
+        outputs: dict[str, Signal] = dict(self.inputs)
+        nodes = []
+        for name in order:
+            config = self.model.graph[name]
+            signals = self._signals(name, config, wires[name], outputs)
+            if signals is None:
+                continue
+            try:
+                output = config.output(signals)
+            except Invalid as wrong:
+                path = ("graph", name, *(wrong.field.split(".") if wrong.field else ()))
+                self._error(path, wrong.message, *wrong.notes, help=wrong.help)
+                continue
+            if output.mask == OWN_MASK:
+                output = replace(output, mask=f"{name}_mask")
+            outputs[name] = output
+            nodes.append(Node(name, config, wires[name], signals, output))
+        return nodes
+
+    def _signals(
+        self,
+        name: str,
+        config: BlockConfig,
+        wires: Mapping[str, str | list[str]],
+        outputs: Mapping[str, Signal],
+    ) -> dict[str, Any] | None:
+        signals: dict[str, Any] = {}
+        for field, source in wires.items():
+            wire = marker(type(config).model_fields[field], WireMarker)
+            sources = [source] if isinstance(source, str) else source
+            if wire is not None and wire.value == "table":
+                found = [self._table(name, field, one) for one in sources]
+            else:
+                found = [outputs.get(one) for one in sources]
+            if None in found:
+                return None
+            signals[field] = found[0] if isinstance(source, str) else found
+        return signals
+
+    def _table(self, name: str, field: str, source: str) -> Signal | None:
+        table = self.model.graph[source].table() if source in self.model.graph else None
+        if table is None:
+            owners = [n for n, config in self.model.graph.items() if config.table() is not None and n != name]
+            self._error(
+                ("graph", name, field),
+                f"`{source}` has no token table to tie to",
+                f"nodes with a table: {listing(owners)}" if owners else "no other node has a table",
+            )
+        return table
+
+    def _outputs(self) -> tuple[str, ...]:
+        if self.model.outputs is None:
+            return (list(self.model.graph)[-1],)
+        if not self.model.outputs:
+            self._error(("outputs",), "a model returns something: name a node, or leave `outputs` out")
+        for index, name in enumerate(self.model.outputs):
+            if name not in self.model.graph:
+                near = closest(name, self.model.graph)
+                help = f"a node with a similar name exists: `{near}`" if near else None
+                nodes = f"nodes: {listing(self.model.graph)}"
+                self._error(("outputs", str(index)), f"unknown node {quoted(name)}", nodes, help=help)
+            elif name in self.model.outputs[:index]:
+                self._error(("outputs", str(index)), f"`{name}` stands there twice")
+        return self.model.outputs
+
+    def _check_effect(
+        self, wires: Mapping[str, Mapping[str, str | list[str]]], outputs: tuple[str, ...]
+    ) -> None:
+        """Refuse nodes and inputs that nothing reads."""
+        read = {one for fields in wires.values() for s in fields.values() for one in ([s] if isinstance(s, str) else s)}
+        for name in self.model.graph:
+            if name not in read and name not in outputs:
+                message = f"`{name}` has no effect: nothing reads it"
+                self._error(("graph", name), message, help="add it to `outputs: [...]` to return it")
+        for name in self.model.inputs:
+            if name not in read:
+                self._error(("inputs", name), f"input `{name}` has no effect: nothing reads it")
+
+
+def _input_signal(name: str, config: InputConfig) -> Signal:
+    if config.type == "lengths":
+        return Signal("lengths")
+    kind = "sequence" if config.type == "features" else "tokens"
+    return Signal(cast(Any, kind), width=config.width, mask=f"{name}_mask", optional=config.optional)
+
+
+def table_owner(graph: Graph, node: str) -> str:
+    """The node whose module holds the table that `node` uses: its own, or that of the node it is tied to."""
+    seen = {node}
+    while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
+        node = tie
+        if node in seen:
+            raise AssertionError("a cycle of ties is refused when the graph is expanded")
+        seen.add(node)
+    return node

@@ -1,0 +1,219 @@
+"""Where plugins come from: installed distributions, and the folders of `--plugin-dir`.
+
+Nothing of a plugin runs while they are sought. Each one becomes a `Candidate`, whose `load` imports it later;
+whatever is wrong with one plugin (a broken pyproject.toml, too) shows then, and concerns that plugin alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tfkit.errors import Diagnostic, SpecError
+
+GROUP = "tfkit"
+LAYOUTS = "a *.py file, a package, or a project whose pyproject.toml has [project.entry-points.tfkit]"
+LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plugin that was found: `load` imports it and gives the objects, usually modules, that have hooks."""
+
+    name: str
+    version: str
+    origin: str
+    load: Callable[[], Sequence[object]]
+    label: str
+    """How messages name it: `tfkit-additive 0.1.0`, or the path of a plugin that is no distribution."""
+
+
+def find_plugins(plugin_dirs: Iterable[Path], installed: bool) -> list[Candidate]:
+    """The installed plugins, then those in `plugin_dirs`, which replace installed ones of the same name."""
+    local = _in_folders(plugin_dirs)
+    found = _installed() if installed else {}
+    for number, one in enumerate(local):
+        other = found.pop(canonical(one.name), None)
+        if other and other.version != one.version:
+            local[number] = replace(one, origin=f"{one.origin} (instead of the installed {other.version})")
+    return [*found.values(), *local]
+
+
+def canonical(name: str) -> str:
+    """The name as package indexes compare it: case, `-`, `_` and `.` do not count."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def _installed() -> dict[str, Candidate]:
+    points: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        points.setdefault(point.dist.name if point.dist else point.name, []).append(point)
+    found = {}
+    for name, group in sorted(points.items()):
+        version = group[0].dist.version if group[0].dist else ""
+        load = partial(_load_points, group)
+        found[canonical(name)] = Candidate(name, version, "entry point", load, f"{name} {version}".rstrip())
+    return found
+
+
+def _in_folders(plugin_dirs: Iterable[Path]) -> list[Candidate]:
+    """Each plugin once, however many folders lead to it; raises `SpecError` for folders that hold none."""
+    found: dict[Path, Candidate] = {}
+    problems = []
+    for folder in map(Path, plugin_dirs):
+        try:
+            paths = _plugin_paths(folder)
+        except OSError as error:
+            problems.append(Diagnostic(f"plugin folder `{folder}` cannot be read: {error.strerror}"))
+            continue
+        found |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in found}
+        if not paths:
+            what = "holds no plugin" if folder.exists() else "does not exist"
+            problems.append(Diagnostic(f"plugin folder `{folder}` {what}", help=f"it may hold {LAYOUTS}"))
+    if problems:
+        raise SpecError(*problems)
+    return list(found.values())
+
+
+def _plugin_paths(path: Path) -> list[Path]:
+    """`path` itself if it is a plugin, otherwise those right below it."""
+    if _is_plugin(path):
+        return [path]
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    candidates = [one for one in inside if not LEFT_ALONE.fullmatch(one.name)]
+    return [one for one in candidates if _is_plugin(one) or (one / "pyproject.toml").is_file()]
+
+
+def _is_plugin(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".py"
+    return (path / "__init__.py").is_file() or _names_modules(path / "pyproject.toml")
+
+
+def _names_modules(file: Path) -> bool:
+    """Whether the project is a plugin. One that cannot be read may be: loading it will say why it cannot."""
+    try:
+        return file.is_file() and bool(_project(file)[1])
+    except (OSError, ValueError, AttributeError):
+        return True
+
+
+def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
+    """What a pyproject.toml says of the project, and its entry points in our group."""
+    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    points = project.get("entry-points", {}).get(GROUP, {})
+    return project, [EntryPoint(key, value, GROUP) for key, value in points.items()]
+
+
+def _candidate(path: Path) -> Candidate:
+    file, own = path / "pyproject.toml", path.resolve()
+    if path.is_file() or (not _names_modules(file) and (path / "__init__.py").is_file()):
+        name = own.stem if path.is_file() else own.name
+        return Candidate(name, "", str(path), partial(_load_file, path), str(path))
+    try:
+        project, points = _project(file)
+        if not points:
+            raise ValueError(f"it has no [project.entry-points.{GROUP}]")
+    except (OSError, ValueError, AttributeError) as error:
+        return Candidate(own.name, "", str(path), partial(_refuse, file, error), str(path))
+    name, version = str(project.get("name", own.name)), str(project.get("version", ""))
+    load = partial(_load_project, path, points)
+    return Candidate(name, version, str(path), load, f"{name} {version}".rstrip())
+
+
+def _refuse(file: Path, error: Exception) -> Sequence[object]:
+    raise ImportError(f"{file}: {error}") from error
+
+
+def _load_points(points: Iterable[EntryPoint]) -> Sequence[object]:
+    return [point.load() for point in points]
+
+
+def _load_project(root: Path, points: Sequence[EntryPoint]) -> Sequence[object]:
+    """Import a project's modules under their own names, from its own folder, installed or not."""
+    importlib.invalidate_caches()
+    folders = [str(one.resolve()) for one in (root / "src", root) if one.is_dir()]
+    with _search(folders):
+        for point in points:
+            _check_place(point.module.partition(".")[0], folders)
+        return _load_points(points)
+
+
+def _check_place(name: str, folders: Sequence[str]) -> None:
+    """The package of that name is in one of the folders, and no other of the same name has been imported."""
+    spec = PathFinder.find_spec(name, folders)
+    if spec is None:
+        raise ModuleNotFoundError(f"no module `{name}` in {' or '.join(reversed(folders))}", name=name)
+    other = _place(getattr(sys.modules.get(name), "__spec__", None))
+    if name in sys.modules and other != _place(spec):
+        raise ImportError(f"another module `{name}` has been imported, from {other}", name=name)
+
+
+def _place(spec: Any) -> str:
+    """The file of a module; the folder of a package without `__init__.py`."""
+    place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return str(Path(place).resolve()) if place else "elsewhere"
+
+
+@contextmanager
+def _search(folders: Sequence[str]) -> Iterator[None]:
+    """Find modules in `folders` first; afterwards `sys.path` is what it was, whatever was done to it."""
+    before = sys.path[:]
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _load_file(path: Path) -> Sequence[object]:
+    """Import a file or a package under a name of its own; as with any import, once per process."""
+    file = (path / "__init__.py" if path.is_dir() else path).resolve()
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"tfkit_plugin_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
+    if name in sys.modules:
+        return [sys.modules[name]]
+    inside = [str(file.parent)] if path.is_dir() else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=inside)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        _execute(module, path)
+    except BaseException:
+        for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
+            del sys.modules[part]
+        raise
+    return [module]
+
+
+def _execute(module: ModuleType, path: Path) -> None:
+    importlib.invalidate_caches()
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    before = sys.path[:]
+    try:
+        module.__spec__.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in _siblings(path):
+            error.add_note("a plugin of several files is a package and writes `from .part import name`")
+        raise
+    finally:
+        sys.path[:] = before
+
+
+def _siblings(path: Path) -> set[str]:
+    folder = path if path.is_dir() else path.parent
+    return {path.stem} | {one.stem for one in folder.iterdir()}

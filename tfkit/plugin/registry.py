@@ -1,0 +1,156 @@
+"""Which components there are: config classes by slot and kind, each with the plugin that brought it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import PydanticUserError
+
+from tfkit.component import Component, Config, SharedMarker, marker
+from tfkit.errors import Diagnostic, SpecError, listing
+
+WORD = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A component and the plugin it came from: `built in`, `tfkit-additive 0.1.0` or a path."""
+
+    config: type[Component]
+    plugin: str
+
+    @property
+    def file(self) -> str:
+        """Where the class is written: a file, or the name of its module if it was not read from one."""
+        try:
+            return inspect.getfile(self.config)
+        except (OSError, TypeError):
+            return self.config.__module__
+
+    def __str__(self) -> str:
+        return f"{self.plugin}: `{self.config.__qualname__}`, {self.file}"
+
+
+class Registry:
+    """The components that specs may ask for. `load_plugins` makes one; a test may fill one by hand."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, dict[str, Registered]] = {}
+
+    def add(self, config: type[Component], plugin: str) -> None:
+        """Add a component that `plugin` brings.
+
+        Raises `TypeError` when the class is no proper config (see `check_config`), and `SpecError` when its
+        kind is taken or another plugin has a slot of the same name.
+        """
+        check_config(config)
+        new = Registered(config, plugin)
+        slot, kind = config.slot, config.kind_name()
+        others = self._slots.setdefault(slot, {})
+        for other in others.values():
+            if slot_base(other.config) is not slot_base(config):
+                raise _clash(f"slot `{slot}` has two base classes", other, new)
+        if kind in others:
+            raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", others[kind], new)
+        others[kind] = new
+
+    def slots(self) -> list[str]:
+        """The slots that some component fills, sorted."""
+        return sorted(self._slots)
+
+    def kinds(self, slot: str, base: type[Component] | None = None) -> dict[str, Registered]:
+        """The components of a slot by kind, sorted; only the subclasses of `base` if it is given."""
+        every = sorted(self._slots.get(slot, {}).items())
+        return {kind: one for kind, one in every if base is None or issubclass(one.config, base)}
+
+    def find(self, slot: str, kind: str) -> Registered | None:
+        """The component of that kind, or None."""
+        return self._slots.get(slot, {}).get(kind)
+
+    def slots_of(self, kind: str) -> list[str]:
+        """The slots that have such a kind, sorted: help for a kind in the wrong place."""
+        return [slot for slot in self.slots() if kind in self._slots[slot]]
+
+    def shared_names(self) -> set[str]:
+        """The names of all fields that take their value from the enclosing parts of a spec."""
+        configs: set[type[Config]] = set()
+        for kinds in self._slots.values():
+            for one in kinds.values():
+                _collect(one.config, configs)
+        fields = [item for config in configs for item in config.model_fields.items()]
+        return {name for name, field in fields if marker(field, SharedMarker)}
+
+
+def check_config(config: object) -> type[Component]:
+    """The config class itself, proven to fill a slot; raises `TypeError` saying what is missing."""
+    if not (isinstance(config, type) and issubclass(config, Component)):
+        hint = ": pass the class, not an object" if isinstance(config, Component) else ""
+        shown = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise TypeError(f"register() takes a subclass of tfkit.Component, not `{shown}`{hint}")
+    try:
+        config.model_rebuild()
+    except (NameError, PydanticUserError) as error:
+        cause = str(error).partition("\n")[0]
+        raise TypeError(f"the annotations of `{config.__name__}` do not resolve: {cause}") from error
+    slot_base(config)
+    _check_kind(config)
+    _check_complete(config)
+    return config
+
+
+def slot_base(config: type[Component]) -> type[Component]:
+    """The base class that declares the slot of `config`; raises `TypeError` unless there is one slot."""
+    bases = [base for base in config.__mro__[1:] if issubclass(base, Component) and "slot" in vars(base)]
+    if not bases:
+        raise TypeError(f"`{config.__name__}` needs the base class of a slot, such as tfkit.FFNConfig")
+    slots = sorted({base.slot for base in [config, *bases]})
+    if len(slots) > 1:
+        raise TypeError(f"`{config.__name__}` has several slots: {listing(slots)}")
+    return bases[-1]
+
+
+def _check_kind(config: type[Component]) -> None:
+    key = str(config.word_key)
+    field = config.model_fields.get(key)
+    example = f'write `{key}: Literal["name"] = "name"`'
+    if field is None:
+        raise TypeError(f"`{config.__name__}` has no field `{key}`: {example}")
+    words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if len(words) != 1 or not isinstance(words[0], str):
+        raise TypeError(f"`{config.__name__}.{key}` must be a Literal of one name: {example}")
+    if field.default != words[0]:
+        found = "nothing" if field.is_required() else repr(field.default)
+        raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {found}")
+    if not WORD.fullmatch(words[0]):
+        raise TypeError(
+            f"`{config.__name__}.{key}`: {words[0]!r} is no lower-case word such as `double_gelu`"
+        )
+
+
+def _check_complete(config: type[Component]) -> None:
+    """Every abstract method is there, and a `build` where no base class asks for anything."""
+    missing = sorted(getattr(config, "__abstractmethods__", ()))
+    asked = any(getattr(base, "__abstractmethods__", ()) for base in config.__mro__)
+    if not missing and not asked and not hasattr(config, "build"):
+        missing = ["build"]
+    if missing:
+        raise TypeError(f"`{config.__name__}` does not define {listing(f'`{name}`' for name in missing)}")
+
+
+def _collect(annotation: Any, into: set[type[Config]]) -> None:
+    """Add the configs that an annotation names, and those that their fields name, to a set."""
+    for part in get_args(annotation):
+        _collect(part, into)
+    if not isinstance(annotation, type) or not issubclass(annotation, Config) or annotation in into:
+        return
+    into.add(annotation)
+    for field in annotation.model_fields.values():
+        _collect(field.annotation, into)
+
+
+def _clash(message: str, *both: Registered) -> SpecError:
+    help = "rename one of the two, or switch one plugin off by its name: TFKIT_DISABLE=<name>"
+    return SpecError(Diagnostic(message, notes=tuple(map(str, both)), help=help))

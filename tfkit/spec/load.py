@@ -1,0 +1,158 @@
+"""From a file's name to a checked spec: find it, read it, apply `extends` and `--set`, resolve it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
+from tfkit.plugin.manager import Plugins
+from tfkit.spec import source
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.merge import assign, merge
+from tfkit.spec.resolve import Given, Provenance, Resolver
+from tfkit.spec.tree import Mapping, Node, Scalar
+from tfkit.spec.tree import Sequence as ListNode
+
+MAX_EXTENDS = 16
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec that has been read: the resolved model, and where each of its values came from."""
+
+    model: ModelSpec
+    provenance: Provenance
+    file: str
+
+
+def specs_folder() -> Path:
+    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    shipped = package / "_specs"
+    return shipped if shipped.is_dir() else package.parent / "specs"
+
+
+def shipped_specs() -> list[str]:
+    """The bare names of the specs that come with tfkit."""
+    return sorted(path.stem for path in specs_folder().glob("*.yaml"))
+
+
+def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
+    """The file of a spec, by its path or by the bare name of one that comes with tfkit.
+
+    Relative paths start from the folder `beside`. Raises SpecError when there is no such file.
+    """
+    text = os.fspath(name)
+    path = (beside or Path()) / text
+    if text.endswith(SUFFIXES) or os.sep in text:
+        if path.exists() or span is None:
+            return path
+        raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends"))
+    shipped = specs_folder() / f"{text}.yaml"
+    if shipped.is_file():
+        return shipped
+    near = closest(text, shipped_specs())
+    raise SpecError(
+        Diagnostic(
+            f"there is no spec named {quoted(text)}",
+            span,
+            "extends" if span else "",
+            help=f"a spec with a similar name exists: `{near}`" if near else "give the path of a file: ./my_model.yaml",
+        )
+    )
+
+
+def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
+    """Read and resolve the spec of that path or bare name, changed by `sets` (`path=value`).
+
+    Raises SpecError with everything that is wrong with it.
+    """
+    path = find_spec(name)
+    return resolve_spec(_extended(path, ()), plugins, sets=sets, file=_shown(path))
+
+
+def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
+    """The same for a spec's text."""
+    root = source.parse(text, name)
+    return resolve_spec(_with_base(root, Path(), ()), plugins, sets=sets, file=name)
+
+
+def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
+    """Resolve a tree whose `extends` has been applied."""
+    shared = plugins.registry.shared_names()
+    fields = frozenset(ModelSpec.model_fields) | shared
+    for argument in sets:
+        root = assign(root, argument, fields)
+    resolver = Resolver(plugins)
+    scope = {name: Given(node, (name,)) for name, node in root.items.items() if name in shared}
+    own = _inputs_as_mapping(Mapping({k: v for k, v in root.items.items() if k not in scope}, root.keys, root.span))
+    own = Mapping(own.items, {k: own.keys[k] for k in own.items}, own.span)
+    model = resolver.config(ModelSpec, own, (), scope)
+    sound = not resolver.errors
+    for name, given in scope.items():
+        resolver.provenance.spans[(name,)] = given.node.span
+        if (name,) not in resolver.used and sound:
+            message = f"`{name}` has no effect: no part of the model takes it"
+            resolver.errors.append(Diagnostic(message, root.keys[name], name))
+    if resolver.errors:
+        raise SpecError(*resolver.errors)
+    return Spec(model, resolver.provenance, file)
+
+
+def _inputs_as_mapping(root: Mapping) -> Mapping:
+    """`inputs: [source, target]` is short for two inputs of tokens."""
+    inputs = root.items.get("inputs")
+    if not isinstance(inputs, ListNode):
+        return root
+    items: dict[str, Node] = {}
+    spans: dict[str, Span] = {}
+    errors = []
+    for item in inputs.items:
+        if not isinstance(item, Scalar) or not isinstance(item.value, str):
+            errors.append(Diagnostic("an input is a name", item.span, "inputs", help="inputs: [source, target]"))
+        elif item.value in items:
+            errors.append(Diagnostic(f"input {quoted(item.value)} stands there twice", item.span, "inputs"))
+        else:
+            items[item.value] = Scalar("tokens", item.span)
+            spans[item.value] = item.span
+    if errors:
+        raise SpecError(*errors)
+    return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span)
+
+
+def _extended(path: Path, chain: Sequence[Path]) -> Mapping:
+    return _with_base(source.read(path, name=_shown(path)), path.parent, (*chain, path.resolve()))
+
+
+def _with_base(root: Mapping, folder: Path, chain: Sequence[Path]) -> Mapping:
+    """`root` merged over the spec that it extends, if it does."""
+    word = root.items.get("extends")
+    if word is None:
+        return root
+    if not isinstance(word, Scalar) or not isinstance(word.value, str):
+        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends"))
+    path = find_spec(word.value, beside=folder, span=word.span)
+    if path.resolve() in chain:
+        names = listing([_shown(p) for p in [*chain, path.resolve()]])
+        raise SpecError(Diagnostic("the spec extends itself", word.span, "extends", notes=(f"by way of: {names}",)))
+    if len(chain) >= MAX_EXTENDS:
+        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
+    base = _extended(path, chain)
+    own = Mapping(
+        {k: v for k, v in root.items.items() if k != "extends"},
+        {k: v for k, v in root.keys.items() if k != "extends"},
+        root.span,
+    )
+    return merge(base, own)
+
+
+def _shown(path: Path) -> str:
+    """A path as errors show it: relative where the file lies below the current folder."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,135 @@
+"""The text of a spec to data in which every value knows its place.
+
+A text comes from a file (`read`), from memory (`parse`), or from one `--set` argument (`parse_value`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from tfkit.errors import Diagnostic, Source, SpecError, closest, quoted
+from tfkit.spec import syntax
+from tfkit.spec.tree import Mapping, Node, Scalar, Sequence, compose
+
+__all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "parse", "parse_value", "plain", "read"]
+
+MAX_BYTES = 1 << 20
+
+# What YAML allows, without the line breaks that editors do not count as such and without byte order marks.
+_UNWELCOME = re.compile(
+    r"[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+
+
+def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
+    """The tree of a spec file; errors call the file `name`, or else by its path.
+
+    Raises SpecError for everything that is wrong with the spec, and for a file that cannot be read.
+    """
+    name = os.fspath(path) if name is None else name
+    try:
+        data = _contents(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        raise SpecError(_unreadable(path, name, error)) from None
+    return parse(_decoded(data, name), name)
+
+
+def parse(text: str, name: str) -> Mapping:
+    """The tree of a spec's text. Raises SpecError with everything that is wrong with it."""
+    source = Source(name, text.removeprefix("\ufeff"))
+    node = _compose(source, 0)
+    if isinstance(node, Mapping):
+        return node
+    if node is None or (isinstance(node, Scalar) and node.value is None):
+        raise SpecError(Diagnostic("the spec is empty", source.span(0), help="start it with `tfkit: 1`"))
+    word = str(node.value) if isinstance(node, Scalar) else ""
+    message = "a spec is a mapping: lines of `key: value`"
+    found = f"found {quoted(word)}" if isinstance(node, Scalar) else "found a list"
+    raise SpecError(Diagnostic(message, node.span, notes=(found,), help=syntax.missing_space(word)))
+
+
+def parse_value(source: Source, start: int) -> Node:
+    """The one value in `source.text[start:]`, what follows `=` in a `--set` argument.
+
+    Its places are in the whole source. Nothing at all is null, as after a key in a file. Raises SpecError.
+    """
+    node = _compose(source, start)
+    if node is None and source.text[start:].strip():
+        comment = source.span(start, len(source.text))
+        raise SpecError(Diagnostic("this is only a comment", comment, help="quote text that starts with `#`"))
+    return Scalar(None, source.span(start)) if node is None else node
+
+
+def plain(node: Node) -> Any:
+    """The same as plain Python data: dict, list, str, int, float, bool, None."""
+    if isinstance(node, Mapping):
+        return {key: plain(value) for key, value in node.items.items()}
+    if isinstance(node, Sequence):
+        return [plain(item) for item in node.items]
+    return node.value
+
+
+def _compose(source: Source, start: int) -> Node | None:
+    unwelcome = _UNWELCOME.search(source.text)
+    if unwelcome:
+        char = f"U+{ord(unwelcome[0]):04X}"
+        raise SpecError(
+            Diagnostic(
+                f"an unprintable character: {char}",
+                source.span(unwelcome.start()),
+                help='remove it; in a double-quoted text it can be written as an escape, such as "\\u0007"',
+            )
+        )
+    return compose(source, start)
+
+
+def _contents(path: str | os.PathLike[str]) -> bytes:
+    info = os.stat(path)
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError
+    if info.st_size <= MAX_BYTES:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)  # a pipe has no size to check beforehand
+        if len(data) <= MAX_BYTES:
+            return data
+    raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB, which no spec is")
+
+
+def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueError) -> Diagnostic:
+    if isinstance(error, FileNotFoundError):
+        return Diagnostic(f"cannot read `{name}`: there is no such file", help=_sibling(Path(path)))
+    if isinstance(error, IsADirectoryError):
+        return Diagnostic(f"cannot read `{name}`: it is a directory")
+    if isinstance(error, PermissionError):
+        return Diagnostic(f"cannot read `{name}`: permission denied")
+    return Diagnostic(f"cannot read `{name}`: {getattr(error, 'strerror', None) or error}")
+
+
+def _sibling(path: Path) -> str | None:
+    try:
+        near = closest(path.name, sorted(one.name for one in path.parent.iterdir()))
+    except OSError:
+        return None
+    return f"a file with a similar name exists: `{path.parent / near}`" if near else None
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        source = Source(name, data.decode(errors="backslashreplace"))
+        start = len(data[: error.start].decode())
+        diagnostic = Diagnostic(
+            f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
+            source.span(start, start + len(r"\xff")),
+            notes=("it begins like UTF-16",) if wide else (),
+            help="save it as UTF-8",
+        )
+    raise SpecError(diagnostic)

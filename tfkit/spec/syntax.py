@@ -1,0 +1,175 @@
+"""What the YAML parser complains about, in plain words.
+
+PyYAML speaks of block mappings and flow scalars, its C parser and its Python parser in different words.
+Here each complaint becomes a `Diagnostic` at the place where a person would repair it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import yaml
+
+from tfkit.errors import Diagnostic, Source, Span, quoted
+
+TAGS = "tags are not allowed in a spec: a spec is data"
+TAGS_HELP = 'remove the tag; text that starts with `!` needs quotes: "!text"'
+DIRECTIVES = "a spec has no lines that start with `%`"
+GLUED = "no space after the colon"
+INDENT = "indent all keys of a mapping by the same number of spaces"
+LIST = "write `key: [a, b]`, or put each `- item` on a line of its own below its key"
+
+_GLUED = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
+
+
+def missing_space(text: str) -> str | None:
+    """The help for `key:value`, which YAML takes for one word; None for any other text."""
+    match = _GLUED.match(text)
+    return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
+
+
+def explain(complaint: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
+    """The diagnostic for the parser's complaint about `source.text[start:]`."""
+    mark = getattr(complaint, "problem_mark", None)
+    if mark is None:
+        return Diagnostic("this is not valid YAML", source.span(start))
+    context = getattr(complaint, "context_mark", None) or mark
+    place = _Place(source, start + mark.index, start + context.index)
+    text = f"{getattr(complaint, 'context', '')}: {getattr(complaint, 'problem', '')}"
+    if re.match(r" *\t", place.line):
+        tab = place.at - len(place.before) + place.line.index("\t")
+        return Diagnostic("a tab cannot indent a line", source.span(tab), help="indent with spaces")
+    for pattern, rule in _RULES:
+        if re.search(pattern, text):
+            return rule(place)
+    for pattern, at_opener, message, help in _PLAIN_RULES:
+        if re.search(pattern, text):
+            at = place.opened if at_opener else place.at
+            char = source.text[at : at + 1]
+            return Diagnostic(message.format(char), source.span(at), help=help.format(char))
+    return Diagnostic("this is not valid YAML", place.word())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the parser stopped (`at`), and where the thing began that it was reading (`opened`)."""
+
+    source: Source
+    at: int
+    opened: int
+
+    @property
+    def line(self) -> str:
+        return self.source.line(self.source.span(self.at).line)
+
+    @property
+    def before(self) -> str:
+        return self.line[: self.source.span(self.at).column - 1]
+
+    @property
+    def char(self) -> str:
+        return self.source.text[self.at : self.at + 1]
+
+    @property
+    def opener(self) -> str:
+        return self.source.text[self.opened : self.opened + 1]
+
+    @property
+    def ended(self) -> bool:
+        return not self.source.text[self.at :].strip()
+
+    def word(self, at: int | None = None) -> Span:
+        start = self.at if at is None else at
+        match = re.compile(r"[\w.-]+").match(self.source.text, start)
+        return self.source.span(start, match.end() if match else None)
+
+
+def _second_colon(place: _Place) -> Diagnostic:
+    source, at = place.source, place.source.span(place.at)
+    above = next((n for n in range(at.line - 1, 0, -1) if source.line(n).strip()), 0)
+    if missing_space(source.line(above)):
+        return _glued(source, above)
+    if re.search(r":\s", place.before):
+        help = 'quote a value that contains a colon: `key: "one: two"`'
+        return Diagnostic("a second colon in one line", at, help=help)
+    notes = ("the value above continues here",) if above else ()
+    return Diagnostic("this line cannot hold a key", at, notes=notes, help=INDENT)
+
+
+def _no_colon(place: _Place) -> Diagnostic:
+    number = place.source.span(place.opened).line
+    if missing_space(place.source.line(number)):
+        return _glued(place.source, number)
+    return Diagnostic("a key without a value", place.word(place.opened), help="write `key: value`")
+
+
+def _glued(source: Source, number: int) -> Diagnostic:
+    line = source.line(number)
+    return Diagnostic(GLUED, Span(source, number, line.index(":") + 1), help=missing_space(line))
+
+
+def _unclosed(place: _Place) -> Diagnostic:
+    closer = "]" if place.opener == "[" else "}"
+    opened, at = place.source.span(place.opened), place.source.span(place.at)
+    if opened.line == at.line and not place.ended:
+        help = "put a comma between items; quote text that contains brackets, commas or colons"
+        return Diagnostic(f"expected `,` or `{closer}` here", place.word(), help=help)
+    comma = "" if place.ended else f", or a comma before line {at.line}, column {at.column}"
+    return Diagnostic(f"`{place.opener}` is never closed", opened, help=f"add the missing `{closer}`{comma}")
+
+
+def _no_value(place: _Place) -> Diagnostic:
+    if not place.ended:
+        help = "is there a comma too many?"
+        return Diagnostic(f"expected a value before `{place.char}`", place.word(), help=help)
+    last = len(place.source.text.rstrip()) - 1
+    help = "close what is open: `]` or `}`"
+    return Diagnostic("the text ends inside brackets", place.source.span(max(0, last)), help=help)
+
+
+def _escape(place: _Place) -> Diagnostic:
+    at = place.source.text.rfind("\\", place.opened, place.at + 1)
+    help = "write `\\\\` for a backslash, or use single quotes"
+    return Diagnostic("an unknown escape in quoted text", place.source.span(at), help=help)
+
+
+def _misplaced(place: _Place) -> Diagnostic:
+    if place.char in ("]", "}"):
+        return Diagnostic(f"`{place.char}` closes nothing", place.word(), help="remove it")
+    if place.before.strip():
+        help = "quote the whole value if it is one piece of text"
+        return Diagnostic("unexpected text after a value", place.word(), help=help)
+    if place.char == "-":
+        return Diagnostic("a list item cannot start here", place.word(), help=LIST)
+    if place.opener == "-":
+        return Diagnostic("a key cannot start among list items", place.word(), help=LIST)
+    return Diagnostic("the indentation of this line fits nothing above it", place.word(), help=INDENT)
+
+
+# The first pattern that is found in "context: problem" decides.
+_RULES: tuple[tuple[str, Callable[[_Place], Diagnostic]], ...] = (
+    (r"mapping values are not allowed", _second_colon),
+    (r"could not find expected ':'", _no_colon),
+    (r"expected ',' or", _unclosed),
+    (r"node content", _no_value),
+    (r"quoted scalar: (?!found unexpected)", _escape),
+    (r"block (mapping|collection)|document start", _misplaced),
+)
+
+# Pattern, whether to point at the beginning of what was being read, message, help; {} is the character there.
+_PLAIN_RULES = (
+    (r"quoted scalar: found unexpected", True, "this quote is never closed", "add the closing {}"),
+    (r"cannot start any token", False, "text cannot start with {!r}", "quote it"),
+    (
+        r"an (anchor|alias)",
+        True,
+        "`{}` needs a name right after it",
+        'quote text that starts with it: "{}text"',
+    ),
+    (r"\btag\b", True, TAGS, TAGS_HELP),
+    (r"directive|incompatible", True, DIRECTIVES, "remove the line"),
+    (r"block scalar", False, "unexpected text after `|` or `>`", "start the text on a line of its own below"),
+    (r"sequence entries are not allowed", False, "a list item cannot start here", LIST),
+)

@@ -1,0 +1,246 @@
+"""YAML events to a tree of values that know their places.
+
+The language is YAML 1.2 without what has no business in data: no tags, no duplicate keys, nothing that
+grows out of proportion when it is expanded, nothing that contains itself. Only the parser's events are
+used: no object is ever constructed from a tag, and a hostile text costs no more than a long one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import yaml
+
+from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
+from tfkit.spec import syntax
+from tfkit.spec.scalars import MAX_DIGITS, resolve
+
+MAX_NODES = 50_000  # as expanded: an alias counts as much as what it stands for
+MAX_DEPTH = 40
+MAX_ERRORS = 50
+MERGE = "<<"
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*(?:\s+(?:#.*)?)*)*")
+_TAG = re.compile(r"!(?:<[^>]*>|[^\s,\[\]{}]*)")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value. Quoted text is always a string."""
+
+    value: str | int | float | bool | None
+    span: Span
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A list."""
+
+    items: tuple[Node, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Keys and values, merge keys resolved; `keys` has the place of each key.
+
+    Aliases share it: never change it.
+    """
+
+    items: dict[str, Node]
+    keys: dict[str, Span]
+    span: Span
+
+
+Node: TypeAlias = "Scalar | Sequence | Mapping"
+
+
+def compose(source: Source, start: int = 0) -> Node | None:
+    """The tree of the one document in `source.text[start:]`; None if there is none.
+
+    Raises SpecError with everything that is wrong.
+    """
+    composer = _Composer(source, start)
+    try:
+        node = composer.document()
+    except yaml.YAMLError as complaint:
+        composer.errors.append(syntax.explain(complaint, source, start))
+        node = None
+    if composer.errors:
+        raise SpecError(*composer.errors)
+    return node
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    node: Node
+    size: int  # nodes, as expanded
+    height: int  # levels below its own
+
+
+class _Composer:
+    """One pass over the events. Errors are collected; only those of size end the pass."""
+
+    def __init__(self, source: Source, start: int) -> None:
+        self.source = source
+        self.start = start
+        self.events: Iterator[Any] = yaml.parse(source.text[start:], Loader=_Loader)
+        self.errors: list[Diagnostic] = []
+        self.anchors: dict[str, _Anchor] = {}
+        self.open: set[str] = set()  # the anchors of what is being composed
+        self.nodes = 0
+        self.deepest = 0
+
+    def document(self) -> Node | None:
+        next(self.events)  # the start of the stream
+        event = next(self.events)
+        if isinstance(event, yaml.StreamEndEvent):
+            return None
+        if event.version or event.tags:
+            self._error(syntax.DIRECTIVES, self._span(event), help="remove the line")
+        node = self._node(next(self.events), 1)
+        next(self.events)  # the end of the document
+        event = next(self.events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            self._error("a second document", self._span(event), help="give each spec a file of its own")
+        return node
+
+    def _node(self, event: Any, depth: int) -> Node:
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, depth)
+        outer, self.deepest, before = self.deepest, depth, self.nodes
+        self._count(event, depth, 1)
+        if event.tag is not None:
+            self._error(syntax.TAGS, self._tag(event), help=syntax.TAGS_HELP)
+        if event.anchor:
+            self.open.add(event.anchor)
+        node: Node
+        if isinstance(event, yaml.MappingStartEvent):
+            node = self._mapping(event, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = self._sequence(event, depth)
+        else:
+            node = self._scalar(event)
+        if event.anchor:
+            self.open.discard(event.anchor)
+            self.anchors[event.anchor] = _Anchor(node, self.nodes - before, self.deepest - depth)
+        self.deepest = max(outer, self.deepest)
+        return node
+
+    def _alias(self, event: Any, depth: int) -> Node:
+        span, alias = self._span(event), quoted(f"*{event.anchor}")
+        anchor = self.anchors.get(event.anchor)
+        if event.anchor in self.open:
+            self._error(f"{alias} stands inside what it stands for", span)
+        elif anchor is None:
+            near = closest(event.anchor, self.anchors)
+            help = f"a similar name exists: `&{near}`" if near else "name a value first: `key: &name value`"
+            self._error(f"{alias} stands for nothing: no value above has this name", span, help=help)
+        else:
+            self._count(event, depth + anchor.height, anchor.size)
+            return replace(anchor.node, span=span)
+        return Mapping({}, {}, span)
+
+    def _sequence(self, start: Any, depth: int) -> Sequence:
+        items = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return Sequence(tuple(items), self._span(start, event))
+
+    def _mapping(self, start: Any, depth: int) -> Mapping:
+        entries: dict[str, tuple[Span, Node]] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self._key(event, depth)
+            event = next(self.events)
+            value = self._node(event, depth + 1)
+            if key is None:
+                continue
+            name, span = key
+            glued = event.start_mark.index == event.end_mark.index and syntax.missing_space(name)
+            if glued:
+                self._error(syntax.GLUED, span, help=glued)
+            if name in entries:
+                help = "merge several at once: `<<: [*a, *b]`" if name == MERGE else None
+                note = f"it stands on line {entries[name][0].line} already"
+                self._error(f"duplicate key {quoted(name)}", span, note, help=help)
+            else:
+                entries[name] = span, value
+        return self._merged(entries, self._span(start, event))
+
+    def _merged(self, entries: dict[str, tuple[Span, Node]], span: Span) -> Mapping:
+        """Merged keys take the place of `<<`, unless they are written out too."""
+        merged: dict[str, tuple[Span, Node]] = {}
+        for name, entry in entries.items():
+            if name == MERGE:
+                merged |= {key: value for key, value in self._bases(*entry).items() if key not in entries}
+            else:
+                merged[name] = entry
+        items = {name: node for name, (_, node) in merged.items()}
+        return Mapping(items, {name: place for name, (place, _) in merged.items()}, span)
+
+    def _bases(self, key: Span, node: Node) -> dict[str, tuple[Span, Node]]:
+        found: dict[str, tuple[Span, Node]] = {}
+        for base in node.items if isinstance(node, Sequence) else (node,):
+            if not isinstance(base, Mapping):
+                help = "write `<<: *name`, where `&name` stands before a mapping"
+                self._error("only a mapping can be merged with `<<`", base.span, help=help)
+                break
+            for name, value in base.items.items():
+                found.setdefault(name, (base.keys[name], value))
+        return found
+
+    def _key(self, event: Any, depth: int) -> tuple[str, Span] | None:
+        node = self._node(event, depth + 1)
+        if isinstance(event, yaml.ScalarEvent) and isinstance(node, Scalar):
+            if isinstance(node.value, str):
+                return node.value, node.span
+            text = event.value
+            help = f'quote it: "{text}"' if 0 < len(text) <= MAX_DIGITS else "write `key: value`"
+            note = f"found {quoted(text) if text else 'nothing'}"
+            self._error("a key must be text", node.span, note, help=help)
+        else:
+            self._error("a key must be a single word or quoted text", node.span)
+        return None
+
+    def _scalar(self, event: Any) -> Scalar:
+        span = self._span(event)
+        if event.style:
+            return Scalar(event.value, span, quoted=True)
+        try:
+            return Scalar(resolve(event.value), span)
+        except Invalid as wrong:
+            self._error(wrong.message, span, *wrong.notes, help=wrong.help)
+            return Scalar(event.value, span)
+
+    def _count(self, event: Any, depth: int, size: int) -> None:
+        self.nodes += size
+        self.deepest = max(self.deepest, depth)
+        if depth > MAX_DEPTH:
+            self._stop(f"nested more than {MAX_DEPTH} levels deep", self._span(event))
+        if self.nodes > MAX_NODES:
+            self._stop(f"more than {MAX_NODES:,} keys and values, aliases expanded", self._span(event))
+
+    def _error(self, message: str, span: Span, *notes: str, help: str | None = None) -> None:
+        if len(self.errors) == MAX_ERRORS - 1:
+            self._stop(message, span, *notes, f"reading stopped after {MAX_ERRORS} errors", help=help)
+        self.errors.append(Diagnostic(message, span, notes=notes, help=help))
+
+    def _stop(self, message: str, span: Span, *notes: str, help: str | None = None) -> None:
+        raise SpecError(*self.errors, Diagnostic(message, span, notes=notes, help=help))
+
+    def _span(self, event: Any, last: Any = None) -> Span:
+        """The text of an event, or up to the end of another; without an anchor or tag before it."""
+        start, end = self.start + event.start_mark.index, self.start + (last or event).end_mark.index
+        match = _PROPERTIES.match(self.source.text, start)
+        if match and not isinstance(event, yaml.AliasEvent):
+            start = min(match.end(), end)
+        return self.source.span(start, end)
+
+    def _tag(self, event: Any) -> Span:
+        match = _TAG.search(self.source.text, self.start + event.start_mark.index)
+        return self.source.span(*match.span()) if match else self._span(event)

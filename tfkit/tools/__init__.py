@@ -1,0 +1,1 @@
+"""Functions over specs and models that return data; the command line prints it."""
