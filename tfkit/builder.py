@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def assemble(graph: Graph) -> torch.fx.GraphModule:
     masks = {s.mask: program.input(s.mask, optional=True) for s in graph.inputs.values() if s.mask in used and s.mask}
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
-        args, kwargs = _arguments(graph, node, program, values, masks)
+        args, kwargs = _arguments(graph, node, program, {**values, **masks})
         value = program.call(node.name, module, *args, **kwargs)
         if node.output.mask == f"{node.name}_mask":
             masks[node.output.mask] = program.apply(f"{node.name}_mask", operator.getitem, value, 1)
@@ -109,6 +109,7 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
 
 
 def _masks_in_use(graph: Graph) -> set[str | None]:
+    """The padding masks that some node reads."""
     used: set[str | None] = set()
     for node in graph.nodes:
         for field, signal in node.signals.items():
@@ -124,7 +125,7 @@ def _marker(config: BlockConfig, field: str) -> WireMarker:
 
 
 def _arguments(
-    graph: Graph, node: Node, program: Program, values: dict[str, Any], masks: dict[str | None, Any]
+    graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a node's module: its input in front, masks and the other wires as keywords."""
     args: list[Any] = []
@@ -137,7 +138,7 @@ def _arguments(
             continue
         value = values[source] if isinstance(source, str) else [values[one] for one in source]
         signals = signal if isinstance(signal, list) else [signal]
-        found = [masks.get(one.mask) for one in signals]
+        found = [values.get(one.mask or "") for one in signals]
         mask = found if isinstance(signal, list) else found[0]
         if field in ("input", "inputs"):
             args.append(value)
@@ -175,7 +176,9 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
             elif callable(reset := getattr(module, "reset_parameters", None)):
                 torch.manual_seed(_seed(seed, path))
                 reset()
-            elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+            elif any(True for _ in module.parameters(recurse=False)) or any(
+                True for _ in module.buffers(recurse=False)
+            ):
                 message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
                 raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
 

@@ -89,7 +89,9 @@ class Config(BaseModel):
     word_key: ClassVar[str | None] = None
     """The key that a bare word stands for; None where only a mapping will do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -293,9 +295,7 @@ class InitConfig(Component):
     slot = "init"
 
     @abstractmethod
-    def linear(
-        self, weight: torch.Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator
-    ) -> None:
+    def linear(self, weight: torch.Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
         """Fill `weight` [out, in] in place.
 
         `residual` says that its output is added to the residual stream of a stack of `n_layers`.

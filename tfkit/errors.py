@@ -123,9 +123,7 @@ class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid
     whole. The loader adds the position.
     """
 
-    def __init__(
-        self, field: str, message: str, *, notes: Sequence[str] = (), help: str | None = None
-    ) -> None:
+    def __init__(self, field: str, message: str, *, notes: Sequence[str] = (), help: str | None = None) -> None:
         super().__init__(field, message)
         self.field = field
         self.message = message

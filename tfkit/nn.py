@@ -17,12 +17,12 @@ class Context(NamedTuple):
     b batch, h heads, q queries, k keys.
     """
 
-    mask: Optional[Tensor]
+    mask: Tensor | None
     """Which keys a query reads: bool, True to read, or float, added to the scores; [b or 1, h or 1, q or 1, k]. None
     hides nothing, or only later keys where the module was built with `causal`."""
-    rotary: Optional[Tensor]
+    rotary: Tensor | None
     """The table of the rotary positions, for the rotation of the same kind."""
-    memory: Optional[Tensor]
+    memory: Tensor | None
     """The sequence that cross-attention reads, [b, k, d_memory]; None in self-attention."""
 
 
@@ -52,7 +52,7 @@ class Table(nn.Embedding):
         """Nothing: the builder fills the weights once they have a place in memory."""
 
 
-def masked_softmax(scores: Tensor, mask: Optional[Tensor]) -> Tensor:
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax of `scores` [b, h, q, k] over the keys that `mask` (see `Context`) lets through.
 
     A query that may read no key gets zeros, as in `scaled_dot_product_attention`, and no NaN in either direction.
@@ -81,7 +81,7 @@ class Program:
         """An argument of `forward`; an optional one is None unless given."""
         if not optional:
             return self._graph.placeholder(name, type_expr=annotation)
-        return self._graph.placeholder(name, type_expr=Optional[annotation], default_value=None)
+        return self._graph.placeholder(name, type_expr=annotation | None, default_value=None)
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> fx.Node:
         """A call of `module`, which becomes the child `name`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import TypeGuard
 
 import tfkit
 from tfkit.component import Component
@@ -27,10 +28,16 @@ MODULES = (
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Register every concrete config of the modules above."""
+    """Register every config of the modules above that has a kind."""
     for name in MODULES:
         module = importlib.import_module(f"{__name__}.{name}")
         for config in vars(module).values():
-            if isinstance(config, type) and issubclass(config, Component) and config.__module__ == module.__name__:
-                if config.word_key in config.model_fields:
-                    register(config)
+            if _is_own_kind(config, module.__name__):
+                register(config)
+
+
+def _is_own_kind(config: object, module: str) -> TypeGuard[type[Component]]:
+    """Whether `config` is written in `module` and has a kind: those that only others inherit from have none."""
+    if not isinstance(config, type) or not issubclass(config, Component) or config.__module__ != module:
+        return False
+    return config.word_key in config.model_fields

@@ -71,10 +71,14 @@ class TanhConfig(ActivationConfig):
 
 
 class SquaredReLU(nn.Module):
+    """max(x, 0) squared."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x).square()
 
 
 class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x)."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)

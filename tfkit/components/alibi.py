@@ -1,4 +1,7 @@
-"""Attention with linear biases: scores fall with distance, each head at its own slope. https://arxiv.org/abs/2108.12409"""
+"""Attention with linear biases: scores fall with distance, each head at its own slope.
+
+https://arxiv.org/abs/2108.12409.
+"""
 
 from __future__ import annotations
 

@@ -253,5 +253,3 @@ class MultiQueryConfig(MultiHeadConfig):
     @property
     def kv_heads(self) -> int:
         return 1
-
-

@@ -62,6 +62,8 @@ class AddConfig(BlockConfig):
 
 
 class Add(nn.Module):
+    """Tensors [b, t, d] -> their sum."""
+
     def forward(self, inputs: list[Tensor]) -> Tensor:
         total = inputs[0]
         for other in inputs[1:]:
@@ -93,11 +95,15 @@ class ConcatConfig(BlockConfig):
 
 
 class ConcatWidth(nn.Module):
+    """Tensors [b, t, d_i] -> [b, t, sum of d_i]."""
+
     def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
         return torch.cat(inputs, dim=-1)
 
 
 class ConcatUnmasked(nn.Module):
+    """Tensors [b, t_i, d] -> [b, sum of t_i, d]."""
+
     def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
         return torch.cat(inputs, dim=1)
 
@@ -105,9 +111,7 @@ class ConcatUnmasked(nn.Module):
 class ConcatLength(nn.Module):
     """Joins the padding masks too; inputs without one have no padding."""
 
-    def forward(
-        self, inputs: list[Tensor], inputs_mask: list[Tensor | None]
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         joined = torch.cat(inputs, dim=1)
         masks: list[Tensor] = []
         padded = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -51,9 +52,7 @@ class View:
 class SharedContext(nn.Module):
     """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention."""
 
-    def __init__(
-        self, mask: MaskConfig, *, flag: bool, rotary: nn.Module | None, position: nn.Module | None
-    ) -> None:
+    def __init__(self, mask: MaskConfig, *, flag: bool, rotary: nn.Module | None, position: nn.Module | None) -> None:
         super().__init__()
         self.left = mask.left
         self.right = mask.right
@@ -72,9 +71,7 @@ class SharedContext(nn.Module):
             mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
         return Context(mask, rotary, None)
 
-    def visible(
-        self, queries: Tensor, keys: Tensor, padding: Tensor | None, prefix: Tensor | None
-    ) -> Tensor | None:
+    def visible(self, queries: Tensor, keys: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Tensor | None:
         """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag or nothing is needed.
 
         Args:

@@ -160,15 +160,20 @@ class AddLike(nn.Module):
         return x + other.to(x.dtype)
 
 
-class ExtraTables(nn.Module):
+class ExtraTables(nn.ModuleDict):
     """Adds a row of each table to every position; row 0 where no ids are given."""
 
     def __init__(self, rows: dict[str, int], width: int) -> None:
-        super().__init__()
-        self.tables = nn.ModuleDict({name: Table(n, width) for name, n in rows.items()})
+        super().__init__({name: ExtraTable(n, width) for name, n in rows.items()})
 
     def forward(self, x: Tensor, ids: list[Tensor | None]) -> Tensor:
-        for i, table in enumerate(self.tables.values()):
-            given = ids[i]
-            x = x + (table.weight[0] if given is None else table(given))
+        for i, table in enumerate(self.values()):
+            x = x + table(ids[i])
         return x
+
+
+class ExtraTable(Table):
+    """The rows of `ids` [b, t], or row 0 for every position."""
+
+    def forward(self, ids: Tensor | None) -> Tensor:
+        return self.weight[0] if ids is None else F.embedding(ids, self.weight)

@@ -117,7 +117,8 @@ class LayerConfig(Config):
             )
         if cross is not None and cross.mask is not None:
             raise Invalid(
-                "cross_attention.mask", "cross-attention reads the whole memory: it has no extent to the left or right"
+                "cross_attention.mask",
+                "cross-attention reads the whole memory: it has no extent to the left or right",
             )
         named = {step.sublayer for step in self.sublayers or ()}
         for name in ("attention", "cross_attention", "ffn"):
@@ -223,7 +224,10 @@ def _add(program: Program, step: Step, x: fx.Node, y: fx.Node, width: int) -> fx
 
 
 class ResidualScale(nn.Module):
-    """A learned factor on what a sublayer adds; [width] or [1]. https://arxiv.org/abs/2103.17239"""
+    """A learned factor on what a sublayer adds; [width] or [1].
+
+    https://arxiv.org/abs/2103.17239.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()

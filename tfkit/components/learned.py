@@ -1,4 +1,7 @@
-"""Learned absolute positions, one row per position, added to the embedding. https://arxiv.org/abs/1705.03122"""
+"""Learned absolute positions, one row per position, added to the embedding.
+
+https://arxiv.org/abs/1705.03122
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ class LearnedConfig(InputPositionConfig):
 
 
 class Learned(nn.Module):
+    """Positions [b, t] -> [b, t, width]."""
+
     def __init__(self, config: LearnedConfig, width: int) -> None:
         super().__init__()
         self.offset = config.offset

@@ -49,6 +49,8 @@ class RMSNormConfig(NormConfig):
 
 
 class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis."""
+
     def __init__(self, config: LayerNormConfig, width: int) -> None:
         super().__init__()
         self.width = [width]
@@ -67,6 +69,8 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
+    """x / sqrt(mean of squares + eps) * (offset + weight), over the last axis."""
+
     def __init__(self, config: RMSNormConfig, width: int) -> None:
         super().__init__()
         self.width = [width]
@@ -79,7 +83,7 @@ class RMSNorm(nn.Module):
             nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
+        weight: Tensor | None = self.weight
         if weight is not None and self.offset:
             weight = weight + self.offset
         return F.rms_norm(x, self.width, weight, self.eps)

@@ -1,6 +1,6 @@
-"""T5's relative positions: a learned bias per head and bucket of distances. https://arxiv.org/abs/1910.10683
+"""T5's relative positions: a learned bias per head and bucket of distances.
 
-Near distances have a bucket each, far ones share buckets that grow logarithmically.
+https://arxiv.org/abs/1910.10683. Near distances have a bucket each, far ones share buckets that grow logarithmically.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class RopeConfig(RotaryConfig):
             raise Invalid("position", f"rope turns pairs of channels, and the width of a head ({d_head}) is odd")
         if self.width is not None and (self.width > d_head or self.width % 2):
             raise Invalid(
-                "position.width", f"width ({self.width}) must be even and at most the width of a head ({d_head})"
+                "position.width",
+                f"width ({self.width}) must be even and at most the width of a head ({d_head})",
             )
 
     def _width(self, attention: AttentionConfig) -> int:
@@ -113,7 +114,7 @@ class RotatePart(nn.Module):
 
 
 def base_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
-    """theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
+    """The powers theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
     return 1.0 / theta ** (torch.arange(0, width, 2, device=device).float() / width)
 
 
@@ -140,6 +141,8 @@ class LinearScalingConfig(RopeScalingConfig):
 
 
 class LinearScaling(nn.Module):
+    """All frequencies divided by `factor`."""
+
     def __init__(self, width: int, theta: float, config: LinearScalingConfig) -> None:
         super().__init__()
         self.width = width
@@ -163,6 +166,8 @@ class DynamicScalingConfig(RopeScalingConfig):
 
 
 class DynamicScaling(nn.Module):
+    """Frequencies of a theta that grows with the number of keys."""
+
     def __init__(self, width: int, theta: float, config: DynamicScalingConfig) -> None:
         super().__init__()
         self.width = width
@@ -201,6 +206,8 @@ class Llama3ScalingConfig(RopeScalingConfig):
 
 
 class Llama3Scaling(nn.Module):
+    """Frequencies stretched by the length of their wave."""
+
     def __init__(self, width: int, theta: float, config: Llama3ScalingConfig) -> None:
         super().__init__()
         self.width = width
@@ -218,8 +225,7 @@ class Llama3Scaling(nn.Module):
 
 
 class YarnScalingConfig(RopeScalingConfig):
-    """Interpolates the channels that turn less than `beta_slow` times in the training length, keeps those that turn
-    more than `beta_fast` times, and sharpens attention."""
+    """Stretches what turns less than `beta_slow` times, keeps what turns more than `beta_fast`; sharpens attention."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
@@ -248,6 +254,8 @@ class YarnScalingConfig(RopeScalingConfig):
 
 
 class YarnScaling(nn.Module):
+    """Frequencies stretched by the number of their turns in the training length."""
+
     def __init__(self, width: int, theta: float, config: YarnScalingConfig) -> None:
         super().__init__()
         self.width = width

@@ -1,4 +1,7 @@
-"""Sinusoidal absolute positions, computed and not stored. https://arxiv.org/abs/1706.03762, section 3.5"""
+"""Sinusoidal absolute positions, computed and not stored.
+
+https://arxiv.org/abs/1706.03762, section 3.5.
+"""
 
 from __future__ import annotations
 

@@ -8,9 +8,11 @@ Layers shared across depth: https://arxiv.org/abs/1909.11942. Patterns of layers
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from tfkit.component import (
@@ -38,7 +40,7 @@ BASE = "base"
 class LayersConfig(Config):
     """Layers that differ, or that are one and the same."""
 
-    variants: Annotated[dict[str, LayerConfig], PatchMarker()] = {}
+    variants: Annotated[dict[str, LayerConfig], PatchMarker()] = Field(default_factory=dict)
     """Named changes to the stack's layer; `base` is the layer unchanged."""
     pattern: tuple[str, ...] | dict[str, str] | None = None
     """Which variant stands where: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
@@ -154,7 +156,8 @@ class StackConfig(LayerConfig, BlockConfig):
         for name, layer in self.plan():
             if layer.d_model != self.d_model:
                 raise Invalid(
-                    f"layers.variants.{name}.d_model", f"a variant keeps the width of its stack ({self.d_model})"
+                    f"layers.variants.{name}.d_model",
+                    f"a variant keeps the width of its stack ({self.d_model})",
                 )
         return Signal("sequence", width=self.d_model, mask=signal.mask)
 
@@ -165,7 +168,8 @@ class StackConfig(LayerConfig, BlockConfig):
         views: dict[View, int] = {}
         layers, layer_views = [], []
         for name, layer in self.plan():
-            mask = (layer.attention and layer.attention.mask) or self.default_mask()
+            given = layer.attention.mask if layer.attention else None
+            mask = given or self.default_mask()
             view = View.of(layer.attention, mask, prefix="prefix" in inputs)
             if view not in views:
                 views[view] = len(views)
@@ -206,7 +210,7 @@ class DecoderConfig(StackConfig):
         super().check()
         for name, layer in dict(self.plan()).items():
             path = "" if name == BASE else f"layers.variants.{name}."
-            mask = layer.attention and layer.attention.mask
+            mask = layer.attention.mask if layer.attention else None
             if mask is not None and not mask.causal:
                 raise Invalid(
                     f"{path}attention.mask",
@@ -243,7 +247,7 @@ class Stack(nn.Module):
         self,
         *,
         shared: dict[str, SharedContext],
-        layers: list[nn.Module],
+        layers: Sequence[nn.Module],
         views: list[int],
         repeats: int,
         final_norm: nn.Module | None,
@@ -255,9 +259,7 @@ class Stack(nn.Module):
         self.repeats = repeats
         self.final_norm = final_norm
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, prefix: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
         contexts: list[Context] = []
         for shared in self.shared.values():
             contexts.append(shared(x, mask, prefix))

@@ -15,13 +15,14 @@ from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
 
 RESERVED = frozenset(
-    "add_module apply bfloat16 buffers children code compile components cpu cuda delete_all_unused_submodules "
-    "delete_submodule double dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter "
-    "get_submodule graph half ipu load_state_dict meta modules mtia named_buffers named_children named_modules "
-    "named_parameters parameters print_readable recompile register_buffer register_module register_parameter "
-    "requires_grad_ self set_extra_state set_submodule share_memory spec state_dict to to_empty to_folder train "
-    "training type xpu zero_grad".split()
+    """add_module apply bfloat16 buffers children code compile components cpu cuda delete_all_unused_submodules
+    delete_submodule double dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
+    get_submodule graph half ipu load_state_dict meta modules mtia named_buffers named_children named_modules
+    named_parameters parameters print_readable recompile register_buffer register_module register_parameter
+    requires_grad_ self set_extra_state set_submodule share_memory spec state_dict to to_empty to_folder train
+    training type xpu zero_grad""".split()  # noqa: SIM905
 )
+"""Names that a node cannot have: the built module has attributes of these names."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,7 @@ class _Expansion:
         trail.pop()
         done.append(name)
 
-    def _check_signals(
-        self, order: list[str], wires: Mapping[str, Mapping[str, str | list[str]]]
-    ) -> list[Node]:
+    def _check_signals(self, order: list[str], wires: Mapping[str, Mapping[str, str | list[str]]]) -> list[Node]:
         """Let each block check what it reads; what a broken block would give is not checked further."""
         outputs: dict[str, Signal] = dict(self.inputs)
         nodes = []
@@ -253,9 +252,7 @@ class _Expansion:
                 self._error(("outputs", str(index)), f"`{name}` stands there twice")
         return self.model.outputs
 
-    def _check_effect(
-        self, wires: Mapping[str, Mapping[str, str | list[str]]], outputs: tuple[str, ...]
-    ) -> None:
+    def _check_effect(self, wires: Mapping[str, Mapping[str, str | list[str]]], outputs: tuple[str, ...]) -> None:
         """Refuse nodes and inputs that nothing reads."""
         read = {one for fields in wires.values() for s in fields.values() for one in ([s] if isinstance(s, str) else s)}
         for name in self.model.graph:

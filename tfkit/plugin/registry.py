@@ -125,9 +125,7 @@ def _check_kind(config: type[Component]) -> None:
         found = "nothing" if field.is_required() else repr(field.default)
         raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {found}")
     if not WORD.fullmatch(words[0]):
-        raise TypeError(
-            f"`{config.__name__}.{key}`: {words[0]!r} is no lower-case word such as `double_gelu`"
-        )
+        raise TypeError(f"`{config.__name__}.{key}`: {words[0]!r} is no lower-case word such as `double_gelu`")
 
 
 def _check_complete(config: type[Component]) -> None:

@@ -28,21 +28,21 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
-class BadExpression(ValueError):
+class ExpressionError(ValueError):
     """What is wrong with an expression, in words for the user."""
 
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
-    """The value of the expression; `lookup` gives the value of a name, or raises `BadExpression`."""
+    """The value of the expression; `lookup` gives the value of a name, or raises `ExpressionError`."""
     if len(text) > MAX_LENGTH:
-        raise BadExpression(f"an expression has at most {MAX_LENGTH} characters")
+        raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise BadExpression(f"{quoted(text)} is neither a number nor arithmetic over the spec's fields") from None
+        raise ExpressionError(f"{quoted(text)} is neither a number nor arithmetic over the spec's fields") from None
     value = _value(tree.body, lookup)
     if abs(value) > MAX_VALUE:
-        raise BadExpression(f"{quoted(text)} is larger than any size of a model")
+        raise ExpressionError(f"{quoted(text)} is larger than any size of a model")
     return value
 
 
@@ -56,20 +56,20 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = _value(node.left, lookup), _value(node.right, lookup)
         return _apply(node.op, left, right)
-    raise BadExpression("only numbers, names, + - * / // % ** and parentheses can stand in an expression")
+    raise ExpressionError("only numbers, names, + - * / // % ** and parentheses can stand in an expression")
 
 
 def _apply(op: ast.operator, left: Number, right: Number) -> Number:
     if isinstance(op, ast.Pow) and (abs(left) > MAX_VALUE or abs(right) > 64):
-        raise BadExpression("the power is too large for any size of a model")
+        raise ExpressionError("the power is too large for any size of a model")
     try:
         value = _BINARY[type(op)](left, right)
     except ZeroDivisionError:
-        raise BadExpression("division by zero") from None
+        raise ExpressionError("division by zero") from None
     except OverflowError:
-        raise BadExpression("the result is too large for any size of a model") from None
+        raise ExpressionError("the result is too large for any size of a model") from None
     if isinstance(value, complex):
-        raise BadExpression("a fractional power of a negative number has no real value")
+        raise ExpressionError("a fractional power of a negative number has no real value")
     if abs(value) > MAX_VALUE:
-        raise BadExpression("the result is too large for any size of a model")
+        raise ExpressionError("the result is too large for any size of a model")
     return value

@@ -118,7 +118,7 @@ def from_pydantic(
     provenance: Provenance,
     unknown: Collection[str],
 ) -> Iterator[Diagnostic]:
-    """pydantic's complaints about one config in our words, one for each field."""
+    """Turn pydantic's complaints about one config into our words, one for each field."""
     by_field: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         by_field.setdefault(_place(detail, provenance, path), []).append(detail)

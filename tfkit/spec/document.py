@@ -46,7 +46,7 @@ class ModelSpec(Config):
     """The paper or the reference implementation."""
     description: str | None = None
     """What is special about it."""
-    inputs: dict[str, InputConfig] = {"tokens": InputConfig(type="tokens")}
+    inputs: dict[str, InputConfig] = Field(default_factory=lambda: {"tokens": InputConfig(type="tokens")})
     """What the model is called with, in order."""
     graph: dict[str, BlockConfig]
     """The nodes, in order."""

@@ -18,7 +18,7 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.errors import Diagnostic, Span, closest, listing, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import complaints
-from tfkit.spec.arithmetic import BadExpression, Number, evaluate
+from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.merge import merge
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
@@ -103,7 +103,13 @@ class Resolver:
         self._enclosing: list[tuple[Mapping, Scope]] = []
 
     def config(
-        self, cls: type[Config], node: Mapping, path: Path, scope: Scope, *, extra: MappingABC[str, Any] | None = None
+        self,
+        cls: type[Config],
+        node: Mapping,
+        path: Path,
+        scope: Scope,
+        *,
+        extra: MappingABC[str, Any] | None = None,
     ) -> Any:
         """The config of class `cls` that the mapping says, or INVALID with the reasons in `errors`.
 
@@ -138,7 +144,9 @@ class Resolver:
             elif marker(info, SharedMarker) and name in scope:
                 given[name] = scope[name]
                 self.used.add(scope[name].path)
-                self.provenance.origins[here] = Origin("inherited", _value_span(scope[name].node, scope[name].node.span))
+                self.provenance.origins[here] = Origin(
+                    "inherited", _value_span(scope[name].node, scope[name].node.span)
+                )
                 self.provenance.spans.setdefault(here, scope[name].node.span)
             else:
                 self.provenance.origins[here] = Origin("default")
@@ -255,26 +263,26 @@ class Resolver:
             return node.value
         try:
             value = self._evaluate(node.value, scope, (name,))
-        except BadExpression as wrong:
+        except ExpressionError as wrong:
             return self._error(f"`{name}`: {wrong}", node.span, path)
         return int(value) if float not in numbers and value == int(value) else value
 
     def _evaluate(self, text: str, scope: Scope, busy: tuple[str, ...]) -> Number:
         def lookup(name: str) -> Number:
             if name in busy:
-                raise BadExpression(f"`{name}` is defined by itself")
+                raise ExpressionError(f"`{name}` is defined by itself")
             given = scope.get(name)
             if given is None:
                 numbers = [n for n, g in scope.items() if isinstance(g.node, Scalar) and _is_number(g.node.value)]
                 near = closest(name, numbers)
                 hint = f"; a similar name exists: `{near}`" if near else f"; names: {listing(sorted(numbers))}"
-                raise BadExpression(f"there is no {quoted(name)} to compute with{hint}")
+                raise ExpressionError(f"there is no {quoted(name)} to compute with{hint}")
             self.used.add(given.path)
             value = given.node.value if isinstance(given.node, Scalar) else None
             if isinstance(value, str) and isinstance(given.node, Scalar) and not given.node.quoted:
                 return self._evaluate(value, scope, (*busy, name))
             if not _is_number(value):
-                raise BadExpression(f"`{name}` is not a number")
+                raise ExpressionError(f"`{name}` is not a number")
             return value  # type: ignore[return-value]
 
         return evaluate(text, lookup)
@@ -288,7 +296,9 @@ class Resolver:
         for key in node.items:
             if key not in cls.model_fields:
                 span = node.keys[key]
-                self.errors.append(complaints.unknown_key(key, cls, missing, self.plugins, span, ".".join((*path, key))))
+                self.errors.append(
+                    complaints.unknown_key(key, cls, missing, self.plugins, span, ".".join((*path, key)))
+                )
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, node: Mapping) -> Any:
         broken = {name for name, value in values.items() if value is INVALID}
