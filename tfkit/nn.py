@@ -5,7 +5,7 @@ Annotations are evaluated here, because TorchScript does not resolve those of a 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn

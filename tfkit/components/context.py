@@ -65,14 +65,15 @@ class SharedContext(nn.Module):
         rotary: Tensor | None = None
         if self.rotary is not None:
             rotary = self.rotary(positions, x.size(1)).to(x.dtype)
-        mask = self.visible(positions, positions, padding, prefix)
+        visible = self.visible(positions, positions, padding, prefix)
+        mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(positions, positions).to(x.dtype)
-            mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+            mask = bias if mask is None else bias + mask
         return Context(mask, rotary, None)
 
     def visible(self, queries: Tensor, keys: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Tensor | None:
-        """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag or nothing is needed.
+        """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag says it, or it is all.
 
         Args:
             queries: their positions, [q].
@@ -80,17 +81,14 @@ class SharedContext(nn.Module):
             padding: True where a key is a token, [b, k].
             prefix: how many tokens at the start every query reads, [b].
         """
-        if padding is None and self.flag:
-            return None
         visible: Tensor | None = None
-        offset = keys[None, :] - queries[:, None]
+        if padding is None and self.flag:
+            return visible
         if self.right is not None:
-            visible = offset <= self.right
+            visible = (keys[None, :] - queries[:, None] <= self.right)[None, None]
         if self.left is not None:
-            near = offset >= -self.left
+            near = (queries[:, None] - keys[None, :] <= self.left)[None, None]
             visible = near if visible is None else visible & near
-        if visible is not None:
-            visible = visible[None, None]
         if prefix is not None and visible is not None:
             index = keys[None, :] if padding is None else padding.long().cumsum(dim=1) - 1
             visible = visible | (index < prefix[:, None])[:, None, None, :]
@@ -98,3 +96,11 @@ class SharedContext(nn.Module):
             tokens = padding.to(torch.bool)[:, None, None, :]
             visible = tokens if visible is None else visible & tokens
         return visible
+
+
+def additive(visible: Tensor, like: Tensor) -> Tensor:
+    """What to add to the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`.
+
+    Made once per forward: given a bool mask, the attention kernel would make the same in every layer.
+    """
+    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)

@@ -29,7 +29,7 @@ from tfkit.component import (
     Wire,
     expect,
 )
-from tfkit.components.context import SharedContext, View
+from tfkit.components.context import SharedContext, View, additive
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.errors import Invalid, closest, listing
 from tfkit.nn import Context
@@ -282,8 +282,8 @@ class MemoryStack(Stack):
         contexts: list[Context] = []
         for shared in self.shared.values():
             contexts.append(shared(x, mask, None))
-        visible = None if memory_mask is None else memory_mask.to(torch.bool)[:, None, None, :]
-        cross = Context(visible, None, memory)
+        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
+        cross = Context(tokens, None, memory)
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
                 x = layer(x, contexts[self.views[i]], cross)
