@@ -364,6 +364,8 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None) -
     signal: Signal = inputs[field]
     if signal.type not in types:
         raise Invalid(field, f"`{field}` takes {' or '.join(types)}, not {signal}")
+    if signal.optional:
+        raise Invalid(field, f"`{field}` must always be there, and the input that it names is optional")
     if width is not None and signal.width != width:
         raise Invalid(
             field,

@@ -213,7 +213,7 @@ class Resolver:
         if isinstance(node, Scalar):
             if isinstance(node.value, bool) and shape.boolean:
                 return node.value
-            if node.value in (None, False, "none") and shape.null:
+            if shape.null and (node.value is None or node.value is False or node.value == "none"):
                 return None
             if not isinstance(node.value, str) or cls.word_key is None:
                 return self._error(complaints.not_a_config(path[-1], cls, shape, node), node.span, path)
@@ -258,7 +258,7 @@ class Resolver:
             for i, item in enumerate(node.items):
                 self.provenance.spans[(*path, str(i))] = item.span
             return tuple(self._plain(info, item, name, (*path, str(i)), scope) for i, item in enumerate(node.items))
-        numbers, words = _numeric(info.annotation)
+        numbers, words = numeric(info.annotation)
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
             return node.value
         try:
@@ -334,7 +334,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _numeric(annotation: Any) -> tuple[set[type], set[object]]:
+def numeric(annotation: Any) -> tuple[set[type], set[object]]:
     """Which number types a field takes, and which words."""
     numbers: set[type] = set()
     words: set[object] = set()
@@ -344,7 +344,7 @@ def _numeric(annotation: Any) -> tuple[set[type], set[object]]:
         elif get_origin(option) is Literal:
             words |= set(get_args(option))
         elif get_origin(option) is dict:
-            numbers |= _numeric(get_args(option)[1])[0]
+            numbers |= numeric(get_args(option)[1])[0]
     return numbers, words
 
 

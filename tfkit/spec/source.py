@@ -22,7 +22,7 @@ __all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "parse", "parse
 MAX_BYTES = 1 << 20
 
 # What YAML allows, without the line breaks that editors do not count as such and without byte order marks.
-_UNWELCOME = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+UNWELCOME = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
@@ -74,7 +74,7 @@ def plain(node: Node) -> Any:
 
 
 def _compose(source: Source, start: int) -> Node | None:
-    unwelcome = _UNWELCOME.search(source.text)
+    unwelcome = UNWELCOME.search(source.text)
     if unwelcome:
         char = f"U+{ord(unwelcome[0]):04X}"
         raise SpecError(

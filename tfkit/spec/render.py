@@ -1,0 +1,223 @@
+"""A resolved spec as YAML text that loads again to the same model.
+
+Every value that a part could inherit is written where it holds, so that nothing depends on the parts around it; other
+values are left out where they equal their default. Variants of layers are written as what they change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMarker, marker
+from tfkit.errors import Invalid
+from tfkit.spec.document import InputConfig, ModelSpec
+from tfkit.spec.resolve import numeric
+from tfkit.spec.scalars import MAX_DIGITS, resolve
+from tfkit.spec.source import UNWELCOME
+from tfkit.spec.tree import MERGE
+
+SCHEMA_COMMENT = "# yaml-language-server: $schema=schema.json"
+WIDTH = 110
+INDENT = "  "
+TOKENS = InputConfig(type="tokens")
+
+Data: TypeAlias = "dict[str, Data] | list[Data] | str | int | float | bool | None"
+
+_PLAIN = re.compile(r"[\w/](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
+
+
+class Quoted(str):
+    """Text that a field would take for arithmetic if it stood there unquoted."""
+
+
+def render(model: ModelSpec) -> str:
+    """The YAML text of a resolved spec; `parse_spec` gives an equal model for it.
+
+    Raises ValueError for what no text can say, which only models made by hand can hold: a key `<<`, or a variant that
+    takes entries out of a mapping of its stack's.
+    """
+    data = document(model)
+    lines = [SCHEMA_COMMENT]
+    for key, value in data.items():
+        block = key == "graph" and isinstance(value, dict)
+        lines += ["", "graph:"] if block else []
+        lines += _mapping(value, 1) if block else _entry(key, value, 0)
+        lines += [""] if block else []
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def document(model: ModelSpec) -> dict[str, Data]:
+    """A resolved spec as plain data, in the order of its text."""
+    data = _config(model, None)
+    if "inputs" in data and all(one == TOKENS for one in model.inputs.values()):
+        data["inputs"] = list(model.inputs)
+    return {name: data[name] for name in ModelSpec.model_fields if name in data}
+
+
+def _config(config: Config, parent: Config | None) -> dict[str, Data]:
+    """The mapping of a config; `parent` is the config around it."""
+    found: dict[str, Data] = {}
+    for name in _ordered(config):
+        value, info = getattr(config, name), type(config).model_fields[name]
+        if not _written(config, name):
+            continue
+        if marker(info, PatchMarker):
+            assert parent is not None, "patches change the config around theirs"
+            found[name] = {key: _changes(parent, changed) for key, changed in value.items()}
+        else:
+            found[name] = _value(value, config, name)
+    return found
+
+
+def _ordered(config: Config) -> list[str]:
+    """The fields as a person would write them: kind, wires, short values, mappings."""
+    fields = type(config).model_fields
+
+    def rank(name: str) -> int:
+        if name == config.word_key:
+            return 0
+        return 1 if marker(fields[name], WireMarker) else 3 if _nested(getattr(config, name)) else 2
+
+    return sorted(fields, key=rank)
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, Config | Mapping) or (isinstance(value, tuple) and any(map(_nested, value)))
+
+
+def _written(config: Config, name: str) -> bool:
+    """Whether a field must stand in the text: all but those that resolve to their default when they are missing."""
+    info = type(config).model_fields[name]
+    if info.is_required() or marker(info, SharedMarker) or name == config.word_key:
+        return True
+    if isinstance(info.json_schema_extra, dict) and "default_kind" in info.json_schema_extra:
+        return True
+    return not _same(getattr(config, name), info.get_default(call_default_factory=True))
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal, and of one type: True is not 1."""
+    return type(a) is type(b) and a == b
+
+
+def _value(value: Any, config: Config, name: str) -> Data:
+    if isinstance(value, Config):
+        data = _config(value, config)
+        return _word(data, value) if isinstance(value, Component) and value.word_key == "kind" else data
+    if isinstance(value, Mapping):
+        return {key: _value(one, config, name) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        items = [_value(one, config, name) for one in value]
+        return [_word(item, one) if isinstance(one, Config) else item for item, one in zip(items, value, strict=True)]
+    if isinstance(value, str):
+        numbers, words = numeric(type(config).model_fields[name].annotation)
+        return Quoted(value) if numbers and value not in words else value
+    assert value is None or isinstance(value, bool | int | float), f"{name}: {value!r} is nothing that a spec can say"
+    return value
+
+
+def _word(data: Data, config: Config) -> Data:
+    """A mapping that says only what a bare word says, as that word."""
+    if isinstance(data, dict) and list(data) == [config.word_key]:
+        word = data[str(config.word_key)]
+        return data if word == "none" else word  # `none` would leave the slot empty
+    return data
+
+
+def _changes(base: Config, changed: Config) -> dict[str, Data]:
+    """The patch with which `tfkit.spec.merge` turns the text of `base` into that of `changed`."""
+    patch: dict[str, Data] = {}
+    for name in _ordered(changed):
+        old, new = getattr(base, name), getattr(changed, name)
+        in_base = _written(base, name)
+        if _same(old, new) and (in_base or not _written(changed, name)):
+            continue
+        merges = type(old) is type(new) and getattr(old, "kind", None) == getattr(new, "kind", None)
+        if isinstance(new, Config) and merges and in_base:
+            patch[name] = _changes(old, new)
+        else:
+            after = _value(new, changed, name)
+            patch[name] = _entries(_value(old, base, name), after, name) if in_base else after
+    return patch
+
+
+def _entries(old: Data, new: Data, name: str) -> Data:
+    """What a patch says to turn `old` into `new`: mappings of one kind are merged, everything else is replaced."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    if "kind" in new and new["kind"] != old.get("kind"):
+        return new
+    if gone := [key for key in old if key not in new]:
+        raise ValueError(f"`{name}`: a variant cannot take out {gone}")
+    return {k: _entries(old[k], v, name) if k in old else v for k, v in new.items() if k not in old or old[k] != v}
+
+
+def _mapping(data: Mapping[str, Data], depth: int) -> list[str]:
+    return [line for key, value in data.items() for line in _entry(key, value, depth)]
+
+
+def _entry(key: str, value: Data, depth: int) -> list[str]:
+    """The lines of `key: value`: one where it fits, else a line for each of the value's parts."""
+    if key == MERGE:
+        raise ValueError(f"`{MERGE}` cannot be a key: it merges")
+    start = f"{INDENT * depth}{_text(key)}:"
+    line = f"{start} {_flow(value) if isinstance(value, dict | list) else _scalar(value, flow=False)}"
+    if len(line) <= WIDTH or not isinstance(value, dict | list):
+        return [line]
+    return [start, *(_mapping(value, depth + 1) if isinstance(value, dict) else _items(value, depth + 1))]
+
+
+def _items(items: list[Data], depth: int) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        line = f"{INDENT * depth}- {_flow(item)}"
+        if len(line) <= WIDTH or not isinstance(item, dict):
+            lines.append(line)
+        else:
+            first, *rest = _mapping(item, depth + 1)
+            lines += [f"{INDENT * depth}- {first.lstrip()}", *rest]
+    return lines
+
+
+def _flow(value: Data) -> str:
+    if isinstance(value, dict):
+        if MERGE in value:
+            raise ValueError(f"`{MERGE}` cannot be a key: it merges")
+        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    return _scalar(value, flow=True)
+
+
+def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
+    if isinstance(value, str):
+        return _text(value, flow=flow)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    # The loader refuses numbers as long as this; only arithmetic gets there.
+    return f"0 + {value}" if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS else repr(value)
+
+
+def _text(text: str, *, flow: bool = True) -> str:
+    """A string, in quotes unless it reads as one without them."""
+    plain = _PLAIN.fullmatch(text if flow else text.replace(", ", "  "))
+    if plain and not isinstance(text, Quoted) and _reads_as_text(text):
+        return text
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _reads_as_text(text: str) -> bool:
+    try:
+        return isinstance(resolve(text), str)
+    except Invalid:
+        return False
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char in "\t\r\n":
+        return {"\t": "\\t", "\r": "\\r", "\n": "\\n"}[char]
+    return f"\\U{ord(char):08x}" if UNWELCOME.match(char) else char
