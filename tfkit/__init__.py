@@ -19,18 +19,28 @@ if TYPE_CHECKING:
     from tfkit.component import BlockConfig as BlockConfig
     from tfkit.component import Component as Component
     from tfkit.component import Config as Config
+    from tfkit.component import Count as Count
+    from tfkit.component import Dim as Dim
+    from tfkit.component import Extent as Extent
     from tfkit.component import FFNConfig as FFNConfig
     from tfkit.component import InitConfig as InitConfig
     from tfkit.component import InputPositionConfig as InputPositionConfig
     from tfkit.component import Make as Make
+    from tfkit.component import MaskConfig as MaskConfig
+    from tfkit.component import MaskedWire as MaskedWire
     from tfkit.component import NormConfig as NormConfig
+    from tfkit.component import PositiveFloat as PositiveFloat
+    from tfkit.component import Probability as Probability
     from tfkit.component import RopeScalingConfig as RopeScalingConfig
     from tfkit.component import RotaryConfig as RotaryConfig
     from tfkit.component import ScoreBiasConfig as ScoreBiasConfig
     from tfkit.component import Shared as Shared
     from tfkit.component import Signal as Signal
     from tfkit.component import Signals as Signals
+    from tfkit.component import TableWire as TableWire
     from tfkit.component import Wire as Wire
+    from tfkit.component import divisors as divisors
+    from tfkit.component import expect as expect
     from tfkit.component import optional_slot as optional_slot
     from tfkit.component import slot as slot
     from tfkit.errors import Invalid as Invalid
@@ -38,6 +48,11 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph as Graph
     from tfkit.graph.expand import load as load
     from tfkit.graph.expand import loads as loads
+    from tfkit.nn import Context as Context
+    from tfkit.nn import Linear as Linear
+    from tfkit.nn import Program as Program
+    from tfkit.nn import Table as Table
+    from tfkit.nn import masked_softmax as masked_softmax
     from tfkit.plugin.hookspecs import Register as Register
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
@@ -51,23 +66,34 @@ _NAMES = {
         "BlockConfig",
         "Component",
         "Config",
+        "Count",
+        "Dim",
+        "Extent",
         "FFNConfig",
         "InitConfig",
         "InputPositionConfig",
         "Make",
+        "MaskConfig",
+        "MaskedWire",
         "NormConfig",
+        "PositiveFloat",
+        "Probability",
         "RopeScalingConfig",
         "RotaryConfig",
         "ScoreBiasConfig",
         "Shared",
         "Signal",
         "Signals",
+        "TableWire",
         "Wire",
+        "divisors",
+        "expect",
         "optional_slot",
         "slot",
     ],
     "tfkit.errors": ["Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
+    "tfkit.nn": ["Context", "Linear", "Program", "Table", "masked_softmax"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
     "tfkit.plugin.manager": ["load_plugins"],
 }

@@ -85,7 +85,7 @@ def assemble(graph: Graph) -> torch.fx.GraphModule:
             value = program.apply(f"{node.name}_value", operator.getitem, value, 0)
         values[node.name] = value
     outputs = [values[name] for name in graph.outputs]
-    model = program.build(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
+    model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
     paths = {module: path for path, module in model.named_modules()}
     model.components = {  # type: ignore[assignment]
         paths[module]: (config.slot, config.kind_name()) for module, config in builder.made.items() if module in paths

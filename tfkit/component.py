@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -89,9 +89,7 @@ class Config(BaseModel):
     word_key: ClassVar[str | None] = None
     """The key that a bare word stands for; None where only a mapping will do."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -239,6 +237,9 @@ class RopeScalingConfig(Component):
         """Multiplies cos and sin."""
         return 1.0
 
+    def check_rope(self, width: int, theta: float) -> None:
+        """Raise `Invalid` when this scaling cannot serve that many channels per head, or that base."""
+
     @abstractmethod
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
         """Build the module: (n_keys, device) -> the frequencies [width / 2], float32."""
@@ -254,6 +255,9 @@ class InputPositionConfig(PositionConfig):
     """Positions that are added to the embedding."""
 
     role = "is added to the embedding"
+
+    def check_width(self, width: int) -> None:
+        """Raise `Invalid` when these positions cannot have that width."""
 
     @abstractmethod
     def build(self, make: Make, width: int) -> nn.Module:
@@ -329,6 +333,12 @@ class Signal:
     def __str__(self) -> str:
         return self.type if self.width is None else f"{self.type} of width {self.width}"
 
+    def in_words(self) -> str:
+        """What it is, as a sentence says it: `a sequence of width 512`."""
+        article = "a " if self.type in ("sequence", "vector", "table") else ""
+        rows = "" if self.rows is None else f" of {self.rows} rows"
+        return f"{article}{self.type}{rows}{'' if self.width is None else f' of width {self.width}'}"
+
 
 OWN_MASK = "own"
 
@@ -363,13 +373,16 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None) -
     """The signal of wire `field`, checked for its type and width; raises `Invalid`."""
     signal: Signal = inputs[field]
     if signal.type not in types:
-        raise Invalid(field, f"`{field}` takes {' or '.join(types)}, not {signal}")
+        takes = " or ".join(Signal(cast(Any, one)).in_words() for one in types)
+        help = "put an `embedding` between the two" if signal.type == "tokens" and "sequence" in types else None
+        raise Invalid(field, f"`{field}` takes {takes}, not {signal.in_words()}", help=help)
     if signal.optional:
-        raise Invalid(field, f"`{field}` must always be there, and the input that it names is optional")
+        help = "remove `optional: true` from the input"
+        raise Invalid(field, f"`{field}` must always be there, and the input that it names is optional", help=help)
     if width is not None and signal.width != width:
         raise Invalid(
             field,
-            f"widths disagree: d_model is {width}, and `{field}` brings {signal}",
+            f"widths disagree: d_model is {width}, and `{field}` brings {signal.in_words()}",
             help="set d_model of one of the two nodes, or put a `linear` node between them",
         )
     return signal

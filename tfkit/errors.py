@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import textwrap
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ MAX_COLUMNS = 100
 TAB = "    "
 NEAR = 0.66  # the least likeness at which a name is worth suggesting
 LONGEST_NAME = 100
+MOST_NAMES = 1000
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ class Diagnostic:
         lines = [f"error: {self.message}"]
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
         lines += _excerpt(span, margin) if span else []
-        lines += [f"{margin} = {note}" for note in self.notes]
-        lines += [f"{margin} = help: {self.help}"] if self.help else []
+        for note in [*self.notes, *([f"help: {self.help}"] if self.help else [])]:
+            lines += _wrapped(_printable(note), f"{margin} = ")
         return "\n".join(_printable(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,9 +141,9 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 
     Case, `-` and `_` do not count, and a name that contains the other (`heads`, `n_heads`) is near.
     """
-    if len(word) > LONGEST_NAME:
-        return None
     names = [name for name in candidates if len(name) <= LONGEST_NAME]
+    if len(word) > LONGEST_NAME or len(names) > MOST_NAMES:
+        return None
     likeness = {name: _likeness(_folded(word), _folded(name)) for name in names}
     best = max(likeness, key=lambda name: likeness[name], default=None)
     return best if best is not None and likeness[best] >= NEAR else None
@@ -168,6 +170,8 @@ def _folded(name: str) -> str:
 def _likeness(word: str, name: str) -> float:
     shorter, longer = sorted((word, name), key=len)
     contained = len(shorter) >= 3 and shorter in longer
+    if not contained and 2 * len(shorter) < NEAR * (len(shorter) + len(longer)):
+        return 0.0
     return max(difflib.SequenceMatcher(None, word, name).ratio(), 0.8 if contained else 0.0)
 
 
@@ -216,6 +220,13 @@ def _excerpt(span: Span, margin: str) -> list[str]:
     carets = sum(map(_width, cells[start - first : min(end - first, after)]))
     bar = f"{margin} |"
     return [bar, f" {span.line} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
+
+
+def _wrapped(text: str, start: str) -> list[str]:
+    """A text in lines of at most `MAX_COLUMNS`, unless one word is longer; those after the first are indented."""
+    room = MAX_COLUMNS - len(start)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if len(text) > room else [text]
+    return [f"{start if index == 0 else ' ' * len(start)}{line}" for index, line in enumerate(lines)]
 
 
 def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:

@@ -3,9 +3,13 @@
 Annotations are evaluated here, because TorchScript does not resolve those of a `NamedTuple` that are text.
 """
 
+import hashlib
+import linecache
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -67,6 +71,26 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return weights.masked_fill(unreadable, 0.0)
 
 
+@dataclass(frozen=True)
+class Value:
+    """What a step of a `Program` gives, to be used as an argument of later steps."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a program: an argument of `forward`, a call, a weight, or what is returned."""
+
+    op: str
+    name: str
+    target: Any
+    args: tuple[Any, ...] = field(compare=False)
+    kwargs: dict[str, Any] = field(compare=False)
+    text: str
+    """The arguments in words, by which steps are compared: they may hold lists."""
+
+
 class Program:
     """Writes the `forward` of a module as straight-line code: one call per step, nothing decided at run time.
 
@@ -74,29 +98,96 @@ class Program:
     """
 
     def __init__(self) -> None:
-        self._graph = fx.Graph()
-        self._root = nn.Module()
+        self._steps: list[Step] = []
+        self._children: dict[str, nn.Module] = {}
 
-    def input(self, name: str, annotation: Any = Tensor, *, optional: bool = False) -> fx.Node:
+    def input(self, name: str, annotation: Any = Tensor, *, optional: bool = False) -> Value:
         """An argument of `forward`; an optional one is None unless given."""
-        if not optional:
-            return self._graph.placeholder(name, type_expr=annotation)
-        return self._graph.placeholder(name, type_expr=annotation | None, default_value=None)
+        default = {"default_value": None} if optional else {}
+        return self._add("placeholder", name, annotation | None if optional else annotation, (), default)
 
-    def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> fx.Node:
+    def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Value:
         """A call of `module`, which becomes the child `name`."""
-        self._root.add_module(name, module)
-        return self._graph.create_node("call_module", name, args, kwargs, name=name)
+        self._children[name] = module
+        return self._add("call_module", name, name, args, kwargs)
 
-    def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """A call of a function of torch or of `operator`."""
-        return self._graph.create_node("call_function", function, args, kwargs, name=name)
+        return self._add("call_function", name, function, args, kwargs)
 
-    def weight(self, path: str) -> fx.Node:
+    def weight(self, path: str) -> Value:
         """A parameter of a child by its dotted path."""
-        return self._graph.get_attr(path)
+        return self._add("get_attr", path.replace(".", "_"), path, (), {})
 
-    def build(self, output: Any, class_name: str) -> fx.GraphModule:
-        """The module whose `forward` returns `output`."""
-        self._graph.output(output)
-        return fx.GraphModule(self._root, self._graph, class_name=class_name)
+    def _add(self, op: str, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        self._steps.append(Step(op, name, target, args, kwargs, repr((args, kwargs))))
+        return Value(len(self._steps) - 1)
+
+    def build(self, output: Any, class_name: str) -> nn.Module:
+        """The module whose `forward` returns `output`. Equal programs become objects of one class."""
+        self._add("output", "output", "output", (output,), {})
+        module = written_class(tuple(self._steps), class_name)()
+        for name, child in self._children.items():
+            module.add_module(name, child)
+        return module
+
+    def build_graph_module(self, output: Any, class_name: str) -> fx.GraphModule:
+        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited."""
+        self._add("output", "output", "output", (output,), {})
+        root = nn.Module()
+        for name, child in self._children.items():
+            root.add_module(name, child)
+        return fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+
+
+class Written(nn.Module):
+    """A module whose class was written by a `Program`: `code` is its forward."""
+
+    steps: ClassVar[tuple[Step, ...]]
+    code: ClassVar[str]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        return _empty, (self.steps, type(self).__name__), *state
+
+
+def _empty(steps: tuple[Step, ...], class_name: str) -> Written:
+    """A module without its state: what unpickling and copying start from."""
+    return Written.__new__(written_class(steps, class_name))
+
+
+@lru_cache(maxsize=1024)
+def written_class(steps: tuple[Step, ...], class_name: str) -> type[Written]:
+    """The class with these steps as its forward.
+
+    All equal layers of a model are of one class, as if a person had written it: it is compiled once, by Python, by
+    TorchScript, and by `torch.compile` of the layers.
+    """
+    text = _graph(steps).python_code("self")
+    code = text.src.strip() + "\n"
+    file = f"<tfkit {class_name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
+    names = dict(text.globals)
+    exec(compile(code, file, "exec"), names)
+    body = {"steps": steps, "code": code, "forward": names["forward"], "__module__": __name__}
+    return type(class_name, (Written,), body)
+
+
+def _graph(steps: Sequence[Step]) -> fx.Graph:
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+
+    def node(value: Any) -> Any:
+        return nodes[value.step] if isinstance(value, Value) else value
+
+    for step in steps:
+        args, kwargs = fx.node.map_aggregate(step.args, node), fx.node.map_aggregate(step.kwargs, node)
+        if step.op == "placeholder":
+            nodes.append(graph.placeholder(step.name, type_expr=step.target, **kwargs))
+        elif step.op == "output":
+            nodes.append(graph.output(*args))
+        elif step.op == "get_attr":
+            nodes.append(graph.get_attr(step.target))
+        else:
+            nodes.append(graph.create_node(step.op, step.target, args, kwargs, name=step.name))
+    return graph

@@ -199,7 +199,11 @@ class MultiHeadConfig(AttentionConfig):
         return self.softcap is None
 
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:
-        """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d]."""
+        """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
+
+        A module with parameters of its own fills them in `reset_parameters`. One that does not know what `causal` means
+        goes with a `causal_flag` of False: then it is never set, and the mask is written out.
+        """
         return ScaledDotProduct(self, causal=causal) if self.softcap is None else SoftCapped(self, self.softcap)
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:

@@ -28,10 +28,10 @@ from tfkit.nn import Linear
 def _sequences(inputs: Signals) -> list[Signal]:
     signals: list[Signal] = inputs["inputs"]
     if len(signals) < 2:
-        raise Invalid("inputs", f"needs at least two inputs, and has {len(signals)}")
+        raise Invalid("inputs", f"`inputs` needs at least two nodes, and has {len(signals)}")
     for index, signal in enumerate(signals):
         if signal.type != "sequence":
-            raise Invalid(f"inputs.{index}", f"takes sequences, not {signal}")
+            raise Invalid(f"inputs.{index}", f"an item of `inputs` takes a sequence, not {signal.in_words()}")
     return signals
 
 
@@ -40,7 +40,7 @@ def _same_width(signals: list[Signal]) -> None:
         if signal.width != signals[0].width:
             raise Invalid(
                 f"inputs.{index}",
-                f"widths disagree: the first input is a {signals[0]}, this one a {signal}",
+                f"widths disagree: the first input is {signals[0].in_words()}, this one {signal.in_words()}",
                 help="put a `linear` node in front of one of them",
             )
 

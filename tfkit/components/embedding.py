@@ -9,7 +9,7 @@ import operator
 from typing import Literal
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit.component import (
@@ -29,7 +29,7 @@ from tfkit.component import (
     expect,
 )
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Program, Table
+from tfkit.nn import Linear, Program, Table, Value
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -64,19 +64,30 @@ class EmbeddingConfig(BlockConfig):
     """The order of the steps above; scale, position, tables, norm, dropout, project unless given."""
 
     def check(self) -> None:
-        """Refuse stages that are not exactly those that the other fields ask for."""
+        """Refuse positions of another width, and stages that are not exactly those that the other fields ask for."""
         super().check()
+        if self.tables == {}:
+            raise Invalid("tables", "`tables` has no effect: it names no input", help="write `{token_types: 2}`")
+        for name in self.tables or ():
+            if hasattr(nn.ModuleDict, name) or name == "training":
+                raise Invalid(f"tables.{name}", f"a table cannot be named `{name}`: every module has such an attribute")
+        self._check_stages()
+        if self.position is not None:
+            self.position.check_width(self._width("position"))
+
+    def _check_stages(self) -> None:
         if self.stages is None:
             return
         wanted = set(self._default_stages())
-        for stage in self.stages:
-            if self.stages.count(stage) > 1:
-                raise Invalid("stages", f"stage `{stage}` stands there twice")
+        for index, stage in enumerate(self.stages):
+            if stage in self.stages[:index]:
+                raise Invalid(f"stages.{index}", f"stage `{stage}` stands in the list twice")
             if stage not in wanted:
                 need = "d_embed" if stage == "project" else stage
-                raise Invalid("stages", f"stage `{stage}` has nothing to do: `{need}` is not set")
+                raise Invalid(f"stages.{index}", f"stage `{stage}` has nothing to do: `{need}` is not set")
         if missing := [stage for stage in self._default_stages() if stage not in self.stages]:
-            raise Invalid("stages", f"the stages leave out {listing(missing)}, which the embedding sets")
+            help = f"write `stages: [{', '.join(self._default_stages())}]` in the order that you need"
+            raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
 
     def _default_stages(self) -> tuple[Stage, ...]:
         present: dict[Stage, bool] = {
@@ -96,10 +107,11 @@ class EmbeddingConfig(BlockConfig):
         tokens = expect(inputs, "input", "tokens")
         table = inputs.get("tie")
         if table is not None and table != self.table():
-            raise Invalid("tie", f"tied tables must agree: this one is a {self.table()}, the other a {table}")
+            raise Invalid("tie", f"tied tables must agree: this is {self.table().in_words()}, that {table.in_words()}")
         for index, signal in enumerate(inputs.get("tables", ())):
             if signal.type != "tokens":
-                raise Invalid(f"tables.{list(self.tables or ())[index]}", f"a table looks up tokens, not {signal}")
+                place = f"tables.{list(self.tables or ())[index]}"
+                raise Invalid(place, f"a table looks up tokens, not {signal.in_words()}")
         return Signal("sequence", width=self.d_model, mask=tokens.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -116,12 +128,8 @@ class EmbeddingConfig(BlockConfig):
             x = self._stage(stage, make, program, x, mask, ids)
         return program.build(x, "Embedding")
 
-    def _stage(
-        self, stage: Stage, make: Make, program: Program, x: fx.Node, mask: fx.Node, ids: fx.Node | None
-    ) -> fx.Node:
-        width = self.d_embed or self.d_model
-        if stage in ("position", "norm") and self._projected_before(stage):
-            width = self.d_model
+    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, ids: Value | None) -> Value:
+        width = self._width(stage)
         if stage == "scale":
             factor = self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale
             return program.apply("scaled", operator.mul, x, factor)
@@ -130,8 +138,6 @@ class EmbeddingConfig(BlockConfig):
             added = program.call("position", make(self.position, width), positions)
             return program.call("add_position", AddLike(), x, added)
         if stage == "tables" and self.tables:
-            if self._projected_before(stage):
-                width = self.d_model
             return program.call("tables", ExtraTables(self.tables, width), x, ids)
         if stage == "norm" and self.norm is not None:
             return program.call("norm", make(self.norm, width), x)
@@ -139,9 +145,11 @@ class EmbeddingConfig(BlockConfig):
             return program.call("dropout", nn.Dropout(self.dropout), x)
         return program.call("project", Linear(width, self.d_model, bias=True), x)
 
-    def _projected_before(self, stage: Stage) -> bool:
+    def _width(self, stage: Stage) -> int:
+        """Width of what the stage is given."""
         stages = self.stages or self._default_stages()
-        return "project" in stages and stages.index("project") < stages.index(stage)
+        projected = "project" in stages and stages.index("project") < stages.index(stage)
+        return self.d_model if projected or self.d_embed is None else self.d_embed
 
 
 class Positions(nn.Module):

@@ -56,7 +56,8 @@ class LMHeadConfig(BlockConfig):
     transform: TransformConfig | None = None
     """Dense, activation, norm in front, as in masked language models."""
     d_embed: Dim | None = None
-    """Project to this width first, where the table is narrower than d_model."""
+    """Width of the output matrix, if it is narrower than d_model: the transform's dense layer leads there, or else a
+    projection of its own."""
     scale: PositiveFloat | None = None
     """Multiplies the logits."""
     softcap: PositiveFloat | None = None
@@ -68,22 +69,21 @@ class LMHeadConfig(BlockConfig):
         if table is not None and (table.rows, table.width) != (self.vocab_size, width):
             raise Invalid(
                 "tie",
-                f"the head needs a table of {self.vocab_size} rows of width {width}, and the tied one is {table}",
+                f"the head needs a table of {self.vocab_size} rows of width {width}, and this is {table.in_words()}",
                 help="`d_embed` projects to a narrower table first" if table.width != width else None,
             )
         return Signal("logits", width=self.vocab_size)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
-        program, width = Program(), self.d_model
+        program, width = Program(), self.d_embed or self.d_model
         x = program.input("x")
         if self.transform is not None:
-            x = program.call("dense", Linear(width, width, bias=self.transform.bias), x)
+            x = program.call("dense", Linear(self.d_model, width, bias=self.transform.bias), x)
             x = program.call("activation", make(self.transform.activation), x)
             if self.transform.norm is not None:
                 x = program.call("norm", make(self.transform.norm, width), x)
-        if self.d_embed is not None:
-            x = program.call("project", Linear(width, self.d_embed, bias=True), x)
-            width = self.d_embed
+        elif self.d_embed is not None:
+            x = program.call("project", Linear(self.d_model, width, bias=True), x)
         if self.tie is None:
             x = program.call("output", Linear(width, self.vocab_size, bias=self.bias), x)
         else:

@@ -80,12 +80,12 @@ class XavierInitConfig(ZeroBiasInitConfig):
 
 
 class SmallInitConfig(ZeroBiasInitConfig):
-    """Normal with deviation sqrt(2 / (5 d)), where d is the layer's input width."""
+    """Normal with deviation sqrt(2 / (5 d)), where d is the width of the residual stream that a layer reads or feeds."""
 
     kind: Literal["small"] = "small"
 
     def linear(self, weight: Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
-        nn.init.normal_(weight, std=math.sqrt(2 / (5 * weight.size(1))), generator=generator)
+        nn.init.normal_(weight, std=math.sqrt(2 / (5 * weight.size(0 if residual else 1))), generator=generator)
 
     def table(self, weight: Tensor, *, generator: torch.Generator) -> None:
         nn.init.normal_(weight, std=math.sqrt(2 / (5 * weight.size(1))), generator=generator)

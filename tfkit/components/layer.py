@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionConfig,
@@ -35,7 +35,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Program
+from tfkit.nn import Context, Program, Value
 
 SublayerName = Literal["attention", "cross_attention", "ffn"]
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
@@ -120,15 +120,28 @@ class LayerConfig(Config):
                 "cross_attention.mask",
                 "cross-attention reads the whole memory: it has no extent to the left or right",
             )
+        if self.attention is None and cross is None and self.ffn is None:
+            raise Invalid("", "a layer without parts", help="add `attention`, `ffn` or both")
         named = {step.sublayer for step in self.sublayers or ()}
         for name in ("attention", "cross_attention", "ffn"):
             if self.sublayers is not None and getattr(self, name) is not None and name not in named:
-                raise Invalid(name, f"`{name}` has no effect: `sublayers` does not use it")
+                raise Invalid(name, f"`{name}` has no effect: `sublayers` leaves it out")
         for index, step in enumerate(self.sublayers or ()):
             if step.sublayer != "cross_attention" and getattr(self, step.sublayer) is None:
-                raise Invalid(f"sublayers.{index}", f"the layer has no `{step.sublayer}`: add the key to the stack")
+                raise Invalid(
+                    f"sublayers.{index}",
+                    f"the layer has no `{step.sublayer}` to run",
+                    help=f"add `{step.sublayer}: ...` beside `sublayers`",
+                )
         if self.input_norm and not any(step.reads_input for step in self.steps(memory=cross is not None)):
             raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
+
+    def place_of_cross_attention(self) -> str | None:
+        """The key that asks for cross-attention, if one does."""
+        if self.cross_attention is not None:
+            return "cross_attention"
+        names = [step.sublayer for step in self.sublayers or ()]
+        return f"sublayers.{names.index('cross_attention')}" if "cross_attention" in names else None
 
     def cross(self) -> AttentionConfig | None:
         """The config of cross-attention, from that of self-attention if it has none of its own."""
@@ -174,7 +187,7 @@ class LayerConfig(Config):
         return self._norm(self.input_norm, self.placement == "parallel")
 
 
-def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool) -> fx.GraphModule:
+def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
     """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
     program, width = Program(), layer.d_model
     x = program.input("x")
@@ -214,7 +227,7 @@ def _build_sublayer(
     return make(attention, d_memory=d_memory, causal=False)
 
 
-def _add(program: Program, step: Step, x: fx.Node, y: fx.Node, width: int) -> fx.Node:
+def _add(program: Program, step: Step, x: Value, y: Value, width: int) -> Value:
     if step.residual.learned != "none":
         factor = ResidualScale(width if step.residual.learned == "vector" else 1)
         y = program.call(f"{step.name}_residual_scale", factor, y)

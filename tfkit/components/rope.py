@@ -50,6 +50,8 @@ class RopeConfig(RotaryConfig):
                 "position.width",
                 f"width ({self.width}) must be even and at most the width of a head ({d_head})",
             )
+        if self.scaling is not None:
+            self.scaling.check_rope(self._width(attention), self.theta)
 
     def _width(self, attention: AttentionConfig) -> int:
         return self.width or attention.head_width
@@ -161,6 +163,10 @@ class DynamicScalingConfig(RopeScalingConfig):
     original_max_len: Dim
     """Length of the training."""
 
+    def check_rope(self, width: int, theta: float) -> None:
+        if width == 2:
+            raise Invalid("position.width", "dynamic scaling needs several frequencies, and a width of 2 has only one")
+
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
         return DynamicScaling(width, theta, self)
 
@@ -248,6 +254,10 @@ class YarnScalingConfig(RopeScalingConfig):
         super().check()
         if self.beta_slow >= self.beta_fast:
             raise Invalid("beta_slow", f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+
+    def check_rope(self, width: int, theta: float) -> None:
+        if theta == 1:
+            raise Invalid("position.theta", "yarn needs frequencies that differ, and a theta of 1 makes them all equal")
 
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
         return YarnScaling(width, theta, self)

@@ -24,6 +24,10 @@ class SinusoidalConfig(InputPositionConfig):
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
 
+    def check_width(self, width: int) -> None:
+        if width % 2:
+            raise Invalid("position", f"sinusoidal positions need an even width, not {width}")
+
     def build(self, make: Make, width: int) -> nn.Module:
         return Sinusoidal(self, width)
 
@@ -33,8 +37,6 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, config: SinusoidalConfig, width: int) -> None:
         super().__init__()
-        if width % 2:
-            raise Invalid("position", f"sinusoidal positions need an even width, not {width}")
         self.width = width
         self.rate = -math.log(config.theta) / width
         self.interleaved = config.layout == "interleaved"

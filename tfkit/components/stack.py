@@ -27,11 +27,12 @@ from tfkit.component import (
     Signal,
     Signals,
     Wire,
+    divisors,
     expect,
 )
 from tfkit.components.context import SharedContext, View, additive
 from tfkit.components.layer import LayerConfig, build_layer
-from tfkit.errors import Invalid, closest, listing
+from tfkit.errors import Invalid, closest, listing, quoted
 from tfkit.nn import Context
 
 BASE = "base"
@@ -49,28 +50,34 @@ class LayersConfig(Config):
     """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
 
     def check(self) -> None:
-        """Refuse variants without a pattern, and patterns of unknown variants."""
+        """Refuse patterns of unknown variants, and variants that no pattern uses."""
         super().check()
         if BASE in self.variants:
             raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
-        used = set(self._words())
         for name in self.variants:
-            if name not in used:
-                raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: the pattern does not use it")
-        for name in self._words():
+            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or name == "training":
+                help = "use letters, digits and `_`, and no name of a module's own attributes"
+                raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
+        used = self._used()
+        for place, name in used.items():
             if name not in self.variants and name != BASE:
                 near = closest(name, [*self.variants, BASE])
                 raise Invalid(
-                    "pattern",
-                    f"unknown variant `{name}` in the pattern",
+                    f"pattern.{place}",
+                    f"unknown variant `{name}`",
                     notes=[f"variants: {listing([*self.variants, BASE])}"],
                     help=f"a variant with a similar name exists: `{near}`" if near else None,
                 )
+        for name in self.variants:
+            if name not in used.values():
+                why = "there is no `pattern`" if self.pattern is None else "the pattern does not use it"
+                raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: {why}")
 
-    def _words(self) -> list[str]:
+    def _used(self) -> dict[str, str]:
+        """The variants that the pattern names, by the key or number of the entry."""
         if isinstance(self.pattern, dict):
-            return list(self.pattern.values())
-        return [name for name, _ in map(_repeated, self.pattern or ())]
+            return self.pattern
+        return {str(i): _repeated(i, word)[0] for i, word in enumerate(self.pattern or ())}
 
     def arrange(self, n: int) -> list[str]:
         """The variant of each of `n` layers; raises `Invalid` when the pattern does not fit them."""
@@ -78,16 +85,24 @@ class LayersConfig(Config):
             return [BASE] * n
         if isinstance(self.pattern, dict):
             return _placed(self.pattern, n)
-        cycle = [name for name, times in map(_repeated, self.pattern) for _ in range(times)]
-        if len(cycle) > n:
-            raise Invalid("layers.pattern", f"the pattern has {len(cycle)} layers, and the stack only {n}")
-        return [cycle[i % len(cycle)] for i in range(n)]
+        runs = [_repeated(i, word) for i, word in enumerate(self.pattern)]
+        length = sum(times for _, times in runs)
+        if length > n:
+            raise Invalid("layers.pattern", f"the pattern has {length} layers, and the stack only {n}")
+        if not runs:
+            raise Invalid("layers.pattern", "the pattern is empty", help="write `[local*5, base]`, or leave it out")
+        cycle = [name for name, times in runs for _ in range(times)]
+        return [cycle[i % length] for i in range(n)]
 
 
-def _repeated(word: str) -> tuple[str, int]:
+def _repeated(index: int, word: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\w+)(?:\*([1-9]\d{0,3}))?", word)
     if match is None:
-        raise Invalid("pattern", f"`{word}` is neither a variant nor a variant with a count", help="write `local*5`")
+        raise Invalid(
+            f"pattern.{index}",
+            f"{quoted(word)} is neither a variant nor a variant with a count",
+            help="write `local`, or `local*5` for five layers in a row",
+        )
     return match[1], int(match[2] or 1)
 
 
@@ -96,20 +111,24 @@ def _placed(pattern: dict[str, str], n: int) -> list[str]:
     for key, name in pattern.items():
         if key == "rest":
             continue
+        place = f"layers.pattern.{key}"
         match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", key)
         if match is None:
-            raise Invalid(f"layers.pattern.{key}", f"`{key}` is not a layer", help="write `3`, `0-2` or `rest`")
+            raise Invalid(place, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
         first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= n:
-            raise Invalid(f"layers.pattern.{key}", f"layers {key} are not among the stack's, 0 to {n - 1}")
+        if first > last:
+            raise Invalid(place, f"the first layer of `{key}` comes after its last")
+        if last >= n:
+            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"they count from 0 to {n - 1}")
         for i in range(first, last + 1):
             if names[i] is not None:
-                raise Invalid(f"layers.pattern.{key}", f"layer {i} stands in the pattern twice")
+                raise Invalid(place, f"layer {i} stands in the pattern twice")
             names[i] = name
     if None in names and "rest" not in pattern:
-        raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help="add `rest: NAME`")
+        help = "add `rest: base`, or another variant, for all that are left"
+        raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help=help)
     if None not in names and "rest" in pattern:
-        raise Invalid("layers.pattern.rest", "`rest` has no effect: every layer has its variant")
+        raise Invalid("layers.pattern.rest", "`rest` has no effect: no layer is left", help="remove it")
     return [pattern["rest"] if name is None else name for name in names]
 
 
@@ -134,7 +153,11 @@ class StackConfig(LayerConfig, BlockConfig):
         super().check()
         groups = self.layers.groups if self.layers else None
         if groups and self.n_layers % groups:
-            raise Invalid("layers.groups", f"n_layers ({self.n_layers}) must be a multiple of groups ({groups})")
+            raise Invalid(
+                "layers.groups",
+                f"n_layers ({self.n_layers}) must be a multiple of groups ({groups})",
+                notes=[f"divisors of {self.n_layers}: {divisors(self.n_layers)}"],
+            )
         self.plan()
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
@@ -143,6 +166,11 @@ class StackConfig(LayerConfig, BlockConfig):
             return [(BASE, self)] * self.n_layers
         names = self.layers.arrange(self.layers.groups or self.n_layers)
         return [(name, self.layers.variants.get(name, self)) for name in names]
+
+    def distinct(self) -> list[tuple[str, LayerConfig]]:
+        """Each config of `plan` once, with the path of the place where it is written."""
+        layers = dict(self.plan())
+        return [("" if name == BASE else f"layers.variants.{name}.", layer) for name, layer in layers.items()]
 
     def closing_norm(self) -> NormConfig | None:
         """The norm after the last layer."""
@@ -153,12 +181,9 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", width=self.d_model)
-        for name, layer in self.plan():
+        for path, layer in self.distinct():
             if layer.d_model != self.d_model:
-                raise Invalid(
-                    f"layers.variants.{name}.d_model",
-                    f"a variant keeps the width of its stack ({self.d_model})",
-                )
+                raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
         return Signal("sequence", width=self.d_model, mask=signal.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -192,6 +217,17 @@ class EncoderConfig(StackConfig):
 
     block: Literal["encoder"] = "encoder"
 
+    def check(self) -> None:
+        """Refuse cross-attention: an encoder has no memory."""
+        super().check()
+        for path, layer in self.distinct():
+            if (place := layer.place_of_cross_attention()) is not None:
+                raise Invalid(
+                    f"{path}{place}",
+                    "an encoder has no cross-attention: it has no memory to read",
+                    help="use `block: decoder` and `memory: NODE`",
+                )
+
 
 class DecoderConfig(StackConfig):
     """Layers that read only what came before; with a memory, they have cross-attention too."""
@@ -208,25 +244,28 @@ class DecoderConfig(StackConfig):
     def check(self) -> None:
         """Refuse a decoder that looks ahead, and cross-attention without a memory."""
         super().check()
-        for name, layer in dict(self.plan()).items():
-            path = "" if name == BASE else f"layers.variants.{name}."
+        for path, layer in self.distinct():
             mask = layer.attention.mask if layer.attention else None
             if mask is not None and not mask.causal:
                 raise Invalid(
-                    f"{path}attention.mask",
-                    "a decoder's self-attention must not read later keys: `right: 0`",
-                    help="use `block: encoder` for attention in both directions",
+                    f"{path}attention.mask{'' if mask.right is None else '.right'}",
+                    "a decoder's self-attention must not read later keys",
+                    help="write `right: 0`, or use `block: encoder` for attention in both directions",
                 )
-            uses_memory = any(step.sublayer == "cross_attention" for step in layer.sublayers or ())
-            if self.memory is None and (layer.cross_attention is not None or uses_memory):
+            place = layer.place_of_cross_attention()
+            if self.memory is None and place is not None:
                 raise Invalid(
-                    f"{path}cross_attention" if layer.cross_attention is not None else f"{path}sublayers",
+                    f"{path}{place}",
                     "cross-attention needs a memory to read",
                     help="add `memory: NODE` to the decoder",
                 )
             steps = layer.steps(memory=self.memory is not None)
             if self.memory is not None and not any(step.sublayer == "cross_attention" for step in steps):
-                raise Invalid("memory", "`memory` has no effect: `sublayers` has no cross_attention")
+                raise Invalid(
+                    "memory",
+                    "`memory` has no effect: no sublayer reads it",
+                    help="add `cross_attention` to `sublayers`",
+                )
             if self.memory is not None and layer.cross() is None:
                 raise Invalid("cross_attention", "a decoder with a memory needs `attention` or `cross_attention`")
         if self.memory is not None and self.prefix is not None:
