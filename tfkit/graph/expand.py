@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import keyword
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
 from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.complaints import crashed
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
 
@@ -23,6 +24,9 @@ RESERVED = frozenset(
     training type xpu zero_grad""".split()  # noqa: SIM905
 )
 """Names that a node cannot have: the built module has attributes of these names."""
+
+MAX_ERRORS = 50
+Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,19 @@ class _Expansion:
         self.spec = spec
         self.model: ModelSpec = spec.model
         self.errors: list[Diagnostic] = []
+        self.tables: dict[str, Signal] = {}
         self.inputs = {name: _input_signal(name, config) for name, config in self.model.inputs.items()}
 
     def graph(self) -> Graph:
         self._check_names()
         self._stop_on_errors()
         wires = self._wires()
+        self.tables = self._tables()
         self._stop_on_errors()
         order = self._order(wires)
         nodes = self._check_signals(order, wires)
         outputs = self._outputs()
+        self._stop_on_errors()
         self._check_effect(wires, outputs)
         self._stop_on_errors()
         return Graph(self.spec, self.inputs, tuple(nodes), outputs)
@@ -98,24 +105,25 @@ class _Expansion:
     def _error(self, path: tuple[str, ...], message: str, *notes: str, help: str | None = None) -> None:
         span = self.spec.provenance.span(path)
         self.errors.append(Diagnostic(message, span, ".".join(path), notes, help))
+        if len(self.errors) == MAX_ERRORS:
+            self._stop_on_errors()
 
     def _stop_on_errors(self) -> None:
         if self.errors:
             raise SpecError(*self.errors)
 
     def _check_names(self) -> None:
-        if not self.model.graph:
-            self._error(("graph",), "the graph has no nodes")
-        if not self.model.inputs:
-            self._error(("inputs",), "a model needs an input")
         for part, names in (("inputs", self.model.inputs), ("graph", self.model.graph)):
             for name in names:
+                what = "a node" if part == "graph" else "an input"
                 if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-                    self._error((part, name), f"{quoted(name)} is not a name", help="letters, digits and `_`")
+                    help = "it becomes a name in Python: a letter, then letters, digits and `_`"
+                    self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=help)
                 elif name in RESERVED or name.endswith("_mask"):
-                    self._error((part, name), f"`{name}` is a name that every module has already: choose another")
+                    why = "every module has something of this name" if name in RESERVED else "it names a padding mask"
+                    self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
                 elif part == "graph" and name in self.model.inputs:
-                    self._error((part, name), f"`{name}` is an input and a node: choose another name for one")
+                    self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")
 
     def _wires(self) -> dict[str, dict[str, str | list[str]]]:
         """What each node's fields are connected to; a missing `input` is the node above."""
@@ -143,49 +151,58 @@ class _Expansion:
         names = list(self.model.inputs)
         if len(names) == 1:
             return names[0]
-        message = f"`{node}` has no node above it, and the model has several inputs: say which it reads"
-        self._error(("graph", node), message, f"inputs: {listing(names)}", help="add `input: NAME`")
+        message = f"`{node}` has no node above it, and the model has several inputs"
+        self._error(("graph", node), message, f"inputs: {listing(names)}", help="say which it reads: `input: NAME`")
         return None
 
     def _check_source(self, path: tuple[str, ...], node: str, source: str) -> None:
         nodes, inputs = list(self.model.graph), list(self.model.inputs)
         if source == node:
-            self._error(path, f"`{node}` reads itself")
+            self._error(path, f"`{node}` reads itself", help="name another node or an input")
         elif source not in nodes and source not in inputs:
-            near = closest(source, [*nodes, *inputs])
+            near = closest(source, [name for name in (*nodes, *inputs) if name != node])
+            what = "a node" if near in nodes else "an input"
             self._error(
                 path,
                 f"unknown node {quoted(source)}",
                 f"nodes: {listing(nodes)}",
                 f"inputs: {listing(inputs)}",
-                help=f"a node with a similar name exists: `{near}`" if near else None,
+                help=f"{what} with a similar name exists: `{near}`" if near else None,
             )
 
-    def _order(self, wires: Mapping[str, Mapping[str, str | list[str]]]) -> list[str]:
+    def _order(self, wires: Wires) -> list[str]:
         """The nodes in the spec's order, each after those that it reads; raises SpecError for a cycle."""
-        done: list[str] = []
+        done: dict[str, None] = {}
         for start in wires:
-            trail: list[str] = []
-            self._visit(start, wires, trail, done)
-        return done
+            trail = {start: _sources(wires[start])} if start not in done else {}
+            while trail:
+                name = next(reversed(trail))
+                source = next((one for one in trail[name] if one not in done and one in wires), None)
+                if source is None:
+                    done[name] = None
+                    del trail[name]
+                elif source in trail:
+                    names = list(trail)
+                    self._refuse_cycle(names[names.index(source) :], wires)
+                else:
+                    trail[source] = _sources(wires[source])
+        return list(done)
 
-    def _visit(
-        self, name: str, wires: Mapping[str, Mapping[str, str | list[str]]], trail: list[str], done: list[str]
-    ) -> None:
-        if name in done or name not in wires:
-            return
-        if name in trail:
-            cycle = [*trail[trail.index(name) :], name]
-            self._error(("graph", name), f"the graph has a cycle: {' -> '.join(reversed(cycle))}")
-            self._stop_on_errors()
-        trail.append(name)
-        for source in wires[name].values():
-            for one in [source] if isinstance(source, str) else source:
-                self._visit(one, wires, trail, done)
-        trail.pop()
-        done.append(name)
+    def _refuse_cycle(self, names: list[str], wires: Wires) -> None:
+        """Each of `names` reads the next one, and the last the first."""
+        position = {name: index for index, name in enumerate(wires)}
+        first = min(range(len(names)), key=lambda index: position[names[index]])
+        names = names[first:] + names[:first]
+        name, source = names[0], names[1]
+        field = next(field for field, read in wires[name].items() if source in (read if type(read) is list else [read]))
+        read = wires[name][field]
+        config = getattr(self.model.graph[name], field)
+        part = [] if isinstance(read, str) else [source if isinstance(config, dict) else str(read.index(source))]
+        way = listing([name, *reversed(names)], 12)
+        self._error(("graph", name, field, *part), f"the graph has a cycle: {way.replace(', ', ' -> ')}")
+        self._stop_on_errors()
 
-    def _check_signals(self, order: list[str], wires: Mapping[str, Mapping[str, str | list[str]]]) -> list[Node]:
+    def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
         """Let each block check what it reads; what a broken block would give is not checked further."""
         outputs: dict[str, Signal] = dict(self.inputs)
         nodes = []
@@ -194,11 +211,18 @@ class _Expansion:
             signals = self._signals(name, config, wires[name], outputs)
             if signals is None:
                 continue
+            path: tuple[str, ...] = ("graph", name)
             try:
                 output = config.output(signals)
             except Invalid as wrong:
-                path = ("graph", name, *(wrong.field.split(".") if wrong.field else ()))
-                self._error(path, wrong.message, *wrong.notes, help=wrong.help)
+                notes = list(wrong.notes)
+                if wrong.field == "input" and getattr(config, "input", None) is None:
+                    notes.append(f"`{name}` reads `{wires[name]['input']}`, which stands above it")
+                path = (*path, *(wrong.field.split(".") if wrong.field else ()))
+                self._error(path, wrong.message, *notes, help=wrong.help)
+                continue
+            except Exception as wrong:  # a plugin's block
+                self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask")
@@ -227,15 +251,28 @@ class _Expansion:
         return signals
 
     def _table(self, name: str, field: str, source: str) -> Signal | None:
-        table = self.model.graph[source].table() if source in self.model.graph else None
+        table = self.tables.get(source)
         if table is None:
-            owners = [n for n, config in self.model.graph.items() if config.table() is not None and n != name]
+            owners = [one for one in self.tables if one != name]
             self._error(
                 ("graph", name, field),
                 f"`{source}` has no token table to tie to",
                 f"nodes with a table: {listing(owners)}" if owners else "no other node has a table",
             )
         return table
+
+    def _tables(self) -> dict[str, Signal]:
+        """The token table of each node that has one."""
+        found = {}
+        for name, config in self.model.graph.items():
+            try:
+                table = config.table()
+            except Exception as wrong:  # a plugin's block
+                self.errors.append(crashed(type(config), "`table`", wrong, ("graph", name), self.spec.provenance))
+                continue
+            if table is not None:
+                found[name] = table
+        return found
 
     def _outputs(self) -> tuple[str, ...]:
         if self.model.outputs is None:
@@ -249,19 +286,24 @@ class _Expansion:
                 nodes = f"nodes: {listing(self.model.graph)}"
                 self._error(("outputs", str(index)), f"unknown node {quoted(name)}", nodes, help=help)
             elif name in self.model.outputs[:index]:
-                self._error(("outputs", str(index)), f"`{name}` stands there twice")
+                self._error(("outputs", str(index)), f"output `{name}` stands in the list twice")
         return self.model.outputs
 
-    def _check_effect(self, wires: Mapping[str, Mapping[str, str | list[str]]], outputs: tuple[str, ...]) -> None:
+    def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:
         """Refuse nodes and inputs that nothing reads."""
-        read = {one for fields in wires.values() for s in fields.values() for one in ([s] if isinstance(s, str) else s)}
+        read = {source for fields in wires.values() for source in _sources(fields)}
         for name in self.model.graph:
             if name not in read and name not in outputs:
                 message = f"`{name}` has no effect: nothing reads it"
-                self._error(("graph", name), message, help="add it to `outputs: [...]` to return it")
+                self._error(("graph", name), message, help="read it in another node, or add it to `outputs: [...]`")
         for name in self.model.inputs:
             if name not in read:
-                self._error(("inputs", name), f"input `{name}` has no effect: nothing reads it")
+                help = f"read it in a node, as in `input: {name}`, or remove it"
+                self._error(("inputs", name), f"input `{name}` has no effect: nothing reads it", help=help)
+
+
+def _sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
+    return (one for source in fields.values() for one in ([source] if isinstance(source, str) else source))
 
 
 def _input_signal(name: str, config: InputConfig) -> Signal:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable
 
-from tfkit.errors import quoted
+from tfkit.errors import Invalid, quoted
 
 MAX_LENGTH = 200
 MAX_VALUE = 1e30
+MAX_EXPONENT = 64
+GRAMMAR = "arithmetic has numbers, names of the spec's fields, + - * / // % ** and parentheses"
 
 Number = int | float
 
@@ -28,48 +31,68 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
-class ExpressionError(ValueError):
-    """What is wrong with an expression, in words for the user."""
+class ExpressionError(Invalid):
+    """What is wrong with an expression.
+
+    `part` is the range of its text that is to blame; `circle` are the names that are computed from each other.
+    """
+
+    def __init__(self, message: str, *, notes: tuple[str, ...] = (), help: str | None = None) -> None:
+        super().__init__("", message, notes=notes, help=help)
+        self.part: tuple[int, int] | None = None
+        self.circle: tuple[str, ...] = ()
 
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
     """The value of the expression; `lookup` gives the value of a name, or raises `ExpressionError`."""
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters")
+        raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters, and this one {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        with warnings.catch_warnings(action="ignore"):  # of `4or 2`, which is refused below
+            tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ExpressionError(f"{quoted(text)} is neither a number nor arithmetic over the spec's fields") from None
-    value = _value(tree.body, lookup)
-    if abs(value) > MAX_VALUE:
-        raise ExpressionError(f"{quoted(text)} is larger than any size of a model")
-    return value
+        raise ExpressionError(f"{quoted(text)} is neither a number nor arithmetic", help=GRAMMAR) from None
+    return _value(tree.body, lookup)
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
+    """The value of one part of an expression; what goes wrong in it is marked as its fault."""
+    try:
+        return _part(node, lookup)
+    except ExpressionError as wrong:
+        if wrong.part is None:
+            wrong.part = node.col_offset, node.end_col_offset or node.col_offset + 1
+        raise
+
+
+def _part(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return node.value  # type: ignore[return-value]
+        return _bounded(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
         return lookup(node.id)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand, lookup))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _value(node.left, lookup), _value(node.right, lookup)
-        return _apply(node.op, left, right)
-    raise ExpressionError("only numbers, names, + - * / // % ** and parentheses can stand in an expression")
+        return _apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
+    what = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
+    raise ExpressionError(f"{what} cannot stand in an expression", help=GRAMMAR)
 
 
 def _apply(op: ast.operator, left: Number, right: Number) -> Number:
-    if isinstance(op, ast.Pow) and (abs(left) > MAX_VALUE or abs(right) > 64):
-        raise ExpressionError("the power is too large for any size of a model")
+    if isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT:
+        raise ExpressionError(f"a power of more than {MAX_EXPONENT}")
     try:
         value = _BINARY[type(op)](left, right)
     except ZeroDivisionError:
         raise ExpressionError("division by zero") from None
     except OverflowError:
-        raise ExpressionError("the result is too large for any size of a model") from None
+        value = MAX_VALUE * 10
     if isinstance(value, complex):
         raise ExpressionError("a fractional power of a negative number has no real value")
+    return _bounded(value)
+
+
+def _bounded(value: Number) -> Number:
     if abs(value) > MAX_VALUE:
-        raise ExpressionError("the result is too large for any size of a model")
+        raise ExpressionError("a number beyond any size of a model")
     return value

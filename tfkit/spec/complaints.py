@@ -1,43 +1,55 @@
-"""The words for what is wrong with a spec's data: kinds, keys, types."""
+"""The words for what is wrong with a spec's data: kinds, keys, values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+import inspect
+import traceback
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tfkit.component import Component, Config
+from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
+from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered
-from tfkit.spec.tree import Mapping, Scalar
+from tfkit.spec.arithmetic import ExpressionError
+from tfkit.spec.shape import Shape, allowed, either
+from tfkit.spec.tree import Mapping, Node, Scalar
+from tfkit.spec.tree import Sequence as ListNode
 
 if TYPE_CHECKING:
-    from tfkit.spec.resolve import Provenance, Shape
+    from tfkit.spec.resolve import Provenance
 
-_TYPES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "none_required": "null",
-    "finite_number": "a finite number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number of at most {le}",
-    "literal_error": "{expected}",
-    "string_pattern_mismatch": "a name of letters, digits, `_`, `-` and `.`",
+Path = tuple[str, ...]
+
+NOT_ALLOWED = frozenset(
+    """int_type int_from_float int_parsing_size float_type bool_type string_type tuple_type list_type dict_type
+    model_type model_attributes_type none_required finite_number greater_than greater_than_equal less_than
+    less_than_equal literal_error""".split()  # noqa: SIM905
+)
+"""Pydantic's names for the errors whose message is what the field takes, and what was found."""
+SPECIAL = {
+    "string_pattern_mismatch": "letters, digits, `_`, `-` and `.`",
     "string_too_long": "at most {max_length} characters",
 }
+
+
+# ---- kinds ----
+
+
+def kind_of(base: type[Component]) -> str:
+    """`block`, or `norm kind`."""
+    return base.slot if base.word_key == base.slot else f"{base.slot.replace('_', ' ')} kind"
+
+
+def _noun(base: type[Component]) -> str:
+    return base.slot if base.word_key == base.slot else "kind"
 
 
 def kinds_with_origin(kinds: dict[str, Registered]) -> str:
@@ -45,60 +57,210 @@ def kinds_with_origin(kinds: dict[str, Registered]) -> str:
     return listing([k if r.plugin == BUILT_IN else f"{k} (from {r.plugin})" for k, r in sorted(kinds.items())], 20)
 
 
-def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span, path: str) -> Diagnostic:
+def _known(base: type[Component], plugins: Plugins) -> str:
+    return f"known {_noun(base)}s: {kinds_with_origin(plugins.registry.kinds(base.slot, base))}"
+
+
+def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span, path: Path) -> Diagnostic:
     """The kind that a spec names fits nowhere, or in another place."""
     registry = plugins.registry
-    kinds = registry.kinds(base.slot, base)
-    notes = [f"known kinds: {kinds_with_origin(kinds)}"]
+    notes = [_known(base, plugins)]
     elsewhere = registry.find(base.slot, word)
     if elsewhere is not None:
-        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, and this one {base.role}"
-        return Diagnostic(message, span, path, tuple(notes))
-    near = closest(word, kinds)
-    slots = registry.slots_of(word)
-    help = f"a kind with a similar name exists: `{near}`" if near else None
+        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, and what stands here {base.role}"
+        return Diagnostic(message, span, ".".join(path), tuple(notes))
+    near = closest(word, registry.kinds(base.slot, base))
+    slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
+    help = f"a {_noun(base)} with a similar name exists: `{near}`" if near else None
     if help is None and slots:
-        help = f"{quoted(word)} is a kind of the slot {listing(slots)}"
+        help = f"{quoted(word)} is a kind of {either([f'`{slot}`' for slot in slots])}"
     if plugins.broken:
         notes.append(f"plugins that could not be loaded: {listing(broken.name for broken in plugins.broken)}")
-    return Diagnostic(f"unknown {base.slot} kind {quoted(word)}", span, path, tuple(notes), help)
+    return Diagnostic(f"unknown {kind_of(base)} {quoted(word)}", span, ".".join(path), tuple(notes), help)
 
 
-def missing_kind(slot: str, key: str, node: Mapping, kinds: dict[str, Registered]) -> tuple[str, Span]:
-    """A mapping does not say which kind it is."""
-    return f"which {slot}? `{key}` is missing; known kinds: {kinds_with_origin(kinds)}", node.span
-
-
-def not_a_config(name: str, cls: type[Config], shape: Shape, node: Scalar) -> str:
-    """A scalar stands where a mapping belongs."""
-    options = ["a mapping"]
-    if cls.word_key is not None:
-        options.insert(0, f"the name of a {cls.word_key}")
-    if shape.boolean:
-        options.append("true or false")
-    return f"`{name}` takes {' or '.join(options)}, not {found(node.value)}"
-
-
-def unknown_key(
-    key: str, cls: type[Config], missing: Collection[str], plugins: Plugins, span: Span, path: str
+def missing_kind(
+    base: type[Component], node: Mapping, path: Path, plugins: Plugins, provenance: Provenance
 ) -> Diagnostic:
-    """A key that the config does not have; one error with the missing key it was meant to be."""
-    what = f"{cls.slot} kind `{cls.kind_name()}`" if issubclass(cls, Component) else "this mapping"
-    known = [name for name in cls.model_fields if name != cls.word_key]
-    near = closest(key, missing) or closest(key, known)
-    notes = [f"keys of {what}: {listing(known, 24)}" if known else f"{what} has no keys"]
-    if near in missing:
-        return Diagnostic(f"unknown key {quoted(key)}; `{near}` is missing", span, path, tuple(notes))
-    help = f"a key with a similar name exists: `{near}`" if near else None
+    """A mapping does not say which kind it is; perhaps because its own name, or that key, is misspelt."""
+    key = str(base.word_key)
+    siblings = [one[-1] for one in provenance.spans if len(one) == len(path) and one[:-1] == path[:-1] and one != path]
+    help = None
+    if near := closest(key, node.items):
+        span, help = node.keys[near], f"did you mean `{key}` by `{near}`?"
+    else:
+        span = provenance.span(path) or node.span
+    if help is None and base.word_key == base.slot and (near := closest(path[-1], siblings)):
+        help = f"a node with a similar name exists: `{near}`"
+    which = base.slot if base.word_key == base.slot else f"kind of {base.slot.replace('_', ' ')}"
+    message = f"missing key `{key}`: which {which} is {label(path)}?"
+    return Diagnostic(message, span, ".".join((*path, key)), (_known(base, plugins),), help)
+
+
+def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugins: Plugins) -> Diagnostic:
+    """Something stands where a mapping belongs."""
+    options = [f"the name of a {_noun(cls)}"] if issubclass(cls, Component) else []
+    if cls.word_key is not None and not options:
+        options = [f"a {cls.word_key}"]
+    options += ["true", "false"] if shape.boolean else []
+    notes = (_known(cls, plugins),) if issubclass(cls, Component) else ()
+    message = f"{label(path)} takes {either([*options, 'a mapping'])}, not {found(node)}"
+    help = _hint(node.value) if isinstance(node, Scalar) else None
+    return Diagnostic(message, node.span, ".".join(path), notes, help)
+
+
+def no_list(path: Path, node: Node) -> tuple[str, str]:
+    """Something stands where a list of configs belongs."""
+    return f"{label(path)} takes a list, not {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
+
+
+def too_many(path: Path, number: int, limit: int) -> str:
+    """More parts than any model has."""
+    return f"{label(path)} has {number:,} parts, and at most {limit:,} are allowed"
+
+
+def no_names(path: Path, node: Node) -> tuple[str, str]:
+    """Something stands where a mapping of names to configs belongs."""
+    return f"{label(path)} takes a mapping of names, not {found(node)}", "write a line `name: {...}` for each"
+
+
+# ---- keys ----
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A key that a config does not have; `meant` is the one it lacks and that was probably meant."""
+
+    key: str
+    cls: type[Config]
+    path: Path
+    span: Span
+    meant: str | None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A key that a config needs and that is not there."""
+
+    name: str
+    cls: type[Config]
+    path: Path
+
+    @property
+    def shared(self) -> bool:
+        """Whether the parts around could give it."""
+        return marker(self.cls.model_fields[self.name], SharedMarker) is not None
+
+
+def of_keys(
+    unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
+) -> Iterator[Diagnostic]:
+    """One error for each wrong or missing key, and one where a key is both: misspelt, or in the wrong place."""
+    shared: dict[str, list[Missing]] = defaultdict(list)
+    alone = []
+    for one in missing:
+        if any(_explains(wrong, one) for wrong in unknown):
+            continue
+        if one.shared:
+            shared[one.name].append(one)
+        else:
+            alone.append(one)
+    for wrong in unknown:
+        yield _unknown_key(wrong, missing, plugins)
+    for group in [*([one] for one in alone), *shared.values()]:
+        yield _missing_key(group, provenance)
+
+
+def _explains(wrong: Unknown, missing: Missing) -> bool:
+    """Whether a key is missing because it, or one of similar name, stands in a part around it."""
+    around = missing.path[: len(wrong.path)] == wrong.path
+    if wrong.path == missing.path:
+        return not wrong.path and closest(wrong.key, ["extends"]) is not None
+    return around and (wrong.key == missing.name or (missing.shared and closest(wrong.key, [missing.name]) is not None))
+
+
+def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
+    key, cls = wrong.key, wrong.cls
+    word_key = cls.word_key if issubclass(cls, Component) else None
+    own = [name for name in cls.model_fields if name != word_key]
+    path, notes = ".".join((*wrong.path, key)), [f"keys of {owner(cls, wrong.path)}: {listing(own, 24)}"]
+    if not own:
+        notes = [f"{owner(cls, wrong.path)} has no keys"]
+    shared = [] if wrong.path else sorted(plugins.registry.shared_names())
+    if shared:
+        notes.append(f"keys that its parts share: {listing(shared, 24)}")
+    if wrong.meant:
+        return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
+    near = closest(key, [*cls.model_fields, *shared, *(["extends"] if not wrong.path else [])])
+    inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
+    of_others = _owners(key, cls, plugins)
+    if inside is not None:
+        help: str | None = f"it belongs into {label(inside.path)}, which needs it"
+    elif of_others and issubclass(cls, Component) and f" {kind_of(cls)}" in of_others:
+        help = of_others
+    elif near:
+        help = f"a key with a similar name exists: `{near}`"
+    else:
+        help = of_others
+    return Diagnostic(f"unknown key {quoted(key)}", wrong.span, path, tuple(notes), help)
+
+
+def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
+    """Whose key it is, if it is one at all: another kind's of the same slot, or another slot's."""
+    slots = {
+        slot: [kind for kind, one in plugins.registry.kinds(slot).items() if key in one.config.model_fields]
+        for slot in plugins.registry.slots()
+    }
+    slots = {slot: kinds for slot, kinds in slots.items() if kinds}
+    if issubclass(cls, Component) and cls.slot in slots:
+        slots = {cls.slot: slots[cls.slot]}
+    if not slots or len(slots) > 2:
+        return None
+    words = []
+    for slot, kinds in slots.items():
+        noun = slot if slot == "block" else f"{slot.replace('_', ' ')} kind"
+        words.append(f"{noun}{'s' if len(kinds) > 1 else ''} {listing([f'`{kind}`' for kind in kinds], 6)}")
+    return f"{quoted(key)} is a key of the {either(words)}"
+
+
+def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
+    """A key that one part needs, or that several do and that could stand around them all."""
+    first = group[0]
+    span = provenance.span(first.path)
+    path = ".".join((*first.path, first.name))
+    about = _one_line(field_docs(first.cls).get(first.name))
+    notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
+    if len(group) > 1:
+        notes = [f"needed by {listing('.'.join(one.path) for one in group)}"]
+    help = f"write `{first.name}: ...` here, or once at the top for all parts of the spec" if first.shared else None
+    return Diagnostic(
+        f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help
+    )
+
+
+def owner(cls: type[Config], path: Path) -> str:
+    """Who has the keys of a config: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
     if issubclass(cls, Component):
-        owners = [k for k, r in plugins.registry.kinds(cls.slot).items() if key in r.config.model_fields]
-        if owners:
-            help = f"{quoted(key)} is a key of the {cls.slot} kind {listing(sorted(owners))}"
-    return Diagnostic(f"unknown key {quoted(key)}", span, path, tuple(notes), help)
+        return f"{kind_of(cls)} `{cls.kind_name()}`"
+    if not path:
+        return "a spec"
+    if len(path) == 2 and path[0] == "inputs":
+        return "an input"
+    return f"a {cls.word_key or 'mapping'}" if path[-1].isdigit() else f"`{path[-1]}`"
+
+
+def label(path: Path) -> str:
+    """The key at the end of a path; for an item of a list, the list's."""
+    return f"an item of `{path[-2]}`" if len(path) > 1 and path[-1].isdigit() else quoted(path[-1])
+
+
+# ---- values ----
 
 
 def found(value: object) -> str:
-    """A value of a spec in words."""
+    """A value of a spec, or its node, in words."""
+    if isinstance(value, Scalar):
+        value = value.value
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -107,56 +269,73 @@ def found(value: object) -> str:
         return str(value)
     if isinstance(value, str):
         return quoted(value)
-    return "a list" if isinstance(value, list | tuple) else "a mapping"
+    return "a list" if isinstance(value, list | tuple | ListNode) else "a mapping"
+
+
+def no_number(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
+    """A word stands where a number belongs."""
+    words = allowed(info, nested=nested)
+    message = f"{label(path)} takes {either(words)}, not {found(node)}"
+    return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words))
 
 
 def from_pydantic(
-    error: ValidationError,
-    cls: type[Config],
-    path: tuple[str, ...],
-    node: Mapping,
-    provenance: Provenance,
-    unknown: Collection[str],
+    error: ValidationError, cls: type[Config], path: Path, provenance: Provenance, *, relations: bool
 ) -> Iterator[Diagnostic]:
-    """Turn pydantic's complaints about one config into our words, one for each field."""
-    by_field: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    """Turn pydantic's complaints about one config into our words, one for each field.
+
+    Without `relations`, what the config's own checks say about its values together is left out.
+    """
+    by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        by_field.setdefault(_place(detail, provenance, path), []).append(detail)
+        if detail["type"] != "missing":
+            by_field.setdefault(_place(detail, provenance, path), []).append(detail)
     for place, details in by_field.items():
-        kind = details[0]["type"]
-        invalid = details[0].get("ctx", {}).get("error")
-        if isinstance(invalid, Invalid):
-            here = (*path, *invalid.field.split(".")) if invalid.field else path
-            yield Diagnostic(invalid.message, provenance.span(here), ".".join(here), invalid.notes, invalid.help)
-        elif kind == "missing":
-            name = str(details[0]["loc"][0])
-            if closest_missing(name, unknown) is None:
-                yield _missing(name, cls, path, node)
+        kind, reason = details[0]["type"], details[0].get("ctx", {}).get("error")
+        if kind in ("value_error", "assertion_error") and place == path:
+            if relations:
+                yield _relation(reason, path, provenance)
+            continue
+        here = provenance.written(place)
+        if isinstance(reason, Invalid):
+            yield Diagnostic(reason.message, provenance.span(place), ".".join(here), reason.notes, reason.help)
+        elif kind in NOT_ALLOWED:
+            info = cls.model_fields[place[len(path)]]
+            words, value = allowed(info, nested=len(place) - len(path) - 1), details[0]["input"]
+            whole = value if all(detail["type"].startswith("int_") for detail in details) else None
+            message = f"{label(here)} takes {either(words)}, not {found(value)}"
+            help = _hint(value, words, whole)
+            if help is None and isinstance(value, str) and any("number" in word for word in words):
+                help = "numbers and arithmetic stand without quotes"
+            yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
         else:
-            options = list(dict.fromkeys(_expected(detail) for detail in details))
-            value = details[0]["input"]
-            message = f"`{place[-1]}` takes {' or '.join(options)}, not {found(value)}"
-            yield Diagnostic(message, provenance.span(place), ".".join(place), help=_hint(value))
+            takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
+            what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
+            yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
 
 
-def closest_missing(name: str, unknown: Collection[str]) -> str | None:
-    """The unknown key that was probably meant to be the missing `name`."""
-    return next((key for key in unknown if closest(key, [name])), None)
+def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
+    """What a config's own check says: about one of its fields, or about all of it."""
+    if not isinstance(reason, Invalid):
+        return Diagnostic(str(reason), provenance.span(path), ".".join(path))
+    place = (*path, *reason.field.split(".")) if reason.field else path
+    here = ".".join(provenance.written(place))
+    return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
 
 
-def _missing(name: str, cls: type[Config], path: tuple[str, ...], node: Mapping) -> Diagnostic:
-    what = f"{cls.slot} kind `{cls.kind_name()}`" if issubclass(cls, Component) else "this mapping"
-    if not path:
-        what = "a spec"
-    help = cls.model_fields[name].description
-    return Diagnostic(f"missing key `{name}`: {what} needs it", node.span, ".".join(path), help=_one_line(help))
+def crashed(
+    cls: type[Component] | type[Config], what: str, wrong: Exception, path: Path, provenance: Provenance
+) -> Diagnostic:
+    """A component's own code failed: that is a fault of the plugin that brings it, not of the spec."""
+    frame = traceback.extract_tb(wrong.__traceback__)[-1]
+    cause = " ".join(str(wrong).split())
+    notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
+    name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
+    help = f"this is a fault of the component, written in {inspect.getmodule(cls).__name__}"  # type: ignore[union-attr]
+    return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, help)
 
 
-def _one_line(text: str | None) -> str | None:
-    return None if text is None else f"it is {text[0].lower()}{' '.join(text[1:].split()).rstrip('.')}"
-
-
-def _place(detail: ErrorDetails, provenance: Provenance, path: tuple[str, ...]) -> tuple[str, ...]:
+def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     """The path of the value that is wrong, without pydantic's own names for the members of a union."""
     place = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
@@ -165,17 +344,49 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: tuple[str, ...]) 
     return place
 
 
-def _expected(detail: ErrorDetails) -> str:
-    context: dict[str, Any] = dict(detail.get("ctx", {}))
-    if detail["type"] == "literal_error":
-        return str(context["expected"]).replace("'", "`")
-    template = _TYPES.get(detail["type"])
-    return template.format(**context) if template else detail["msg"]
-
-
-def _hint(value: object) -> str | None:
+def _hint(value: object, words: Sequence[str] = (), whole: object = None) -> str | None:
+    """How to write what was probably meant, where `words` are allowed; `whole` should have been a whole number."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
-        return "without quotes it is a number"
+        return f"without quotes it is a number: {value}"
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+        return f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if isinstance(whole, float) and whole.is_integer():
+        return f"write {int(whole)}"
+    if isinstance(value, str) and (near := closest(value, [word.strip("`") for word in words if word[0] == "`"])):
+        return f"a similar word is allowed: `{near}`"
+    if isinstance(value, int) and not isinstance(value, bool) and list(words[:2]) == ["true", "false"]:
         return "write true or false"
+    if value is None:
+        return "there is nothing behind the colon"
     return None
+
+
+def _one_line(text: str | None) -> str | None:
+    return None if text is None else f"{text[0].lower()}{' '.join(text[1:].split()).rstrip('.')}"
+
+
+# ---- arithmetic ----
+
+
+def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
+    """A name that is not in scope; `numbers` are those that are, and that have a number."""
+    near = closest(name, numbers)
+    help = f"a similar name exists: `{near}`" if near else None
+    notes = (f"names: {listing(sorted(numbers))}",) if numbers else ()
+    return ExpressionError(f"there is no {quoted(name)} to compute with", notes=notes, help=help)
+
+
+def circle(names: Sequence[str]) -> ExpressionError:
+    """A value that is computed from itself, in one or several steps."""
+    way = f": {' -> '.join(names)}" if len(names) > 2 else ""
+    wrong = ExpressionError(f"a value cannot be computed from itself{way}")
+    wrong.circle = tuple(sorted(set(names)))
+    return wrong
+
+
+def part_of(span: Span, text: str, part: tuple[int, int] | None) -> Span:
+    """The span of a part of an expression, where the source has it on one line as it is."""
+    line = span.source.line(span.line)
+    if part is None or line[span.column - 1 : span.column - 1 + len(text)] != text:
+        return span
+    return Span(span.source, span.line, span.column + part[0], part[1] - part[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tfkit.component import BlockConfig, Config, Dim, InitConfig, slot
 from tfkit.errors import Invalid
@@ -28,11 +28,11 @@ class InputConfig(Config):
         """Refuse features without a width, and a width of anything else."""
         super().check()
         if self.type == "features" and self.width is None:
-            raise Invalid("", "an input of features needs a `width`")
+            raise Invalid("width", "an input of features needs a `width`", help="write `{type: features, width: 768}`")
         if self.type != "features" and self.width is not None:
-            raise Invalid("width", f"`width` has no effect: {self.type} have none")
+            raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
         if self.type != "tokens" and self.optional:
-            raise Invalid("optional", f"an input of {self.type} cannot be optional")
+            raise Invalid("optional", f"an input of {self.type} cannot be optional", help="only one of tokens can")
 
 
 class ModelSpec(Config):
@@ -54,3 +54,19 @@ class ModelSpec(Config):
     """The nodes whose values the model returns; the last one unless given."""
     init: InitConfig = slot("torch")
     """How the weights start."""
+
+    @field_validator("tfkit", mode="before")
+    @classmethod
+    def _version(cls, version: object) -> object:
+        if type(version) is int and version != VERSION:
+            message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
+            raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
+        return version
+
+    def check(self) -> None:
+        """Refuse a model without inputs or nodes."""
+        super().check()
+        if not self.inputs:
+            raise Invalid("inputs", "a model needs an input", help="leave `inputs` out for one input of tokens")
+        if not self.graph:
+            raise Invalid("graph", "the graph has no nodes", help="write a line `name: {block: ...}` for each node")

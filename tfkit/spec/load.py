@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
@@ -51,7 +51,9 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
     if text.endswith(SUFFIXES) or os.sep in text:
         if path.exists() or span is None:
             return path
-        raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends"))
+        near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
+        help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
+        raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     shipped = specs_folder() / f"{text}.yaml"
     if shipped.is_file():
         return shipped
@@ -84,44 +86,56 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied."""
     shared = plugins.registry.shared_names()
-    fields = frozenset(ModelSpec.model_fields) | shared
-    for argument in sets:
-        root = assign(root, argument, fields)
+    root, errors = _changed(root, sets, frozenset(ModelSpec.model_fields) | shared)
+    scope: dict[str, Given] = {}
+    scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
+    own, wrong = _inputs_as_mapping(_without(root, scope))
     resolver = Resolver(plugins)
-    scope = {name: Given(node, (name,)) for name, node in root.items.items() if name in shared}
-    own = _inputs_as_mapping(Mapping({k: v for k, v in root.items.items() if k not in scope}, root.keys, root.span))
-    own = Mapping(own.items, {k: own.keys[k] for k in own.items}, own.span)
+    resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
     model = resolver.config(ModelSpec, own, (), scope)
-    sound = not resolver.errors
-    for name, given in scope.items():
-        resolver.provenance.spans[(name,)] = given.node.span
-        if (name,) not in resolver.used and sound:
-            message = f"`{name}` has no effect: no part of the model takes it"
-            resolver.errors.append(Diagnostic(message, root.keys[name], name))
-    if resolver.errors:
-        raise SpecError(*resolver.errors)
+    errors += [*wrong, *resolver.diagnostics]
+    for name in [] if errors else [name for name in scope if (name,) not in resolver.used]:
+        message = f"`{name}` has no effect: no part of the model takes it"
+        errors.append(Diagnostic(message, root.keys[name], name, help="remove it"))
+    if errors:
+        raise SpecError(*errors)
     return Spec(model, resolver.provenance, file)
 
 
-def _inputs_as_mapping(root: Mapping) -> Mapping:
+def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:
+    """`root` changed by all `--set` arguments that can be applied, and what is wrong with the others."""
+    errors: list[Diagnostic] = []
+    for argument in sets:
+        try:
+            root = assign(root, argument, fields)
+        except SpecError as wrong:
+            errors += wrong.diagnostics
+    return root, errors
+
+
+def _without(root: Mapping, names: Collection[str]) -> Mapping:
+    items = {name: node for name, node in root.items.items() if name not in names}
+    return Mapping(items, {name: root.keys[name] for name in items}, root.span)
+
+
+def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     """`inputs: [source, target]` is short for two inputs of tokens."""
     inputs = root.items.get("inputs")
     if not isinstance(inputs, ListNode):
-        return root
+        return root, []
     items: dict[str, Node] = {}
     spans: dict[str, Span] = {}
     errors = []
     for item in inputs.items:
         if not isinstance(item, Scalar) or not isinstance(item.value, str):
-            errors.append(Diagnostic("an input is a name", item.span, "inputs", help="inputs: [source, target]"))
+            help = "write `inputs: [source, target]`, or a mapping of names to types"
+            errors.append(Diagnostic("an input in a list is a name", item.span, "inputs", help=help))
         elif item.value in items:
-            errors.append(Diagnostic(f"input {quoted(item.value)} stands there twice", item.span, "inputs"))
+            errors.append(Diagnostic(f"input {quoted(item.value)} stands in the list twice", item.span, "inputs"))
         else:
             items[item.value] = Scalar("tokens", item.span)
             spans[item.value] = item.span
-    if errors:
-        raise SpecError(*errors)
-    return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span)
+    return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
 def _extended(path: Path, chain: Sequence[Path]) -> Mapping:
@@ -134,20 +148,17 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path]) -> Mapping:
     if word is None:
         return root
     if not isinstance(word, Scalar) or not isinstance(word.value, str):
-        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends"))
+        help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
+        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = find_spec(word.value, beside=folder, span=word.span)
     if path.resolve() in chain:
-        names = listing([_shown(p) for p in [*chain, path.resolve()]])
-        raise SpecError(Diagnostic("the spec extends itself", word.span, "extends", notes=(f"by way of: {names}",)))
+        names = [_shown(one) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
+        notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
+        raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
     base = _extended(path, chain)
-    own = Mapping(
-        {k: v for k, v in root.items.items() if k != "extends"},
-        {k: v for k, v in root.keys.items() if k != "extends"},
-        root.span,
-    )
-    return merge(base, own)
+    return merge(base, _without(root, {"extends"}))
 
 
 def _shown(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfkit.errors import Diagnostic, Source, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
@@ -58,43 +58,52 @@ def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
-        raise SpecError(
-            Diagnostic("not of the form path=value", source.span(0, len(argument)), help="--set decoder.n_layers=2")
-        )
+        help = "for instance `--set decoder.n_layers=2`"
+        raise SpecError(Diagnostic("not of the form path=value", source.span(0, len(argument)), help=help))
     graph = root.items.get("graph")
     nodes = list(graph.items) if isinstance(graph, Mapping) else []
-    if parts[0] in nodes and parts[0] not in fields:
-        parts = ["graph", *parts]
-    elif parts[0] not in fields:
+    start = len(name) - len(name.lstrip())
+    if parts[0] not in fields and parts[0] not in nodes:
         near = closest(parts[0], [*nodes, *fields])
         raise SpecError(
             Diagnostic(
-                f"the spec has no {quoted(parts[0])}",
-                source.span(0, len(parts[0])),
+                f"the spec has no node or key {quoted(parts[0])}",
+                source.span(start, start + len(parts[0])),
                 notes=(f"nodes: {listing(nodes)}",) if nodes else (),
                 help=f"a similar name exists: `{near}`" if near else None,
             )
         )
+    steps = []
+    for part in parts:
+        steps.append((part, source.span(start, start + len(part))))
+        start += len(part) + 1
+    if parts[0] not in fields:
+        steps.insert(0, ("graph", steps[0][1]))
     value = parse_value(source, len(name) + 1)
-    return _assigned(root, parts, value, source, ())  # type: ignore[return-value]
+    return _assigned(root, steps, value, ())  # type: ignore[return-value]
 
 
-def _assigned(node: Node | None, parts: list[str], value: Node, source: Source, path: tuple[str, ...]) -> Node:
-    if not parts:
+def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...]) -> Node:
+    """`node` with `value` at the end of `steps`, each a key and its place in the argument."""
+    if not steps:
         return value
-    head, rest, span = parts[0], parts[1:], source.span(0, source.text.index("="))
+    (head, span), *rest = steps
     if isinstance(node, Sequence):
         if not head.isdecimal() or int(head) >= len(node.items):
-            message = f"`{'.'.join(path)}` is a list of {len(node.items)}: {quoted(head)} is not one of its items"
-            raise SpecError(Diagnostic(message, span, help="items count from 0"))
+            message = f"`{path[-1]}` has no item {quoted(head)}"
+            count = f"it is a list of {len(node.items)}; items count from 0"
+            raise SpecError(Diagnostic(message, span, ".".join((*path, head)), (count,)))
         index = int(head)
         items = list(node.items)
-        items[index] = _assigned(items[index], rest, value, source, (*path, head))
+        items[index] = _assigned(items[index], rest, value, (*path, head))
         return replace(node, items=tuple(items))
     if isinstance(node, Scalar) and isinstance(node.value, str):
         key = word_key(path)
         node = Mapping({key: node}, {key: node.span}, node.span)
+    if isinstance(node, Scalar) and not isinstance(node.value, bool | None):
+        message = f"`{path[-1]}` is a number: it has no {quoted(head)}"
+        raise SpecError(Diagnostic(message, span, ".".join((*path, head)), help=f"set `{'.'.join(path)}` itself"))
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
-    child = _assigned(node.items.get(head), rest, value, source, (*path, head))
+    child = _assigned(node.items.get(head), rest, value, (*path, head))
     return Mapping({**node.items, head: child}, {**node.keys, head: span}, node.span)

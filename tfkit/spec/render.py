@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMarker, marker
 from tfkit.errors import Invalid
 from tfkit.spec.document import InputConfig, ModelSpec
-from tfkit.spec.resolve import numeric
 from tfkit.spec.scalars import MAX_DIGITS, resolve
+from tfkit.spec.shape import extra, numeric
 from tfkit.spec.source import UNWELCOME
 from tfkit.spec.tree import MERGE
 
@@ -41,10 +41,10 @@ def render(model: ModelSpec) -> str:
     data = document(model)
     lines = [SCHEMA_COMMENT]
     for key, value in data.items():
-        block = key == "graph" and isinstance(value, dict)
-        lines += ["", "graph:"] if block else []
-        lines += _mapping(value, 1) if block else _entry(key, value, 0)
-        lines += [""] if block else []
+        if key == "graph" and isinstance(value, dict) and value:
+            lines += ["", "graph:", *_mapping(value, 1), ""]
+        else:
+            lines += _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -90,9 +90,9 @@ def _nested(value: object) -> bool:
 def _written(config: Config, name: str) -> bool:
     """Whether a field must stand in the text: all but those that resolve to their default when they are missing."""
     info = type(config).model_fields[name]
-    if info.is_required() or marker(info, SharedMarker) or name == config.word_key:
+    if name == config.word_key or info.is_required() or marker(info, SharedMarker) is not None:
         return True
-    if isinstance(info.json_schema_extra, dict) and "default_kind" in info.json_schema_extra:
+    if extra(info, "default_kind") is not None:
         return True
     return not _same(getattr(config, name), info.get_default(call_default_factory=True))
 

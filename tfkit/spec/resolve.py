@@ -1,37 +1,42 @@
 """Data to configs: every field from the mapping, from the enclosing parts, or from its default, and known from where.
 
 The tree of configs is the tree of the YAML. A field that holds a config is resolved first, with its kind looked up in
-the registry; then pydantic checks the types and the config checks its relations. All errors are collected.
+the registry; then pydantic checks the types and the config checks its relations. All errors are collected, one for
+each mistake: what a broken part would mean for the parts around it is not checked.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
-from tfkit.errors import Diagnostic, Span, closest, listing, quoted
+from tfkit.errors import Diagnostic, Span, closest
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import complaints
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.merge import merge
+from tfkit.spec.shape import Shape, extra, numeric, shape_of
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
+MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
+MAX_VARIANTS = 100  # each is a layer of its own
+MAX_ERRORS = 50
 INVALID: Any = object()
 Path = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Given:
-    """A value of the spec's text, and the path under which it was written."""
+    """A value of the spec's text, the path under which it was written, and what stands around it there."""
 
     node: Node
     path: Path
+    scope: Scope = field(repr=False)
 
 
 Scope = MappingABC[str, Given]
@@ -51,6 +56,8 @@ class Provenance:
 
     origins: dict[Path, Origin] = field(default_factory=dict)
     spans: dict[Path, Span] = field(default_factory=dict)
+    inherited: dict[Path, Path] = field(default_factory=dict)
+    """For each value that was inherited, the path under which it was written."""
 
     def span(self, path: Path) -> Span | None:
         """The place of `path`, or of the nearest part around it."""
@@ -58,114 +65,93 @@ class Provenance:
             path = path[:-1]
         return self.spans.get(path)
 
-
-@dataclass(frozen=True)
-class Shape:
-    """What the annotation of a field that holds configs allows."""
-
-    config: type[Config]
-    container: Literal["one", "list", "dict"]
-    null: bool
-    boolean: bool
-
-
-def shape_of(annotation: Any) -> Shape | None:
-    """The shape of a field that holds configs; None for every other field."""
-    options = _options(annotation)
-    for option in options:
-        arguments = [a for a in get_args(option) if a is not Ellipsis]
-        container: Literal["one", "list", "dict"] = "one"
-        if get_origin(option) in (tuple, list) or get_origin(option) is dict:
-            container = "dict" if get_origin(option) is dict else "list"
-            option = _options(arguments[-1])[0]
-        if isinstance(option, type) and issubclass(option, Config):
-            return Shape(option, container, type(None) in options, bool in options)
-    return None
-
-
-def _options(annotation: Any) -> list[Any]:
-    """The members of a union, annotations taken off."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [o for argument in get_args(annotation) for o in _options(argument)]
-    if hasattr(annotation, "__metadata__"):
-        return _options(get_args(annotation)[0])
-    return [annotation]
+    def written(self, path: Path) -> Path:
+        """The path under which the value at `path` was written: another one if it was inherited."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.inherited:
+                return (*self.inherited[path[:length]], *path[length:])
+        return path
 
 
 class Resolver:
-    """Resolves one spec; `errors` holds everything that is wrong with it."""
+    """Resolves one spec; `diagnostics` holds everything that is wrong with it."""
 
     def __init__(self, plugins: Plugins) -> None:
         self.plugins = plugins
-        self.errors: list[Diagnostic] = []
         self.provenance = Provenance()
         self.used: set[Path] = set()
+        self._errors: list[Diagnostic] = []
+        self._missing: dict[tuple[Path, str], complaints.Missing] = {}
+        self._unknown: list[complaints.Unknown] = []
+        self._circles: set[tuple[str, ...]] = set()
         self._enclosing: list[tuple[Mapping, Scope]] = []
 
-    def config(
-        self,
-        cls: type[Config],
-        node: Mapping,
-        path: Path,
-        scope: Scope,
-        *,
-        extra: MappingABC[str, Any] | None = None,
-    ) -> Any:
-        """The config of class `cls` that the mapping says, or INVALID with the reasons in `errors`.
+    @property
+    def diagnostics(self) -> list[Diagnostic]:
+        """Everything that is wrong, each mistake once."""
+        missing = [one for (path, name), one in self._missing.items() if not self._missing_in_base(path, name)]
+        found = [*self._errors, *complaints.of_keys(self._unknown, missing, self.plugins, self.provenance)]
+        if self._count() >= MAX_ERRORS:
+            note = f"reading stopped after {MAX_ERRORS} errors"
+            last = found.pop()
+            found.append(replace(last, notes=(*last.notes, note)))
+        return found
 
-        `extra` are fields that are resolved already.
-        """
+    def config(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> Any:
+        """The config of class `cls` that the mapping says, or INVALID with the reasons in `diagnostics`."""
+        before = self._count()
+        if before >= MAX_ERRORS:
+            return INVALID
         self.provenance.spans.setdefault(path, node.span)
         for name, span in node.keys.items():
             self.provenance.spans[(*path, name)] = _value_span(node.items[name], span)
-        known = {**cls.model_fields}
-        self._unknown_keys(cls, node, path)
-        given = self._given(known, node, path, scope)
-        inner = {**scope, **given}
-        values: dict[str, Any] = dict(extra or {})
+        given, inner = self._given(cls, node, path, scope)
+        values: dict[str, Any] = {}
+        self._check_keys(cls, node, given, path)
         self._enclosing.append((node, scope))
-        for name, info in known.items():
-            if name in values:
-                continue
-            value = self._field(cls, name, info, given.get(name), path, inner)
+        for name, info in cls.model_fields.items():
+            value = self._field(name, info, given.get(name), path, inner)
             if value is not _ABSENT:
                 values[name] = value
         self._enclosing.pop()
-        return self._construct(cls, values, path, node)
+        return self._construct(cls, values, path, sound=self._count() == before and INVALID not in values.values())
 
-    def _given(self, fields: MappingABC[str, FieldInfo], node: Mapping, path: Path, scope: Scope) -> dict[str, Given]:
-        """The values of a config's fields in the text: its own, and those it inherits."""
+    def _count(self) -> int:
+        return len(self._errors) + len(self._unknown) + len(self._missing)
+
+    def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Given], Scope]:
+        """The values of a config's fields in the text, its own and those it inherits; and the scope of its parts."""
         given: dict[str, Given] = {}
-        for name, info in fields.items():
+        inner = dict(scope)
+        for name, info in cls.model_fields.items():
             here = (*path, name)
             if name in node.items:
-                given[name] = Given(node.items[name], here)
+                given[name] = Given(node.items[name], here, inner)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
             elif marker(info, SharedMarker) and name in scope:
                 given[name] = scope[name]
                 self.used.add(scope[name].path)
-                self.provenance.origins[here] = Origin(
-                    "inherited", _value_span(scope[name].node, scope[name].node.span)
-                )
+                self.provenance.origins[here] = Origin("inherited", scope[name].node.span)
                 self.provenance.spans.setdefault(here, scope[name].node.span)
+                self.provenance.inherited[here] = scope[name].path
             else:
                 self.provenance.origins[here] = Origin("default")
-        return given
+        if path:  # the top of a spec shares what stands beside its own fields
+            inner.update(given)
+        return given, inner
 
-    def _field(
-        self, cls: type[Config], name: str, info: FieldInfo, given: Given | None, path: Path, scope: Scope
-    ) -> Any:
+    def _field(self, name: str, info: FieldInfo, given: Given | None, path: Path, scope: Scope) -> Any:
         shape = shape_of(info.annotation)
         here = (*path, name)
         if given is None:
-            default_kind = _extra(info, "default_kind")
+            default_kind = extra(info, "default_kind")
             if shape is None or default_kind is None:
                 return _ABSENT
             span = self.provenance.span(path)
             assert span is not None
             return self._one(shape, info, Scalar(default_kind, span), here, scope)
         if shape is None:
-            return self._plain(info, given.node, name, here, scope)
+            return self._plain(info, given.node, here, given.scope)
         if marker(info, PatchMarker):
             return self._patches(shape, given.node, here)
         return self._configs(shape, info, given.node, here, scope)
@@ -175,11 +161,17 @@ class Resolver:
             return self._one(shape, info, node, path, scope)
         if shape.container == "list":
             if not isinstance(node, Sequence):
-                return self._error(f"`{path[-1]}` takes a list", node.span, path, help="write `[a, b]`")
+                return self._error(*complaints.no_list(path, node), node.span, path)
+            if len(node.items) > MAX_PARTS:
+                return self._error(complaints.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
+            for i, item in enumerate(node.items):
+                self.provenance.spans[(*path, str(i))] = item.span
             items = [self._one(shape, info, item, (*path, str(i)), scope) for i, item in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
         if not isinstance(node, Mapping):
-            return self._error(f"`{path[-1]}` takes a mapping of names", node.span, path, help="write `name: ...`")
+            return self._error(*complaints.no_names(path, node), node.span, path)
+        if len(node.items) > MAX_PARTS:
+            return self._error(complaints.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
         self._note_keys(node, path)
         parts = {name: self._one(shape, info, item, (*path, name), scope) for name, item in node.items.items()}
         return INVALID if INVALID in parts.values() else parts
@@ -191,21 +183,29 @@ class Resolver:
     def _patches(self, shape: Shape, node: Node, path: Path) -> Any:
         """Named changes, each resolved as the enclosing config with the change merged in."""
         if not isinstance(node, Mapping):
-            return self._error(f"`{path[-1]}` takes a mapping of names", node.span, path, help="write `name: {...}`")
+            return self._error(*complaints.no_names(path, node), node.span, path)
+        if len(node.items) > MAX_VARIANTS:
+            return self._error(complaints.too_many(path, len(node.items), MAX_VARIANTS), None, node.span, path)
         self._note_keys(node, path)
         base, scope = self._enclosing[-2]
-        fields = shape.config.model_fields
-        layer = Mapping({k: v for k, v in base.items.items() if k in fields}, dict(base.keys), base.span)
-        layer = Mapping(layer.items, {k: base.keys[k] for k in layer.items}, base.span)
+        items = {name: item for name, item in base.items.items() if name in shape.config.model_fields}
+        layer = Mapping(items, {name: base.keys[name] for name in items}, base.span)
         found: dict[str, Any] = {}
         for name, patch in node.items.items():
             here = (*path, name)
             if isinstance(patch, Mapping):
-                merged = merge(layer, patch)
-                found[name] = self.config(shape.config, merged, here, scope)
+                found[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
-                found[name] = self._error(f"variant `{name}` is a mapping of changes", patch.span, here)
+                message = f"variant `{name}` takes a mapping of changes, not {complaints.found(patch)}"
+                found[name] = self._error(message, None, patch.span, here)
         return INVALID if INVALID in found.values() else found
+
+    def _missing_in_base(self, path: Path, name: str) -> bool:
+        """Whether a key that a variant misses is missing in the layer that it changes too."""
+        return any(
+            path[i + 1] == "variants" and ((*path[:i], *path[i + 3 :]), name) in self._missing
+            for i in range(len(path) - 2)
+        )
 
     def _one(self, shape: Shape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         """One config, from a mapping or a bare word; or null, or a boolean, where the field allows it."""
@@ -215,138 +215,132 @@ class Resolver:
                 return node.value
             if shape.null and (node.value is None or node.value is False or node.value == "none"):
                 return None
-            if not isinstance(node.value, str) or cls.word_key is None:
-                return self._error(complaints.not_a_config(path[-1], cls, shape, node), node.span, path)
-            node = Mapping({cls.word_key: node}, {cls.word_key: node.span}, node.span)
-        if isinstance(node, Sequence):
-            return self._error(f"`{path[-1]}` takes one {_noun(cls)}, not a list", node.span, path)
+            if isinstance(node.value, str) and cls.word_key is not None:
+                node = Mapping({cls.word_key: node}, {cls.word_key: node.span}, node.span)
+        if not isinstance(node, Mapping):
+            diagnostic = complaints.not_a_config(path, cls, shape, node, self.plugins)
+            self._errors.append(diagnostic)
+            return INVALID
         if not issubclass(cls, Component):
             return self.config(cls, node, path, scope)
-        found = self._kind(cls, info, node, path)
-        if found is INVALID:
+        kind = self._kind(cls, info, node, path)
+        if kind is INVALID:
             return INVALID
-        kind_key = str(cls.word_key)
-        if kind_key not in node.items:
-            word = Scalar(found.kind_name(), node.span)
-            node = Mapping({kind_key: word, **node.items}, {kind_key: node.span, **node.keys}, node.span)
-        return self.config(found, node, path, scope)
+        key = str(cls.word_key)
+        if key not in node.items:
+            word = Scalar(kind.kind_name(), node.span)
+            node = Mapping({key: word, **node.items}, {key: node.span, **node.keys}, node.span)
+        return self.config(kind, node, path, scope)
 
     def _kind(self, base: type[Component], info: FieldInfo, node: Mapping, path: Path) -> Any:
         """The class of the kind that a mapping names."""
-        key, slot = str(base.word_key), base.slot
-        kinds = self.plugins.registry.kinds(slot, base)
+        key = str(base.word_key)
+        kinds = self.plugins.registry.kinds(base.slot, base)
         word = node.items.get(key)
+        self.provenance.spans.setdefault(path, node.span)
         if word is None:
-            implied = _extra(info, "implied_kind") or _extra(info, "default_kind")
+            implied = extra(info, "implied_kind") or extra(info, "default_kind")
             if implied in kinds:
                 return kinds[implied].config
-            return self._error(*complaints.missing_kind(slot, key, node, kinds), path)
+            self._errors.append(complaints.missing_kind(base, node, path, self.plugins, self.provenance))
+            return INVALID
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
-            return self._error(f"`{key}` takes the name of a kind", word.span, (*path, key))
+            message = f"`{key}` takes the name of a {complaints.kind_of(base)}, not {complaints.found(word)}"
+            return self._error(message, None, word.span, (*path, key))
         if word.value in kinds:
             return kinds[word.value].config
-        diagnostic = complaints.unknown_kind(word.value, base, self.plugins, word.span, ".".join((*path, key)))
-        self.errors.append(diagnostic)
+        self._errors.append(complaints.unknown_kind(word.value, base, self.plugins, word.span, (*path, key)))
         return INVALID
 
-    def _plain(self, info: FieldInfo, node: Node, name: str, path: Path, scope: Scope) -> Any:
-        """A value without configs inside, arithmetic evaluated."""
+    def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
+        """A value without configs inside, arithmetic evaluated; `nested` is how far it lies within the field."""
         if isinstance(node, Mapping):
             self._note_keys(node, path)
-            return {key: self._plain(info, value, name, (*path, key), scope) for key, value in node.items.items()}
+            parts = {k: self._plain(info, one, (*path, k), scope, nested + 1) for k, one in node.items.items()}
+            return INVALID if INVALID in parts.values() else parts
         if isinstance(node, Sequence):
             for i, item in enumerate(node.items):
                 self.provenance.spans[(*path, str(i))] = item.span
-            return tuple(self._plain(info, item, name, (*path, str(i)), scope) for i, item in enumerate(node.items))
+            items = [self._plain(info, one, (*path, str(i)), scope, nested + 1) for i, one in enumerate(node.items)]
+            return INVALID if INVALID in items else tuple(items)
         numbers, words = numeric(info.annotation)
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
             return node.value
+        if node.value.isidentifier() and closest(node.value, scope) is None:
+            self._errors.append(complaints.no_number(info, node, self.provenance.written(path), nested))
+            return INVALID
         try:
-            value = self._evaluate(node.value, scope, (name,))
+            value = self._evaluate(node.value, scope, (self.provenance.written(path),), {})
         except ExpressionError as wrong:
-            return self._error(f"`{name}`: {wrong}", node.span, path)
+            if wrong.circle and wrong.circle in self._circles:
+                return INVALID
+            self._circles.add(wrong.circle)
+            span = complaints.part_of(node.span, node.value, wrong.part)
+            return self._error(f"{complaints.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
-    def _evaluate(self, text: str, scope: Scope, busy: tuple[str, ...]) -> Number:
+    def _evaluate(self, text: str, scope: Scope, busy: tuple[Path, ...], known: dict[Path, Number]) -> Number:
+        """The value of an expression; every name means what it means where the expression stands."""
+
         def lookup(name: str) -> Number:
-            if name in busy:
-                raise ExpressionError(f"`{name}` is defined by itself")
             given = scope.get(name)
             if given is None:
-                numbers = [n for n, g in scope.items() if isinstance(g.node, Scalar) and _is_number(g.node.value)]
-                near = closest(name, numbers)
-                hint = f"; a similar name exists: `{near}`" if near else f"; names: {listing(sorted(numbers))}"
-                raise ExpressionError(f"there is no {quoted(name)} to compute with{hint}")
+                raise complaints.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
+            if given.path in busy:
+                raise complaints.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
             self.used.add(given.path)
             value = given.node.value if isinstance(given.node, Scalar) else None
-            if isinstance(value, str) and isinstance(given.node, Scalar) and not given.node.quoted:
-                return self._evaluate(value, scope, (*busy, name))
-            if not _is_number(value):
-                raise ExpressionError(f"`{name}` is not a number")
+            word = isinstance(value, str) and value.isidentifier() and value not in given.scope
+            if isinstance(value, str) and isinstance(given.node, Scalar) and not given.node.quoted and not word:
+                if given.path not in known:
+                    known[given.path] = self._evaluate(value, given.scope, (*busy, given.path), known)
+                return known[given.path]
+            if not _is_number(given.node):
+                raise ExpressionError(f"`{name}` is {complaints.found(given.node)}, not a number")
             return value  # type: ignore[return-value]
 
         return evaluate(text, lookup)
 
-    def _unknown_keys(self, cls: type[Config], node: Mapping, path: Path) -> None:
+    def _check_keys(self, cls: type[Config], node: Mapping, given: MappingABC[str, Given], path: Path) -> None:
+        """Note the keys that the config does not have, and those that it lacks."""
         missing = [
             name
             for name, info in cls.model_fields.items()
-            if name not in node.items and info.is_required() and _extra(info, "default_kind") is None
+            if name not in given and info.is_required() and extra(info, "default_kind") is None
         ]
-        for key in node.items:
-            if key not in cls.model_fields:
-                span = node.keys[key]
-                self.errors.append(
-                    complaints.unknown_key(key, cls, missing, self.plugins, span, ".".join((*path, key)))
-                )
+        for key in [key for key in node.items if key not in cls.model_fields][:MAX_ERRORS]:
+            meant = closest(key, missing)
+            missing = [name for name in missing if name != meant]
+            self._unknown.append(complaints.Unknown(key, cls, path, node.keys[key], meant))
+        for name in missing:
+            self._missing[path, name] = complaints.Missing(name, cls, path)
 
-    def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, node: Mapping) -> Any:
-        broken = {name for name, value in values.items() if value is INVALID}
-        sound = {name: value for name, value in values.items() if name not in broken}
+    def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
+        """The config of these values; relations between them are judged only if they are `sound`."""
         try:
-            config = cls.model_validate(sound)
+            config = cls.model_validate({name: value for name, value in values.items() if value is not INVALID})
         except ValidationError as error:
-            unknown = [key for key in node.items if key not in cls.model_fields]
-            for diagnostic in complaints.from_pydantic(error, cls, path, node, self.provenance, unknown):
-                if diagnostic.path.removeprefix(".".join(path)).lstrip(".").split(".")[0] not in broken:
-                    self.errors.append(diagnostic)
+            self._errors += complaints.from_pydantic(error, cls, path, self.provenance, relations=sound)
             return INVALID
-        return INVALID if broken else config
+        except Exception as wrong:  # a plugin's validator
+            if sound:
+                self._errors.append(complaints.crashed(cls, "the check of its config", wrong, path, self.provenance))
+            return INVALID
+        return config if sound else INVALID
 
-    def _error(self, message: str, span: Span, path: Path, *, help: str | None = None) -> Any:
-        self.errors.append(Diagnostic(message, span, ".".join(path), help=help))
+    def _error(self, message: str, help: str | None, span: Span, path: Path, notes: tuple[str, ...] = ()) -> Any:
+        path = self.provenance.written(path)
+        self._errors.append(Diagnostic(message, span, ".".join(path), notes, help))
         return INVALID
 
 
 _ABSENT: Any = object()
 
 
-def _extra(info: FieldInfo, key: str) -> str | None:
-    extra = info.json_schema_extra
-    return str(extra[key]) if isinstance(extra, dict) and key in extra else None
-
-
-def _noun(cls: type[Config]) -> str:
-    return cls.slot if issubclass(cls, Component) else "mapping"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def numeric(annotation: Any) -> tuple[set[type], set[object]]:
-    """Which number types a field takes, and which words."""
-    numbers: set[type] = set()
-    words: set[object] = set()
-    for option in _options(annotation):
-        if option in (int, float):
-            numbers.add(option)
-        elif get_origin(option) is Literal:
-            words |= set(get_args(option))
-        elif get_origin(option) is dict:
-            numbers |= numeric(get_args(option)[1])[0]
-    return numbers, words
+def _is_number(node: Node) -> bool:
+    return isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
 def _value_span(node: Node, key: Span) -> Span:
-    return node.span if isinstance(node, Scalar) else key
+    """The place of a value: its own if that is a part of one line, else its key's."""
+    return node.span if isinstance(node, Scalar) or node.span.line == key.line else key

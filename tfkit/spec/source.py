@@ -21,8 +21,8 @@ __all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "parse", "parse
 
 MAX_BYTES = 1 << 20
 
-# What YAML allows, without the line breaks that editors do not count as such and without byte order marks.
-UNWELCOME = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+# What YAML forbids, and the line breaks that editors do not count as such, and byte order marks.
+UNWELCOME = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:

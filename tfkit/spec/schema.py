@@ -1,0 +1,254 @@
+"""The spec language as JSON Schema (draft 2020-12), with all installed plugins: editors complete and check specs by it.
+
+It says what can be said field by field; what relates fields to each other is the loader's to check. Every mapping is
+described twice: whole, and as a change (`changes.` in front of its name) in which nothing is required, for variants of
+layers and for specs that extend another one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
+from tfkit.plugin.docs import field_docs
+from tfkit.plugin.manager import BUILT_IN, Plugins
+from tfkit.plugin.registry import Registered
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.shape import Shape, extra, numeric, shape_of
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+CHANGES = "changes."
+NAME = r"^(?![_0-9])(?!.*_mask$)[^\s!-/:-@\[-^`{-~]+$"  # as the graph checks it: an identifier
+NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
+SHARED = "Taken from the enclosing parts of the spec when it is not given."
+
+Schema = dict[str, Any]
+
+
+def json_schema(plugins: Plugins) -> Schema:
+    """The schema of a spec: plain data, in the same order for the same plugins."""
+    language = _Language(plugins)
+    whole, changes = language.document(partial=False), language.document(partial=True)
+    defs = {"spec": whole, f"{CHANGES}spec": changes, "arithmetic": language.arithmetic(), **language.defs}
+    return {
+        "$schema": DRAFT,
+        "title": "A transformer as tfkit reads it",
+        "type": "object",
+        "if": {"required": ["extends"]},
+        "then": _ref(f"{CHANGES}spec"),
+        "else": _ref("spec"),
+        "$defs": dict(sorted(defs.items())),
+    }
+
+
+class _Language:
+    """Writes one definition for each config and each slot that a spec can reach."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self.registry = plugins.registry
+        self.defs: dict[str, Schema] = {}
+        self.configs: dict[str, type[Config]] = {}
+
+    def document(self, *, partial: bool) -> Schema:
+        """The top of a spec: its own fields, and those that all parts share."""
+        whole = self._mapping(ModelSpec, partial=partial)
+        properties = whole["properties"]
+        for part in ("inputs", "graph"):
+            properties[part]["propertyNames"] = {"pattern": NAME}
+        names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
+        inputs = properties.pop("inputs")
+        properties["inputs"] = {**_about(inputs), "anyOf": [names, _bare(inputs)]}
+        properties |= {name: self._shared(name, partial=partial) for name in self._shared_names()}
+        properties["extends"] = {
+            "type": "string",
+            "description": "The spec, by path or bare name, that this one changes.",
+        }
+        return whole
+
+    def arithmetic(self) -> Schema:
+        """Text that stands for a number: names of numeric fields, numbers, operators."""
+        fields = [field for config in self.configs.values() for field in config.model_fields.items()]
+        names = "|".join(sorted({name for name, info in fields if numeric(info.annotation)[0]}))
+        return {
+            "type": "string",
+            "pattern": rf"^(?!\s*[\d.]+\s*$)(?:[\s\d.()+*/%-]|\d[eE]|\b(?:{names})\b)+$",
+            "maxLength": 200,
+            "description": "Arithmetic over the spec's own fields, such as d_head ** -0.5.",
+        }
+
+    def _shared_names(self) -> list[str]:
+        return sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
+
+    def _shared(self, name: str, *, partial: bool) -> Schema:
+        """What the fields of that name take, wherever they are."""
+        options: list[Schema] = []
+        users: set[str] = set()
+        for _, config in sorted(self.configs.items()):
+            info = config.model_fields.get(name)
+            if info is None or marker(info, SharedMarker) is None:
+                continue
+            bare = _bare(self._field(config, name, info, partial=partial))
+            options += [option for option in bare.get("anyOf", [bare]) if option not in options]
+            users |= {config.slot} if issubclass(config, Component) else set()
+        return {**_documented(f"Shared by every part that takes it: {', '.join(sorted(users))}."), **_any(options)}
+
+    def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
+        """A reference to the definition of a config's mapping."""
+        if self.configs.setdefault(name, config) is not config:
+            name = f"{config.__module__}.{config.__qualname__}"
+            self.configs[name] = config
+        key = f"{CHANGES}{name}" if partial else name
+        if key not in self.defs:
+            self.defs[key] = {}  # its fields may lead back to it
+            self.defs[key] |= {"title": name, **self._mapping(config, partial=partial), **_documented(about)}
+        return _ref(key)
+
+    def _mapping(self, config: type[Config], *, partial: bool) -> Schema:
+        fields = config.model_fields
+        first = [name for name in (config.word_key,) if name in fields]
+        properties = {
+            name: self._field(config, name, fields[name], partial=partial) for name in dict.fromkeys([*first, *fields])
+        }
+        required = [] if partial else _required(config)
+        return {
+            **_documented(inspect.cleandoc(config.__doc__ or "")),
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": False,
+            **({"required": required} if required else {}),
+        }
+
+    def _field(self, config: type[Config], name: str, info: FieldInfo, *, partial: bool) -> Schema:
+        text = " ".join(filter(None, [field_docs(config).get(name), SHARED if marker(info, SharedMarker) else None]))
+        shape = shape_of(info.annotation)
+        if name == config.word_key and issubclass(config, Component):
+            return {**_documented(text), "const": config.kind_name()}
+        if shape is None:
+            return {**_documented(text), **_plain(config, name)}
+        default = extra(info, "default_kind")
+        options = self._configs(
+            shape,
+            implied=extra(info, "implied_kind") or default,
+            partial=partial or marker(info, PatchMarker) is not None,
+        )
+        return {**_documented(text), **({"default": default} if default else {}), **options}
+
+    def _configs(self, shape: Shape, *, implied: str | None, partial: bool) -> Schema:
+        # A list in a change takes the place of the old one: its items are whole.
+        options = self._one(shape.config, implied, partial=partial and shape.container != "list")
+        if shape.container == "list":
+            options = [{"type": "array", "items": _any(options)}]
+        elif shape.container == "dict":
+            options = [{"type": "object", "additionalProperties": _any(options)}]
+        options += [{"type": "boolean"}] if shape.boolean else []
+        options += [NOTHING] if shape.null and shape.container == "one" else []
+        options += [{"type": "null"}] if shape.null and shape.container != "one" else []
+        return _any(options)
+
+    def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
+        """What one config is written as: a mapping, or a bare word."""
+        if issubclass(config, Component):
+            options = [self._slot(config, partial=partial)]
+            one = self.registry.kinds(config.slot, config).get(implied or "")
+            return options if one is None or partial else [*options, self._kind(one, partial=False)]
+        options = [self._config(config, partial=partial, name=config.__name__.removesuffix("Config"))]
+        return [_plain(config, config.word_key), *options] if config.word_key else options
+
+    def _slot(self, base: type[Component], *, partial: bool) -> Schema:
+        """A reference to the definition of a slot, or of the part of it that `base` takes."""
+        name = base.slot if "slot" in vars(base) else f"{base.slot}.{base.__name__.removesuffix('Config')}"
+        key = f"{CHANGES}{name}" if partial else name
+        if key not in self.defs:
+            self.defs[key] = {}
+            self.defs[key] |= {"title": name, **self._kinds(base, partial=partial)}
+        return _ref(key)
+
+    def _kinds(self, base: type[Component], *, partial: bool) -> Schema:
+        kinds = self.registry.kinds(base.slot, base)
+        words = [
+            {"const": kind, **_documented(_about_kind(one))} for kind, one in kinds.items() if not _required(one.config)
+        ]
+        mappings = [self._kind(one, partial=partial) for one in kinds.values()]
+        if not partial:
+            mappings = [{"allOf": [mapping, {"required": [base.word_key]}]} for mapping in mappings]
+        return {**_documented(inspect.cleandoc(base.__doc__ or "")), **_any([*words, *mappings])}
+
+    def _kind(self, one: Registered, *, partial: bool) -> Schema:
+        name = f"{one.config.slot}.{one.config.kind_name()}"
+        return self._config(one.config, partial=partial, name=name, about=_about_kind(one))
+
+
+def _required(config: type[Config]) -> list[str]:
+    """The fields that a mapping must have: not those with a default, nor those that may come from around it."""
+    return [
+        name
+        for name, info in config.model_fields.items()
+        if info.is_required() and marker(info, SharedMarker) is None and extra(info, "default_kind") is None
+    ]
+
+
+def _plain(config: type[Config], name: str) -> Schema:
+    """What a field without configs inside takes, numbers also as arithmetic."""
+    found = _bare(_properties(config).get(name, {}), "default")
+    return _computed(found) if numeric(config.model_fields[name].annotation)[0] else found
+
+
+@cache
+def _properties(config: type[Config]) -> Schema:
+    try:
+        found: Schema = config.model_json_schema().get("properties", {})
+        return found
+    except PydanticInvalidForJsonSchema:  # a plugin's field of a type of its own
+        return {}
+
+
+def _computed(schema: Schema) -> Schema:
+    if schema.get("type") in ("integer", "number"):
+        default = {"default": schema["default"]} if "default" in schema else {}
+        return {**default, **_any([_bare(schema), _ref("arithmetic")])}
+    if "anyOf" in schema:
+        options = [_computed(option) for option in schema["anyOf"]]
+        return {**schema, "anyOf": [inner for option in options for inner in option.get("anyOf", [option])]}
+    if isinstance(schema.get("additionalProperties"), dict):
+        return {**schema, "additionalProperties": _computed(schema["additionalProperties"])}
+    return schema
+
+
+ABOUT = ("title", "description", "markdownDescription", "default")
+
+
+def _bare(schema: Schema, *keep: str) -> Schema:
+    """A schema without what it says to people."""
+    return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
+
+
+def _about(schema: Schema) -> Schema:
+    """What a schema says to people."""
+    return {key: value for key, value in schema.items() if key in ABOUT}
+
+
+def _any(options: Iterable[Schema]) -> Schema:
+    every = list(options)
+    return every[0] if len(every) == 1 else {"anyOf": every} if every else {}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _about_kind(one: Registered) -> str:
+    text = inspect.cleandoc(one.config.__doc__ or "")
+    return text if one.plugin == BUILT_IN else f"{text} (from {one.plugin})".strip()
+
+
+def _documented(text: str) -> Schema:
+    """The description, and the same for editors that render Markdown where it is."""
+    if not text:
+        return {}
+    return {"description": text, **({"markdownDescription": text} if "`" in text else {})}

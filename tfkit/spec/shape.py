@@ -1,0 +1,117 @@
+"""What the annotation of a config's field allows: configs, numbers, words."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Config, WireMarker
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the annotation of a field that holds configs allows."""
+
+    config: type[Config]
+    container: Literal["one", "list", "dict"]
+    null: bool
+    boolean: bool
+
+
+def shape_of(annotation: Any) -> Shape | None:
+    """The shape of a field that holds configs; None for every other field."""
+    members = options(annotation)
+    for option in members:
+        arguments = [a for a in get_args(option) if a is not Ellipsis]
+        container: Literal["one", "list", "dict"] = "one"
+        if get_origin(option) in (tuple, list) or get_origin(option) is dict:
+            container = "dict" if get_origin(option) is dict else "list"
+            option = options(arguments[-1])[0]
+        if isinstance(option, type) and issubclass(option, Config):
+            return Shape(option, container, type(None) in members, bool in members)
+    return None
+
+
+def options(annotation: Any) -> list[Any]:
+    """The members of a union, annotations taken off."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [o for argument in get_args(annotation) for o in options(argument)]
+    if hasattr(annotation, "__metadata__"):
+        return options(get_args(annotation)[0])
+    return [annotation]
+
+
+def numeric(annotation: Any) -> tuple[set[type], set[object]]:
+    """Which number types a field takes, and which words."""
+    numbers: set[type] = set()
+    words: set[object] = set()
+    for option in options(annotation):
+        if option in (int, float):
+            numbers.add(option)
+        elif get_origin(option) is Literal:
+            words |= set(get_args(option))
+        elif get_origin(option) is dict:
+            numbers |= numeric(get_args(option)[1])[0]
+    return numbers, words
+
+
+def extra(info: FieldInfo, key: str) -> str | None:
+    """What `tfkit.slot` and `tfkit.optional_slot` say about a field: its `default_kind` or `implied_kind`."""
+    found = info.json_schema_extra
+    return str(found[key]) if isinstance(found, dict) and key in found else None
+
+
+def allowed(info: FieldInfo, *, nested: int) -> list[str]:
+    """What a field takes, in words, one for each way to fill it; with `nested`, what its parts take."""
+    annotation = info.annotation if nested else Annotated[info.annotation, info]
+    for _ in range(nested):
+        inner = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
+        annotation = inner[0][-1 if len(inner[0]) == 2 and inner[0][-1] is not Ellipsis else 0] if inner else Any
+    return list(dict.fromkeys(_words(annotation, {})))
+
+
+def either(words: list[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
+    """The members of an annotation in words; `bounds` are those that were stated around it."""
+    if hasattr(annotation, "__metadata__"):
+        return _words(get_args(annotation)[0], {**bounds, **_bounds(annotation.__metadata__)})
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return [word for argument in arguments for word in _words(argument, bounds)]
+    if origin is Literal:
+        return [f"`{word}`" if isinstance(word, str) else str(word) for word in arguments]
+    if annotation in (int, float):
+        return [f"a whole number{_range(bounds, 1)}" if annotation is int else f"a number{_range(bounds)}"]
+    plain = {bool: ["true", "false"], str: ["the name of a node" if "wire" in bounds else "text"], type(None): []}
+    return plain.get(annotation, ["a list"] if origin in (tuple, list) else ["a mapping"])
+
+
+def _bounds(metadata: Any) -> dict[str, float]:
+    """The limits that the parts of an annotation state, by pydantic's names; and `wire` where it is one."""
+    found: dict[str, float] = {}
+    for part in metadata:
+        if isinstance(part, FieldInfo):
+            found |= _bounds(part.metadata)
+        elif isinstance(part, WireMarker):
+            found["wire"] = 1
+        found |= {name: getattr(part, name) for name in ("gt", "ge", "lt", "le") if hasattr(part, name)}
+    return found
+
+
+def _range(bounds: dict[str, float], step: int | None = None) -> str:
+    """The limits in words. Whole numbers, which have a `step`, are at least one step above what they must exceed."""
+    low, high = bounds.get("ge"), bounds.get("le")
+    if low is None and step is not None and "gt" in bounds:
+        low = bounds["gt"] + step
+    if low is not None and high is not None:
+        return f" from {low:,} to {high:,}"
+    words = [f"of at least {low:,}"] if low is not None else [f"above {bounds['gt']:,}"] if "gt" in bounds else []
+    words += [f"of at most {high:,}"] if high is not None else [f"below {bounds['lt']:,}"] if "lt" in bounds else []
+    return f" {' and '.join(words)}" if words else ""
