@@ -1,0 +1,112 @@
+"""The `tfkit` command: its help, its exit status, what happens to errors.
+
+Nothing here or in the command modules imports torch, pydantic or rich before a command runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tfkit.cli.language import components, plugins, schema
+from tfkit.cli.models import build, params
+from tfkit.cli.options import Command, Group
+from tfkit.cli.specs import diff, list_, show, validate
+
+WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+SECTIONS = {
+    "Models": [build, params],
+    "Specs": [list_, validate, show, diff],
+    "The language": [schema, components, plugins],
+}
+
+
+@click.group(
+    cls=Group,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    examples="""
+    tfkit build gpt2
+    tfkit params gpt2 llama3_8b
+    tfkit show my_model.yaml --set decoder.n_layers=2
+    """,
+    notes="""
+    SPEC is a YAML file, or the name of a spec that comes with tfkit.
+
+    Exit status: 0; 1 if a spec is wrong or cannot be built; 2 for wrong usage.
+    With --json, standard output is always one JSON document: the result, or
+    {"errors": [...]} with exit status 1. Warnings go to standard error.
+    """,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda *a: _version(*a),
+    help="Print the version and exit.",
+)
+def cli() -> None:
+    """Transformers as YAML, built to plain PyTorch."""
+
+
+def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"tfkit {version('tfkit')}")
+    except PackageNotFoundError:
+        click.echo("tfkit, not installed")
+    context.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, that of the process unless given; returns the exit status."""
+    if arguments is None:
+        gc.disable()  # what a command imports is no garbage, and looking for some costs a third of the time
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not complain either
+        return BROKEN_PIPE
+    finally:
+        if arguments is None:
+            gc.freeze()  # the interpreter looks once more when it ends
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        with cli.make_context("tfkit", arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.NoArgsIsHelpError as wrong:
+        click.echo(wrong.format_message())
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as wrong:
+        click.echo(_usage(wrong), err=True)
+        return WRONG_USAGE
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def _usage(wrong: click.UsageError) -> str:
+    """Wrong usage in the form of all other errors."""
+    context = wrong.ctx
+    text = wrong.format_message().rstrip(".").replace("'", "`")
+    lines = [f"error: {text[:1].lower()}{text[1:]}"]
+    if context is not None:
+        usage = context.command.get_usage(context).removeprefix("Usage: ")
+        lines += [f"   = usage: {' '.join(usage.split())}"] if isinstance(context.command, Command) else []
+        lines += [f"   = help: {context.command_path} --help"]
+    return "\n".join(lines)

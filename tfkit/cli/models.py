@@ -1,0 +1,257 @@
+"""Commands that build a model: build, params."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from tfkit.cli.options import Reader, command, json_option
+
+if TYPE_CHECKING:
+    import torch
+
+    from tfkit.tools.params import By, Params, Row
+    from tfkit.tools.trial import Trial
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SIDE_BY_SIDE = 2
+
+
+@command(
+    "build",
+    notes="""
+    The forward runs on random inputs: a batch of 2, 16 tokens each, or `max_len` if
+    that is less. With -o, DIR gets the resolved spec as spec.yaml and the weights as
+    model.safetensors, both or nothing.
+    """,
+    examples="""
+    tfkit build gpt2
+    tfkit build my_model.yaml -o out --dtype bfloat16 --seed 1
+    tfkit build llama3_405b --device meta
+    """,
+)
+@click.argument("spec")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
+@click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
+)
+@click.option(
+    "--dtype",
+    default=DTYPES[0],
+    show_default=True,
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    help="float32, bfloat16, float16 or float64.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Where random numbers start."
+)
+@json_option
+def build(
+    reader: Reader, spec: str, output: Path | None, force: bool, device: str, dtype: str, seed: int, json: bool
+) -> None:
+    """Build a model, run it once, and show what it is made of."""
+    from tfkit.cli import output as out
+
+    if force and output is None:
+        raise click.UsageError("--force has no effect without -o")
+    graph = reader.load(spec)
+    import torch
+
+    from tfkit.tools.save import check_folder, save
+    from tfkit.tools.trial import try_model
+
+    if output is not None:
+        check_folder(output, force=force)
+    with out.stages() as stage:
+        model, trial = try_model(
+            graph, device=_device(device, output), dtype=getattr(torch, dtype), seed=seed, stage=stage
+        )
+        stage(f"writing {output}")
+        files = [] if output is None else [str(path) for path in save(model, graph, output, force=force)]
+    if json:
+        out.print_json({**vars(trial), "files": files})
+    else:
+        _show_trial(trial, files)
+
+
+def _device(name: str, output: Path | None) -> torch.device:
+    """The device of that name; wrong usage if there is none here."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise click.BadParameter(
+            f"`{name}` is no device: cpu, cuda, cuda:1, mps, meta", param_hint="--device"
+        ) from None
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as wrong:
+        reason = str(wrong).partition("\n")[0]
+        raise click.BadParameter(f"`{name}` cannot be used here: {reason}", param_hint="--device") from None
+    if device.type == "meta" and output is not None:
+        raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
+    return device
+
+
+def _show_trial(trial: Trial, files: Sequence[str]) -> None:
+    from tfkit.cli.output import short, show, table
+    from tfkit.tools.memory import bytes_text
+
+    rows = [
+        (
+            node.name,
+            node.block or "(input)",
+            ", ".join(node.reads),
+            " x ".join(map(str, node.shape)),
+            f"{node.parameters:,}" if node.block else "",
+        )
+        for node in trial.nodes
+    ]
+    total = f"{trial.parameters:,} parameters ({short(trial.parameters)}), {bytes_text(trial.bytes)} in {trial.dtype}"
+    times = f"built on {trial.device} in {trial.build_time:.2f} s, one forward in {trial.forward_time:.2f} s"
+    show(
+        table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
+        *("", trial.code, "", total, times),
+        *(f"wrote {file}" for file in files),
+    )
+
+
+@command(
+    "params",
+    notes="""
+    Nothing is allocated, so that a model of any size will do. Embedding tables are
+    those of tokens, positions and types. Weights used twice are counted once.
+    """,
+    examples="""
+    tfkit params gpt2
+    tfkit params gpt2 gpt2_medium gpt2_large
+    tfkit params my_model.yaml --by layer --set decoder.ffn.d_ff=4096
+    """,
+)
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.option(
+    "--by",
+    default="component",
+    show_default=True,
+    type=click.Choice(["component", "node", "layer", "module"]),
+    metavar="PART",
+    help="Rows: component, node, layer or module.",
+)
+@json_option
+def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
+    """Count the parameters, by component, node, layer or module."""
+    from tfkit.cli import output as out
+
+    graphs = [reader.load(spec) for spec in specs]
+    from tfkit.tools.params import count_params
+
+    counts = [count_params(graph, by) for graph in graphs]
+    if json:
+        out.print_json(counts)
+    elif len(counts) == 1:
+        _show_count(counts[0])
+    else:
+        _show_side_by_side(counts)
+
+
+def _show_count(count: Params) -> None:
+    from tfkit.cli.output import percent, show, table
+
+    rows = [_cells(shown, count) for shown in collapsed(count)]
+    rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
+    columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
+    if count.by == "module":  # their names take the room
+        columns, rows = columns[:3], [row[:3] for row in rows]
+    lines = table(columns, rows, right=columns[1:], footer=1)
+    show(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
+
+
+def _total(count: Params) -> list[str]:
+    from tfkit.cli.output import percent
+
+    return ["total", f"{count.total:,}", percent(count.total, count.total)]
+
+
+def _cells(shown: Shown, count: Params) -> list[str]:
+    from tfkit.cli.output import percent
+
+    each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
+    apart = shown.parameters and not shown.non_embedding
+    other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
+    last = each if count.by == "layer" else other
+    return [shown.label, f"{shown.parameters:,}", percent(shown.parameters, count.total), last]
+
+
+def _summary(count: Params) -> str:
+    from tfkit.cli.output import short
+
+    return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
+
+
+def _notes(count: Params) -> Iterator[str]:
+    """What stands below the table: trainable and buffers, tied and shared weights."""
+    frozen = count.total - count.trainable
+    yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
+    yield from count.notes
+
+
+def _show_side_by_side(counts: Sequence[Params]) -> None:
+    """Specs as columns, as many as 80 columns hold, then the next ones."""
+    from rich.padding import Padding
+
+    from tfkit.cli.output import show, table
+
+    for start in range(0, len(counts), SIDE_BY_SIDE):
+        some = counts[start : start + SIDE_BY_SIDE]
+        parts = [{shown.label: _cells(shown, count)[1:3] for shown in collapsed(count)} for count in some]
+        labels = _merged([list(part) for part in parts])
+        rows = [[label, *(text for part in parts for text in part.get(label, ["-", "-"]))] for label in labels]
+        rows.append(["total", *(text for count in some for text in _total(count)[1:])])
+        columns = [some[0].by, *(text for count in some for text in (count.name, "share"))]
+        show(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
+    for count in counts:
+        show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
+
+
+def _merged(lists: Sequence[Sequence[str]]) -> list[str]:
+    """All labels of several tables, each behind the one that it follows in its own."""
+    merged: list[str] = []
+    for labels in lists:
+        for index, label in enumerate(labels):
+            if label not in merged:
+                merged.insert(merged.index(labels[index - 1]) + 1 if index else 0, label)
+    return merged
+
+
+_INDEX = re.compile(r"\blayers\.(\d+)")
+
+
+class Shown(NamedTuple):
+    """A row as it is printed: one of the count's, or several of layers that are alike."""
+
+    label: str
+    parameters: int
+    non_embedding: int
+    times: int
+
+
+def collapsed(count: Params) -> list[Shown]:
+    """The rows of a count, layers that are alike in one: `decoder.layers.0-11`."""
+    from tfkit.tools.show import ranges
+
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in count.rows:
+        groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)
+    shown = []
+    for (label, parameters), rows in groups.items():
+        numbers = [int(match[1]) for row in rows if (match := _INDEX.search(row.label))]
+        label = label.replace("*", ranges(numbers)) if numbers else rows[0].label
+        shown.append(Shown(label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
+    return shown

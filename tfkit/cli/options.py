@@ -1,0 +1,149 @@
+"""What the commands share: the options that decide how a spec is read, the form of help texts, and errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.errors import SpecError, closest
+
+if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
+    from tfkit.plugin.manager import Plugins
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How specs are read: with which plugins, and with which changes."""
+
+    sets: tuple[str, ...] = ()
+    plugin_dir: tuple[Path, ...] = ()
+    no_plugins: bool = False
+    disable: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def plugins(self) -> Plugins:
+        """The plugins; those that are broken are named on standard error."""
+        plugins = self.found
+        for broken in plugins.broken:
+            text = f"warning: plugin `{broken.name}` is left out: {broken.cause} (--disable {broken.name} hides this)"
+            click.echo(text, err=True)
+        return plugins
+
+    @functools.cached_property
+    def found(self) -> Plugins:
+        """The plugins, without a word about those that are broken."""
+        from tfkit.plugin.manager import load_plugins
+
+        return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+
+    def load(self, spec: str) -> Graph:
+        """The graph of a spec."""
+        from tfkit.graph.expand import load
+
+        return load(spec, sets=self.sets, plugins=self.plugins)
+
+
+class _Help:
+    """Help with notes and examples below the options; the examples keep their lines."""
+
+    def __init__(self, *args: Any, examples: str = "", notes: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = inspect.cleandoc(examples).splitlines()
+        self.notes = inspect.cleandoc(notes)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.notes:
+            formatter.write_paragraph()
+            formatter.write(f"{self.notes}\n")
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"  {line}\n")
+
+
+class Command(_Help, click.Command):
+    """A command."""
+
+
+class Group(_Help, click.Group):
+    """The commands in sections; a word that is none of them is answered with the nearest."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        for command in [command for family in sections.values() for command in family]:
+            self.add_command(command)
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [str(command.name) for family in self.sections.values() for command in family]
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.list_commands(context)))
+        for title, family in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(80)) for one in family])
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(context, name) is None and not name.startswith("-"):
+            near = closest(name, self.list_commands(context))
+            hint = f"; a command with a similar name exists: '{near}'" if near else ""
+            context.fail(f"there is no command '{name}'{hint}")
+        return super().resolve_command(context, args)
+
+
+def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
+    """A command whose function gets a `Reader` in front, made from the options that say how specs are read."""
+
+    def decorate(function: Function) -> click.Command:
+        @functools.wraps(function)
+        def run(*args: Any, sets: tuple[str, ...] = (), **kwargs: Any) -> None:
+            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins", "disable")))
+            try:
+                function(reader, *args, **kwargs)
+            except SpecError as wrong:
+                fail(wrong, json=kwargs.get("json", False))
+
+        own = run.__dict__.pop("__click_params__", [])
+        for option in reversed(_SETS + _PLUGINS if sets else _PLUGINS):
+            option(run)
+        run.__dict__["__click_params__"] += own
+        return click.command(name, cls=Command, examples=examples, notes=notes)(run)
+
+    return decorate
+
+
+def fail(wrong: SpecError, *, json: bool) -> None:
+    """Say what is wrong with a spec and end with status 1."""
+    if json:
+        from tfkit.cli.output import print_json
+
+        print_json({"errors": [diagnostic.to_dict() for diagnostic in wrong.diagnostics]})
+    else:
+        click.echo(str(wrong), err=True)
+    raise click.exceptions.Exit(1)
+
+
+json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
+_FOLDER = click.Path(exists=True, path_type=Path)
+_SETS = [
+    click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the spec; repeatable."),
+]
+_PLUGINS = [
+    click.option(
+        "--plugin-dir", multiple=True, type=_FOLDER, metavar="DIR", help="Load the plugins in a folder; repeatable."
+    ),
+    click.option("--no-plugins", is_flag=True, help="Leave out the plugins that are installed."),
+    click.option("--disable", multiple=True, metavar="NAME", help="Leave out a plugin by its name; repeatable."),
+]

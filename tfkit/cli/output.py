@@ -1,0 +1,120 @@
+"""How results are printed: tables of 80 columns, JSON, and what is going on while one waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+WIDTH = 80
+RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
+PATIENCE = 2.0  # seconds until a stage is worth a word
+
+
+def print_json(data: Any) -> None:
+    """Print data, dataclasses among it, as one JSON document."""
+    click.echo(json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console at most 80 columns wide; without colour and style where it is no terminal or NO_COLOR is set."""
+    from rich.console import Console
+
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False, **plain)  # type: ignore[arg-type]
+
+
+def show(*parts: RenderableType) -> None:
+    """Print tables and texts without blanks at the ends of their lines."""
+    out = console()
+    with out.capture() as capture:
+        for part in parts:
+            out.print(part)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()), color=out.is_terminal)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = (), footer: int = 0
+) -> Table:
+    """A table with a line below its head, and one above its last `footer` rows."""
+    from rich.box import Box
+    from rich.table import Table
+
+    made = Table(box=Box(RULES), show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    every = list(rows)
+    for index, row in enumerate(every):
+        made.add_row(*row, end_section=footer > 0 and index == len(every) - footer - 1)
+    return made
+
+
+def short(count: int) -> str:
+    """`124.4M`: a count in three or four digits."""
+    amount, units = float(count), iter("KMBT")
+    unit = ""
+    while amount >= 999.95 and (larger := next(units, None)):
+        amount, unit = amount / 1000, larger
+    return f"{amount:,.1f}{unit}" if unit else str(count)
+
+
+def percent(part: int, whole: int) -> str:
+    """`68.3%`."""
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+class Stages:
+    """Says what is going on, on a terminal, when a stage takes more than two seconds."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._status: Any = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, text: str) -> None:
+        """The next stage begins."""
+        self._text = text
+        if self._status is not None:
+            self._status.update(f"{text} ...")
+        elif self._timer is None:
+            self._timer = threading.Timer(PATIENCE, self._appear)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _appear(self) -> None:
+        self._status = console(stderr=True).status(f"{self._text} ...")
+        self._status.start()
+
+    def stop(self) -> None:
+        """All is done, or failed: take the line away."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        if self._status is not None:
+            self._status.stop()
+
+
+@contextmanager
+def stages() -> Iterator[Any]:
+    """Something to call with the name of each stage; silent where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    shown = Stages()
+    try:
+        yield shown
+    finally:
+        shown.stop()

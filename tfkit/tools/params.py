@@ -1,0 +1,174 @@
+"""Where a model's parameters are: counted on the meta device from the built module, so that the count is exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from tfkit.builder import build
+from tfkit.graph.expand import Graph, table_owner
+
+By = Literal["component", "node", "layer", "module"]
+
+ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
+"""The rows of a table by component begin with these, and end with the head."""
+LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
+HEAD = "head"
+_LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part of a model. `non_embedding` is its count without embedding tables."""
+
+    name: str
+    label: str
+    parameters: int
+    non_embedding: int
+
+
+@dataclass(frozen=True)
+class Params:
+    """The parameters of a model; `rows` add up to `total`. Weights that are used twice are counted once."""
+
+    name: str
+    by: By
+    rows: tuple[Row, ...]
+    total: int
+    non_embedding: int
+    trainable: int
+    buffers: int
+    notes: tuple[str, ...]
+    """Which weights are tied or shared."""
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """One parameter of the model and the rows that it belongs to."""
+
+    count: int
+    trainable: bool
+    embedding: bool
+    component: str
+    label: str
+    node: str
+    layer: str
+    module: str
+
+
+def count_params(graph: Graph, by: By = "component") -> Params:
+    """Count the parameters of a model, in rows by component, node, layer or module.
+
+    A parameter belongs to the nearest component around it: the slot that this fills, the block's name for a node, or
+    `head` for a node that gives logits. The embedding tables are those of embedding nodes, positions among them.
+    """
+    model: Any = build(graph, device="meta")
+    weights = _weights(model, graph)
+    rows = _rows(weights, _KEYS[by], by)
+    return Params(
+        name=graph.name,
+        by=by,
+        rows=tuple(sorted(rows, key=lambda row: _rank(row.name)) if by == "component" else rows),
+        total=sum(weight.count for weight in weights),
+        non_embedding=sum(weight.count for weight in weights if not weight.embedding),
+        trainable=sum(weight.count for weight in weights if weight.trainable),
+        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        notes=(*_tied(graph, model), *_repeated(graph, model)),
+    )
+
+
+_KEYS: dict[By, Callable[[_Weight], str]] = {
+    "component": lambda weight: weight.component,
+    "node": lambda weight: weight.node,
+    "layer": lambda weight: weight.layer,
+    "module": lambda weight: weight.module,
+}
+
+
+def _weights(model: Any, graph: Graph) -> list[_Weight]:
+    modules = dict(model.named_modules())
+    blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in graph.nodes}
+    tables = {node.name for node in graph.nodes if node.config.table() is not None}
+    weights = []
+    for path, parameter in model.named_parameters():
+        module, node = path.rpartition(".")[0], path.partition(".")[0]
+        owner, slot = _owner(module, model.components)
+        component = _component(owner, slot, blocks[node])
+        label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
+        embedding = node in tables and component in (blocks[node], "position") and _is_table(modules[module])
+        layer = _layer(module, modules[node])
+        weights.append(
+            _Weight(parameter.numel(), parameter.requires_grad, embedding, component, label, node, layer, module)
+        )
+    return weights
+
+
+def _owner(module: str, components: dict[str, tuple[str, str]]) -> tuple[str, str]:
+    """The nearest component around a module, and its slot; parts of an FFN such as its activation count as FFN."""
+    while module and (module not in components or components[module][0] in ("activation", "rope_scaling")):
+        module = module.rpartition(".")[0]
+    return module, components[module][0] if module else "block"
+
+
+def _component(owner: str, slot: str, block: str) -> str:
+    if slot == "block":
+        return block
+    if slot == "attention" and owner.rpartition(".")[2].startswith("cross_attention"):
+        return "cross_attention"
+    return slot
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding)
+
+
+def _layer(module: str, node: nn.Module) -> str:
+    """The layer of a stack; its other children by their names; a whole node where it has no layers."""
+    if match := _LAYER.match(module):
+        return match[1]
+    return ".".join(module.split(".")[:2]) if hasattr(node, "layers") else module.partition(".")[0]
+
+
+def _rows(weights: Iterable[_Weight], key: Callable[[_Weight], str], by: By) -> list[Row]:
+    groups: dict[str, list[_Weight]] = {}
+    for weight in weights:
+        groups.setdefault(key(weight), []).append(weight)
+    rows = []
+    for name, group in groups.items():
+        labels = {weight.label for weight in group}
+        label = name if by != "component" or len(labels) > 1 else labels.pop()
+        non_embedding = sum(weight.count for weight in group if not weight.embedding)
+        rows.append(Row(name, label, sum(weight.count for weight in group), non_embedding))
+    return rows
+
+
+def _rank(name: str) -> int:
+    return ORDER.index(name) if name in ORDER else len(ORDER) + (name == HEAD)
+
+
+def _tied(graph: Graph, model: Any) -> list[str]:
+    users: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        tie = node.wires.get("tie")
+        if isinstance(tie, str):
+            users.setdefault(table_owner(graph, tie), []).append(node.name)
+    notes = []
+    for owner, names in users.items():
+        table = model.get_parameter(f"{owner}.tokens.weight")
+        verb = "uses" if len(names) == 1 else "use"
+        notes.append(f"tied: {' and '.join(names)} {verb} the table of {owner}, {table.numel():,} counted once")
+    return notes
+
+
+def _repeated(graph: Graph, model: Any) -> list[str]:
+    """Stacks whose layers run several times with the same weights."""
+    notes = []
+    for node in graph.nodes:
+        runs, layers = getattr(node.config, "n_layers", None), getattr(model.get_submodule(node.name), "layers", None)
+        if runs is not None and layers is not None and len(layers) < runs:
+            notes.append(f"shared: {node.name} runs {runs} layers with the weights of {len(layers)}, counted once")
+    return notes

@@ -1,0 +1,191 @@
+"""A resolved spec as a list of values, each with where it came from, and the program of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
+
+from tfkit.component import Component, Config, PatchMarker, marker
+from tfkit.graph.expand import Graph, Node
+from tfkit.spec.resolve import Origin, Provenance
+
+How = Literal["given", "inherited", "default"]
+Path = tuple[str, ...]
+DEFAULT = Origin("default")
+FLAT = 60  # the longest list or mapping of plain values that is shown on one line
+
+
+@dataclass(frozen=True)
+class Value:
+    """One line of the tree. `value` is None for a part that has no value of its own, such as a mapping."""
+
+    path: Path
+    value: str | None
+    how: How
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path[-1]
+
+    @property
+    def dotted(self) -> str:
+        """The path as errors and `--set` write it."""
+        return ".".join(self.path)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a layer does, line by line, and which layers of the stack do it."""
+
+    node: str
+    title: str
+    lines: tuple[str, ...]
+
+
+def values_of(graph: Graph) -> list[Value]:
+    """Every resolved value of a spec, in its order; a part stands in front of what it holds.
+
+    Of a variant of layers only what differs from its stack: the rest is the stack's.
+    """
+    walk = _Walk(graph.spec.provenance)
+    values = list(walk.config(graph.spec.model, (), None))
+    known = {value.path: value for value in values}
+    kept = [value.path for value in values if not _repeats(value, known, walk.variants)]
+    around = {path[:length] for path in kept for length in range(1, len(path) + 1)}
+    return [value for value in values if value.path in around]
+
+
+def _repeats(value: Value, known: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
+    """Whether a value of a variant is its stack's; `variants` has the path of the stack for each variant."""
+    for variant, stack in variants.items():
+        if value.path[: len(variant)] == variant and value.path != variant:
+            twin = known.get((*stack, *value.path[len(variant) :]))
+            return twin is not None and replace(twin, path=value.path) == value
+    return False
+
+
+class _Walk:
+    def __init__(self, provenance: Provenance) -> None:
+        self.origins = provenance.origins
+        self.provenance = provenance
+        self.variants: dict[Path, Path] = {}
+
+    def config(self, config: Config, path: Path, outer: Origin | None) -> Iterator[Value]:
+        """The fields of a config. `outer` is its origin where that decides for its parts too."""
+        for name, info in type(config).model_fields.items():
+            if isinstance(config, Component) and path and name == config.word_key:
+                continue
+            value = getattr(config, name)
+            here = (*path, name)
+            if marker(info, PatchMarker):
+                self.variants |= {(*here, key): path[:-1] for key in value}
+            yield from self._any(value, here, outer)
+
+    def _any(self, value: Any, path: Path, outer: Origin | None) -> Iterator[Value]:
+        origin = self._origin(path, outer)
+        if isinstance(value, Config):
+            yield self._part(value, path, origin)
+            yield from self.config(value, path, None if origin.how == "given" else origin)
+        elif _is_plain(value):
+            yield _value(path, text_of(value), origin)
+        else:
+            items = value if isinstance(value, Mapping) else {str(i): one for i, one in enumerate(value)}
+            yield _value(path, None, origin)
+            for key, one in items.items():
+                yield from self._any(one, (*path, str(key)), None if origin.how == "given" else origin)
+
+    def _origin(self, path: Path, outer: Origin | None) -> Origin:
+        """Its own, unless it came with a part that was inherited or is a default as a whole."""
+        own = self.origins.get(path)
+        if own is None and path in self.provenance.spans:
+            own = Origin("given", self.provenance.spans[path])
+        if outer is None or outer.how == "default":
+            return outer or own or DEFAULT
+        return DEFAULT if own is None or own.how == "default" else Origin(outer.how, own.span)
+
+    def _part(self, config: Config, path: Path, origin: Origin) -> Value:
+        if not isinstance(config, Component):
+            return _value(path, None, origin)
+        kind = self.origins.get((*path, str(config.word_key)))
+        if origin.how != "default" and kind is not None and kind.span is not None:
+            origin = Origin(origin.how, kind.span)
+        return _value(path, config.kind_name(), origin)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, tuple | list):
+        parts = list(value)
+    else:
+        return True
+    return not any(isinstance(part, Config) for part in parts) and len(text_of(value)) <= FLAT
+
+
+def text_of(value: Any) -> str:
+    """A plain value as YAML writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(text_of, value))}]"
+    return str(value)
+
+
+def _value(path: Path, text: str | None, origin: Origin) -> Value:
+    span = origin.span
+    return Value(path, text, origin.how, span.source.name if span else None, span.line if span else None)
+
+
+def programs_of(graph: Graph) -> list[Program]:
+    """What the layers of every stack do: those of a `plan`, each with its `steps`."""
+    return [program for node in graph.nodes if hasattr(node.config, "plan") for program in _programs(node)]
+
+
+def _programs(node: Node) -> Iterator[Program]:
+    config: Any = node.config
+    plan = list(enumerate(config.plan()))
+    repeats = config.n_layers // len(plan)
+    for name in dict.fromkeys(name for _, (name, _) in plan):
+        layer = next(layer for _, (other, layer) in plan if other == name)
+        indices = [i for i, (other, _) in plan if other == name]
+        title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
+        title += "" if name == "base" else f", {name}"
+        title += f", each {repeats} times in a row" if repeats > 1 else ""
+        yield Program(node.name, title, tuple(_steps(layer, memory="memory" in node.wires)))
+    if (norm := config.closing_norm()) is not None:
+        yield Program(node.name, "after the last layer", (f"x = {norm.kind_name()}(x)",))
+
+
+def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
+    steps = layer.steps(memory=memory)
+    norm = layer.norm_of_input()
+    if any(step.reads_input for step in steps):
+        yield f"input = {norm.kind_name()}(x)" if norm else "input = x"
+    for step in steps:
+        y = "input" if step.reads_input else "x"
+        y = _call(step.norm_in, y)
+        y = f"{step.name}({y}, memory)" if step.sublayer == "cross_attention" else f"{step.name}({y})"
+        y = _call(step.norm_out, y)
+        y = f"dropout({y})" if layer.dropout else y
+        y = y if step.residual.learned == "none" else f"learned_{step.residual.learned} * {y}"
+        y = y if step.residual.scale == 1 else f"{step.residual.scale:g} * {y}"
+        yield f"x = {_call(step.norm_after, f'x + {y}')}"
+
+
+def _call(norm: Component | None, argument: str) -> str:
+    return argument if norm is None else f"{norm.kind_name()}({argument})"
+
+
+def ranges(numbers: list[int]) -> str:
+    """`0-4, 6-10` for a rising list of whole numbers."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

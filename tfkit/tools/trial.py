@@ -1,0 +1,135 @@
+"""A first look at a model: build it, run one forward on random inputs, and say what every node gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import build
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.tools.code import forward_code
+from tfkit.tools.inputs import random_inputs
+from tfkit.tools.memory import check_memory, size_of
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a node, or an input of the model, gives. `block` is None for inputs."""
+
+    name: str
+    block: str | None
+    reads: tuple[str, ...]
+    shape: tuple[int, ...]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model that has been built and has run once. Times are in seconds."""
+
+    name: str
+    nodes: tuple[NodeReport, ...]
+    code: str
+    parameters: int
+    bytes: int
+    dtype: str
+    device: str
+    build_time: float
+    forward_time: float
+
+
+def try_model(
+    graph: Graph,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    stage: Callable[[str], Any] = lambda text: None,
+) -> tuple[fx.GraphModule, Trial]:
+    """Build a model, run it on random inputs, and return it with the report.
+
+    `stage` is told what comes next. Raises SpecError when the memory does not suffice, before any is taken, and when
+    the forward of a component fails.
+    """
+    stage("building")
+    start = time.perf_counter()
+    if torch.device(device).type != "meta":
+        check_memory(build(graph, device="meta", dtype=dtype), device)
+    model = _build(graph, device, dtype, seed)
+    built = time.perf_counter()
+    stage("running it once")
+    inputs = random_inputs(graph, device=device, dtype=dtype or torch.get_default_dtype(), seed=seed)
+    shapes = _forward(model, graph, inputs)
+    done = time.perf_counter()
+    reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
+    reports += [_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
+    return model, Trial(
+        name=graph.name,
+        nodes=tuple(reports),
+        code=forward_code(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        bytes=size_of(model),
+        dtype=str(dtype or torch.get_default_dtype()).removeprefix("torch."),
+        device=str(device),
+        build_time=built - start,
+        forward_time=done - built,
+    )
+
+
+def _build(graph: Graph, device: torch.device | str, dtype: torch.dtype | None, seed: int) -> fx.GraphModule:
+    try:
+        return build(graph, device=device, dtype=dtype, seed=seed)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise SpecError(Diagnostic(f"the memory of {device} does not suffice: {_first_line(error)}")) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ...]) -> NodeReport:
+    node = graph.node(name)
+    sources = [s for source in node.wires.values() for s in ([source] if isinstance(source, str) else source)]
+    parameters = sum(parameter.numel() for parameter in model.get_submodule(name).parameters())
+    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(sources)), shape, parameters)
+
+
+def _forward(model: fx.GraphModule, graph: Graph, inputs: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each node's output in one forward; raises SpecError where a node fails."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    running = [""]
+
+    def before(name: str, module: nn.Module, args: Any) -> None:
+        running[0] = name
+
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        shapes[name] = tuple((output[0] if isinstance(output, tuple) else output).shape)
+
+    handles = []
+    for node in graph.nodes:
+        module = model.get_submodule(node.name)
+        handles += [module.register_forward_pre_hook(partial(before, node.name))]
+        handles += [module.register_forward_hook(partial(after, node.name))]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(**inputs)
+    except Exception as error:
+        span = graph.spec.provenance.span(("graph", running[0]))
+        cause = " ".join(str(error).split())
+        message = f"the forward of `{running[0]}` fails: {type(error).__name__}: {cause}"
+        raise SpecError(Diagnostic(message, span, f"graph.{running[0]}")) from error
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return shapes
