@@ -297,8 +297,9 @@ def test_folder_without_plugin(folder: str) -> None:
     what = "does not exist" if folder == "missing" else "holds no plugin"
     assert str(caught.value) == inspect.cleandoc(f"""
         error: plugin folder `{folder}` {what}
-           = help: it may hold a *.py file, a package, or a project whose pyproject.toml has [project.entry-points.tfkit]
-    """)  # noqa: E501
+           = help: it may hold a *.py file, a package, or a project whose pyproject.toml has
+             [project.entry-points.tfkit]
+    """)
 
 
 def test_folder_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

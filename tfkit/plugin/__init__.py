@@ -7,22 +7,22 @@ field is `block`):
     # tfkit_double_gelu.py
     from typing import Literal
 
-    import tfkit
-    from pydantic import PositiveInt
     from torch import nn
+
+    import tfkit
 
 
     class DoubleGeluConfig(tfkit.FFNConfig):
         '''Two GELU layers in a row.'''
 
         kind: Literal["double_gelu"] = "double_gelu"
-        d_ff: PositiveInt
+        d_ff: tfkit.Dim
         '''Width between the layers.'''
 
         def build(self, make: tfkit.Make) -> nn.Module:
-            return nn.Sequential(
-                nn.Linear(self.d_model, self.d_ff), nn.GELU(), nn.Linear(self.d_ff, self.d_model), nn.GELU()
-            )
+            up = tfkit.Linear(self.d_model, self.d_ff, bias=True)
+            down = tfkit.Linear(self.d_ff, self.d_model, bias=True, residual=True)
+            return nn.Sequential(up, nn.GELU(), down, nn.GELU())
 
 
     @tfkit.hookimpl
@@ -32,7 +32,8 @@ field is `block`):
 The base classes in `tfkit.component` say what each slot's `build` is given and what its module's `forward`
 takes. A field marked `Shared` takes its value from the enclosing parts of the spec, as `d_model` does above.
 What a component cannot work with it refuses by raising `tfkit.Invalid` in its `check`, which the user sees
-with file, line and column.
+with file, line and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module
+that owns parameters fills them in `reset_parameters`.
 
 There are two ways to hand it to tfkit:
 
@@ -51,9 +52,10 @@ A project in a plugin folder takes the place of the same distribution installed,
 with the cause; `TFKIT_DISABLE=tfkit-double-gelu` leaves it out by name. Two plugins that register the same
 kind in the same slot are an error that names both.
 
-To test it, call `tfkit.testing.check_component` on your config: it builds it small, and checks gradients,
-TorchScript and the state dict. To test the loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]`
-and `entry_points=False`.
+To test it, call `tfkit.testing.check_component` on your config: it builds small models around it, and proves what
+tfkit promises of every model (causality, padding, gradients, TorchScript, capture, the state dict). To test the
+loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]` and `entry_points=False`.
 
+`plugins/tfkit-additive` is a real plugin whose README tells how it was written, step by step, from an empty folder.
 The built-in components (`tfkit/components/`) come in through the same hook and use nothing more.
 """

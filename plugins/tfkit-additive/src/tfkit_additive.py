@@ -1,0 +1,66 @@
+"""Additive attention: a query and a key are scored by a small network instead of their product.
+
+https://arxiv.org/abs/1409.0473. All pairs of queries and keys are held at once, [b, h, q, k, d], which is d_head times
+the memory of the scores: it is meant for short sequences.
+
+b batch, h heads, q queries, k keys, d d_head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.components.attention import MultiHeadConfig
+from tfkit.nn import masked_softmax
+
+
+class AdditiveConfig(MultiHeadConfig):
+    """Scores by a small network: weight . tanh(q + k)."""
+
+    kind: Literal["additive"] = "additive"
+
+    @property
+    def causal_flag(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        """Refuse what only makes sense for products."""
+        super().check()
+        for name in ("scale", "softcap"):
+            if getattr(self, name) is not None:
+                raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
+        if isinstance(self.position, tfkit.RotaryConfig):
+            raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
+
+    def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
+        return Additive(self.n_heads, self.head_width, self.dropout)
+
+
+class Additive(nn.Module):
+    """Queries [b, h, q, d], keys and values [b, h, k, d] and a mask -> [b, h, q, d]."""
+
+    def __init__(self, n_heads: int, d_head: int, dropout: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_heads, d_head))
+        self.dropout = dropout
+
+    def reset_parameters(self) -> None:
+        bound = self.weight.size(1) ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        pairs = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))
+        scores = (pairs @ self.weight[:, None, :, None]).squeeze(-1)
+        weights = masked_softmax(scores, mask)
+        return F.dropout(weights, self.dropout, self.training) @ v
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Hand the config to tfkit."""
+    register(AdditiveConfig)

@@ -1,0 +1,49 @@
+"""Few rows that hold every pair of values: the usual way to test options that combine freely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+Row = dict[str, str]
+Pair = frozenset[tuple[str, str]]
+
+
+def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Rows of one value per axis, in which every two values of different axes meet at least once."""
+    missing = {frozenset({(a, x), (b, y)}): None for a, b in combinations(axes, 2) for x in axes[a] for y in axes[b]}
+    rows = []
+    while missing:
+        row = dict(sorted(next(iter(missing))))
+        for axis in sorted(axes, key=lambda axis: -len(axes[axis])):
+            if axis not in row:
+                row[axis] = max(axes[axis], key=lambda value: _new({**row, axis: value}, axis, missing))
+        for pair in _pairs(row):
+            missing.pop(pair, None)
+        rows.append({axis: row[axis] for axis in axes})
+    return rows
+
+
+def every_value(rows: Sequence[Row]) -> list[Row]:
+    """Some of the rows, in which every value is there at least once."""
+    seen: set[tuple[str, str]] = set()
+    chosen = []
+    for row in rows:
+        if len(set(row.items()) - seen) > 1:
+            chosen.append(row)
+            seen |= set(row.items())
+    for row in rows:
+        if set(row.items()) - seen:
+            chosen.append(row)
+            seen |= set(row.items())
+    return chosen
+
+
+def _pairs(row: Row) -> list[Pair]:
+    return [frozenset(pair) for pair in combinations(row.items(), 2)]
+
+
+def _new(row: Row, axis: str, missing: Mapping[Pair, None]) -> int:
+    """How many pairs the value of `axis` makes with the others that were not there yet."""
+    mine = (axis, row[axis])
+    return sum(frozenset({mine, other}) in missing for other in row.items())

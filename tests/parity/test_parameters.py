@@ -1,0 +1,244 @@
+"""Every spec that comes with tfkit has exactly the parameters of a model, or a formula, not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.graph.expand import Graph
+from tfkit.spec.load import shipped_specs, specs_folder
+
+LLAMA2 = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+
+# Class and published config; what a config leaves out is its class's default, as in the published one.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "gpt2_medium": ("GPT2LMHeadModel", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    "gpt2_large": ("GPT2LMHeadModel", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
+    "gpt2_xl": ("GPT2LMHeadModel", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    # The band of every other layer hides keys and has no parameters.
+    "gpt3_175b": (
+        "GPT2LMHeadModel",
+        {"n_embd": 12288, "n_layer": 96, "n_head": 96, "n_positions": 2048},
+    ),
+    "bert_base": ("BertForMaskedLM", {}),
+    "t5_small": ("T5ForConditionalGeneration", {}),
+    "bart_base": (
+        "BartForConditionalGeneration",
+        {"d_model": 768}
+        | {f"{side}_layers": 6 for side in ("encoder", "decoder")}
+        | {f"{side}_attention_heads": 12 for side in ("encoder", "decoder")}
+        | {f"{side}_ffn_dim": 3072 for side in ("encoder", "decoder")},
+    ),
+    "gpt_j_6b": ("GPTJForCausalLM", {}),
+    "opt_125m": ("OPTForCausalLM", {}),
+    "bloom_560m": ("BloomForCausalLM", {"hidden_size": 1024, "n_layer": 24, "n_head": 16}),
+    "mpt_7b": (
+        "MptForCausalLM",
+        {"d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432},
+    ),
+    "llama_7b": ("LlamaForCausalLM", {}),
+    "llama2_70b": (
+        "LlamaForCausalLM",
+        LLAMA2
+        | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8},
+    ),
+    "llama3_8b": ("LlamaForCausalLM", LLAMA3 | {"intermediate_size": 14336, "num_key_value_heads": 8}),
+    "llama3_70b": (
+        "LlamaForCausalLM",
+        LLAMA3
+        | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8},
+    ),
+    "llama3_405b": (
+        "LlamaForCausalLM",
+        LLAMA3
+        | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126}
+        | {"num_attention_heads": 128, "num_key_value_heads": 8},
+    ),
+    "mistral_7b": ("MistralForCausalLM", {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}),
+}
+
+# What the other model saves without training it; ours has no such buffers.
+SAVED_BUFFERS = {"bart_base": {"final_logits_bias"}}
+
+
+def encoder_decoder(d: int, d_ff: int, vocab: int, n: int) -> int:
+    """Attention is all you need: projections without biases, an FFN with them, one table in three places."""
+    attention, ffn, norm = 4 * d * d, d * d_ff + d_ff + d_ff * d + d, 2 * d
+    encoder = attention + ffn + 2 * norm
+    decoder = 2 * attention + ffn + 3 * norm
+    return vocab * d + n * (encoder + decoder)
+
+
+def character_model(d: int, ffn: int, n: int, length: int, vocab: int = 65) -> int:
+    """nanoGPT without biases: two tables, layers with two norms of weights alone, a final norm."""
+    return vocab * d + length * d + n * (4 * d * d + ffn + 2 * d) + d
+
+
+def palm(d: int, n_heads: int, d_head: int, n: int, vocab: int) -> int:
+    """PaLM, table 1: one norm per layer, one key-value head, SwiGLU of width 4 d, tied logits."""
+    attention = 2 * d * n_heads * d_head + 2 * d * d_head
+    return vocab * d + n * (d + attention + 3 * d * 4 * d) + d
+
+
+FORMULAS: dict[str, int] = {
+    "vaswani_base": encoder_decoder(512, 2048, 37000, 6),
+    "vaswani_big": encoder_decoder(1024, 4096, 37000, 6),
+    "nanogpt": character_model(192, 2 * 192 * 768, 6, 256),
+    "char_relu": character_model(96, 2 * 96 * 384, 8, 128),
+    "char_swiglu": character_model(96, 3 * 96 * 256, 8, 128),
+    "palm_540b": palm(18432, 48, 256, 118, 256000),
+    "block_512": 1_048_576 + 2_097_152 + 2_048,
+}
+
+FIGURES = {
+    "gpt2": 124_439_808,
+    "gpt2_xl": 1_557_611_200,
+    "llama2_70b": 68_976_648_192,
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+    "mistral_7b": 7_241_732_096,
+}
+
+
+def published(name: str) -> nn.Module:
+    """The Hugging Face model of the spec, on the meta device."""
+    class_name, values = MODELS[name]
+    model_class = getattr(transformers, class_name)
+    with torch.device("meta"):
+        return model_class(model_class.config_class(**values))
+
+
+def count(model: nn.Module) -> int:
+    """Parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def of_kind(model: Any, prefix: str, slot: str) -> int:
+    """Parameters of all submodules below `prefix` that fill `slot`."""
+    filled = ((path, where) for path, (where, _) in model.components.items() if path.startswith(prefix))
+    return sum(count(model.get_submodule(path)) for path, where in filled if where == slot)
+
+
+def test_every_spec_has_a_reference() -> None:
+    assert sorted([*MODELS, *FORMULAS]) == shipped_specs()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_hugging_face(name: str) -> None:
+    reference = published(name)
+    assert count(tfkit.build(name, device="meta")) == count(reference)
+    trained = dict(reference.named_parameters(remove_duplicate=False))
+    assert set(reference.state_dict()) - set(trained) == SAVED_BUFFERS.get(name, set())
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_equals_formula(name: str) -> None:
+    assert count(tfkit.build(name, device="meta")) == FORMULAS[name]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_equals_published_figure(name: str) -> None:
+    assert count(tfkit.build(name, device="meta")) == FIGURES[name]
+
+
+def test_block_512_by_component() -> None:
+    model = tfkit.build("block_512", device="meta")
+    parts = {slot: of_kind(model, "encoder.", slot) for slot in ("attention", "ffn", "norm")}
+    assert parts == {"attention": 1_048_576, "ffn": 2_097_152, "norm": 2_048}
+
+
+def test_character_models_are_of_one_size() -> None:
+    assert FORMULAS["char_relu"] == FORMULAS["char_swiglu"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_have_the_published_epsilon(name: str) -> None:
+    """Logits at small sizes do not tell 1e-5 from 1e-12."""
+
+    def epsilons(model: nn.Module) -> set[float]:
+        found = (getattr(m, "eps", getattr(m, "variance_epsilon", None)) for m in model.modules())
+        return {eps for eps in found if eps is not None}
+
+    assert epsilons(tfkit.build(name, device="meta")) == epsilons(published(name))
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_file(name: str) -> None:
+    path = specs_folder() / f"{name}.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=schema.json"
+    assert max(map(len, lines)) <= 100
+    model = tfkit.load(path).spec.model
+    assert model.name == name
+    assert model.source is not None
+    assert model.source.startswith("https://")
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_small_version_runs(name: str) -> None:
+    graph = tfkit.load(name, sets=[*reductions(tfkit.load(name))])
+    model = tfkit.build(graph).eval()
+    assert count(model) < 20_000
+    with torch.no_grad():
+        output = model(**example(graph))
+    last = graph.node(graph.outputs[0]).output
+    assert output.shape == (2, 5, last.width)
+    assert output.isfinite().all()
+    assert output.std() > 0
+
+
+def reductions(graph: Graph) -> Iterator[str]:
+    """Changes that make a model tiny and keep its architecture."""
+    yield "d_model=16"
+    for name, signal in graph.inputs.items():
+        if signal.type == "sequence":
+            yield f"inputs.{name}.width=16"
+    if any(hasattr(node.config, "vocab_size") for node in graph.nodes):
+        yield "vocab_size=13"
+    if any(getattr(node.config, "max_len", None) for node in graph.nodes):
+        yield "max_len=8"
+    for node in graph.nodes:
+        if hasattr(node.config, "n_layers"):
+            yield from (f"{node.name}.{change}" for change in stack_reductions(node.config))
+
+
+def stack_reductions(stack: Any) -> Iterator[str]:
+    """The same for an encoder or a decoder: two layers of two heads."""
+    yield "n_layers=2"
+    yield "attention.n_heads=2"
+    yield "ffn.d_ff=24"
+    if stack.attention.kind == "gqa":
+        yield "attention.n_kv_heads=1"
+    if stack.attention.d_head:
+        yield "attention.d_head=4"
+    if getattr(stack.attention.position, "width", None):
+        yield "attention.position.width=4"
+
+
+def example(graph: Graph) -> dict[str, Tensor]:
+    """Something to call the model with, five positions in two rows; optional inputs have short tables."""
+    torch.manual_seed(0)
+    inputs = {}
+    for name, signal in graph.inputs.items():
+        if signal.type == "sequence":
+            inputs[name] = torch.randn(2, 5, signal.width or 0)
+        else:
+            inputs[name] = torch.randint(0, 2 if signal.optional else 13, (2, 5))
+    return inputs
+
+
+def test_no_file_is_overlooked() -> None:
+    """Neither a spec in a subfolder nor one with another suffix escapes the tests above."""
+    found = {path.relative_to(specs_folder()) for path in specs_folder().rglob("*.y*ml")}
+    assert found == {Path(f"{name}.yaml") for name in shipped_specs()}

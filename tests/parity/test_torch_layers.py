@@ -1,0 +1,224 @@
+"""A stack of one layer equals torch's own encoder and decoder layer, in value and in gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tfkit
+
+from .mapping import WeightMap, part, renamed
+
+D, HEADS, FF = 16, 4, 24
+BATCH, LENGTH, MEMORY = 3, 7, 5
+
+PLACES = {"pre": "norm_in", "post": "norm_after"}
+LENGTHS = {"queries": [7, 4, 1], "memory": [2, 5, 3]}
+
+
+def spec(block: str, placement: str, ffn: str, mask: str = "null") -> str:
+    memory = "memory: {type: features, width: 16}" if block == "memory_decoder" else ""
+    return f"""
+        tfkit: 1
+        name: layer
+        d_model: {D}
+        inputs:
+          x: {{type: features, width: {D}}}
+          {memory}
+        graph:
+          stack:
+            block: {block.removeprefix("memory_")}
+            input: x
+            n_layers: 1
+            placement: {placement}
+            norm: {{kind: layernorm, eps: 1e-4}}
+            attention: {{kind: mha, n_heads: {HEADS}, mask: {mask}}}
+            ffn: {{kind: {ffn}, d_ff: {FF}}}
+            final_norm: false
+            {"memory: memory" if memory else ""}
+    """
+
+
+def weight_map(placement: str, *, memory: bool) -> WeightMap:
+    layer, place = "stack.layers.{i}", PLACES[placement]
+    last = "norm3" if memory else "norm2"
+    weights: dict[str, object] = {
+        f"{layer}.attention_{place}": "norm1",
+        f"{layer}.attention.project.qkv.weight": "self_attn.in_proj_weight",
+        f"{layer}.attention.project.qkv.bias": "self_attn.in_proj_bias",
+        f"{layer}.attention.output": "self_attn.out_proj",
+        f"{layer}.ffn_{place}": last,
+        f"{layer}.ffn.up": "linear1",
+        f"{layer}.ffn.down": "linear2",
+    }
+    if memory:
+        weights[f"{layer}.cross_attention_{place}"] = "norm2"
+        weights[f"{layer}.cross_attention.output"] = "multihead_attn.out_proj"
+        for index, name in enumerate("qkv"):
+            for leaf in ("weight", "bias"):
+                source = part(f"multihead_attn.in_proj_{leaf}", index, 3)
+                weights[f"{layer}.cross_attention.project.{name}.{leaf}"] = source
+    return weights  # type: ignore[return-value]
+
+
+def pair(block: str, placement: str, ffn: str, mask: str = "null") -> tuple[nn.Module, nn.Module, WeightMap]:
+    """Our stack and torch's layer with the same random parameters, and the map between them."""
+    torch.manual_seed(0)
+    memory = block == "memory_decoder"
+    cls = nn.TransformerDecoderLayer if memory else nn.TransformerEncoderLayer
+    theirs = cls(D, HEADS, FF, 0.0, ffn, layer_norm_eps=1e-4, batch_first=True, norm_first=placement == "pre")
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.normal_(1.0 if "norm" in name and name.endswith("weight") else 0.0, 0.3)
+    ours = tfkit.build(tfkit.loads(spec(block, placement, ffn, mask)))
+    weights = weight_map(placement, memory=memory)
+    ours.load_state_dict(renamed(ours.state_dict(), dict(theirs.named_parameters()), weights))
+    return ours, theirs, weights
+
+
+def tokens(kind: str, side: str, length: int) -> Tensor | None:
+    """Which positions are tokens, bool [b, length]; None for `side` none."""
+    if side == "none":
+        return None
+    numbers = torch.tensor(LENGTHS[kind])[:, None]
+    positions = torch.arange(length)
+    return positions < numbers if side == "right" else positions >= length - numbers
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """A mask of ours as a float mask of torch: minus infinity where there is no token."""
+    return torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+
+
+def key_padding(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else hidden(mask)
+
+
+def extent(left: float, right: float) -> Tensor:
+    """Which keys attention reads that reaches so far to each side, bool [q, k]."""
+    distance = torch.arange(LENGTH)[None, :] - torch.arange(LENGTH)[:, None]
+    return (distance >= -left) & (distance <= right)
+
+
+def float_mask(seen: Tensor, padding: Tensor | None) -> Tensor:
+    """Extent and padding as one float mask, [q, k] or [b * h, q, k].
+
+    Queries that are padding may have no key at all, which is NaN in torch: here they read every key.
+    """
+    if padding is None:
+        return hidden(seen)
+    return hidden((seen & padding[:, None, :]) | ~padding[:, :, None]).repeat_interleave(HEADS, dim=0)
+
+
+def assert_equal(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def compare(
+    ours: nn.Module,
+    theirs: nn.Module,
+    weights: WeightMap,
+    our_inputs: dict[str, Tensor | None],
+    their_output: Tensor,
+    real: Tensor | None,
+) -> None:
+    """Outputs, and the gradients of inputs and parameters, agree at the positions that are tokens."""
+    real = torch.ones(BATCH, LENGTH, dtype=torch.bool) if real is None else real
+    our_output = ours(**our_inputs)
+    assert_equal(our_output[real], their_output[real])
+    leaves = [tensor for tensor in our_inputs.values() if tensor is not None and tensor.requires_grad]
+    cotangent = torch.randn(D)
+    their_parameters = dict(theirs.named_parameters())
+    their_loss, our_loss = ((output[real] @ cotangent).sin().sum() for output in (their_output, our_output))
+    expected = torch.autograd.grad(their_loss, [*leaves, *their_parameters.values()])
+    found = torch.autograd.grad(our_loss, [*leaves, *ours.parameters()])
+    for mine, reference in zip(found[: len(leaves)], expected[: len(leaves)], strict=True):
+        assert_equal(mine, reference)
+    names = [name for name, _ in ours.named_parameters()]
+    gradients = dict(zip(their_parameters, expected[len(leaves) :], strict=True))
+    for name, reference in renamed(names, gradients, weights).items():
+        assert_equal(found[len(leaves) + names.index(name)], reference)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("ffn", ["relu", "gelu"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_encoder_layer(placement: str, ffn: str, side: str) -> None:
+    ours, theirs, weights = pair("encoder", placement, ffn)
+    x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
+    mask = tokens("queries", side, LENGTH)
+    expected = theirs(x, src_key_padding_mask=key_padding(mask))
+    compare(ours, theirs, weights, {"x": x, "x_mask": mask}, expected, mask)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("block", "mask", "reach"),
+    [
+        ("decoder", "null", (math.inf, 0)),
+        ("decoder", "{left: 2, right: 0}", (2, 0)),
+        ("encoder", "{left: 2, right: 1}", (2, 1)),
+        ("encoder", "{right: 3}", (math.inf, 3)),
+    ],
+)
+def test_layer_with_a_float_mask(block: str, mask: str, reach: tuple[float, float], placement: str, side: str) -> None:
+    ours, theirs, weights = pair(block, placement, "gelu", mask)
+    x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
+    padding = tokens("queries", side, LENGTH)
+    seen = float_mask(extent(*reach), padding)
+    expected = theirs(x, src_mask=seen)
+    compare(ours, theirs, weights, {"x": x, "x_mask": padding}, expected, padding)
+
+
+@pytest.mark.parametrize("memory_side", ["none", "right", "left"])
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize(("placement", "ffn"), [("pre", "gelu"), ("post", "relu")])
+def test_decoder_layer(placement: str, ffn: str, side: str, memory_side: str) -> None:
+    ours, theirs, weights = pair("memory_decoder", placement, ffn)
+    x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
+    memory = torch.randn(BATCH, MEMORY, D, requires_grad=True)
+    mask, memory_mask = tokens("queries", side, LENGTH), tokens("memory", memory_side, MEMORY)
+    seen = float_mask(extent(math.inf, 0), mask)
+    expected = theirs(x, memory, tgt_mask=seen, memory_key_padding_mask=key_padding(memory_mask))
+    inputs = {"x": x, "memory": memory, "x_mask": mask, "memory_mask": memory_mask}
+    compare(ours, theirs, weights, inputs, expected, mask)
+
+
+@pytest.mark.parametrize("softcap", ["null", "20.0"])
+@pytest.mark.parametrize("block", ["encoder", "decoder", "memory_decoder"])
+def test_rows_without_a_key_give_no_nan(block: str, softcap: str) -> None:
+    """A sequence of nothing but padding, a memory of nothing but padding, and queries in front of the first token."""
+    graph = tfkit.loads(spec(block, "pre", "gelu"), sets=[f"stack.attention.softcap={softcap}"])
+    model = tfkit.build(graph)
+    x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    mask[0], mask[1, :3] = False, False
+    inputs = {"x": x, "x_mask": mask}
+    if block == "memory_decoder":
+        memory_mask = torch.ones(BATCH, MEMORY, dtype=torch.bool)
+        memory_mask[2] = False
+        inputs |= {"memory": torch.randn(BATCH, MEMORY, D), "memory_mask": memory_mask}
+    output = model(**inputs)
+    output.square().sum().backward()
+    assert output.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_a_memory_of_padding_adds_only_the_bias() -> None:
+    """Cross-attention without any key mixes nothing: what is left of it is the bias of its output."""
+    model = tfkit.build(tfkit.loads(spec("memory_decoder", "pre", "relu")))
+    layer = model.stack.layers[0]
+    torch.nn.init.normal_(layer.cross_attention.output.bias)
+    seen: list[Tensor] = []
+    layer.cross_attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    memory_mask = torch.zeros(BATCH, MEMORY, dtype=torch.bool)
+    model(torch.randn(BATCH, LENGTH, D), torch.randn(BATCH, MEMORY, D), memory_mask=memory_mask)
+    torch.testing.assert_close(seen[0], layer.cross_attention.output.bias.expand(BATCH, LENGTH, D))

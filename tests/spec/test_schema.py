@@ -1,0 +1,188 @@
+"""The JSON Schema takes what the loader takes, and refuses what a person mistypes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ConfigDict
+
+from tfkit.component import FFNConfig, Make, PositiveFloat
+from tfkit.errors import SpecError
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.registry import Registry
+from tfkit.spec.load import find_spec, parse_spec, read_spec, shipped_specs
+from tfkit.spec.render import render
+from tfkit.spec.schema import json_schema
+from tfkit.spec.source import parse, plain, read
+
+PLUGINS = load_plugins(entry_points=False)
+SCHEMA = json_schema(PLUGINS)
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+ROOT = Path(__file__).parents[2]
+BROKEN = ROOT / "tests" / "broken"
+
+
+def is_valid(text: str) -> bool:
+    return VALIDATOR.is_valid(plain(parse(text, "test")))
+
+
+def test_it_is_a_schema() -> None:
+    VALIDATOR.check_schema(SCHEMA)
+
+
+def test_the_file_beside_the_specs_is_up_to_date(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "specs" / "schema.json"
+    text = json.dumps(SCHEMA, indent=2) + "\n"  # what `tfkit schema` writes
+    if request.config.getoption("--renew-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text, "pytest --renew-golden"
+
+
+def test_it_is_the_same_each_time() -> None:
+    assert json.dumps(json_schema(load_plugins(entry_points=False))) == json.dumps(SCHEMA)
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_specs_are_valid(name: str) -> None:
+    VALIDATOR.validate(plain(read(find_spec(name))))
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_rendered_specs_are_valid(name: str) -> None:
+    VALIDATOR.validate(plain(parse(render(read_spec(name, PLUGINS).model), name)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_what_the_loader_takes_is_valid(specs: st.SearchStrategy[dict[str, Any]], data: st.DataObject) -> None:
+    spec = data.draw(specs)
+    try:
+        parse_spec(json.dumps(spec), PLUGINS)
+    except SpecError:
+        assume(False)
+    VALIDATOR.validate(spec)
+
+
+BEYOND = {
+    "type_whole_float_for_int",  # JSON has one kind of number
+    "range_infinite",  # no YAML that is read at all
+}
+MISTYPED = ("key", "kind", "name", "place", "range", "type", "version")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sorted(BROKEN.glob("*.yaml")) if p.stem.startswith(MISTYPED) and p.stem not in BEYOND],
+    ids=lambda path: path.stem,
+)
+def test_what_is_mistyped_is_not_valid(path: Path) -> None:
+    assert not VALIDATOR.is_valid(plain(read(path)))
+
+
+def tiny(decoder: str, *top: str) -> str:
+    lines = ["tfkit: 1", "name: m", "d_model: 16", "vocab_size: 11", *top]
+    return "\n".join([*lines, "graph:", "  embedding: {block: embedding}", f"  d: {{block: decoder, {decoder}}}"])
+
+
+RIGHT = [
+    "n_layers: 2, attention: {n_heads: 2}",
+    "n_layers: 2, ffn: {kind: relu, d_ff: 3}, attention: null",
+    "n_layers: 2, ffn: {kind: relu, d_ff: 3}, attention: none",
+    "n_layers: 2 * 3, attention: {kind: mha, n_heads: d_model // 8, scale: (n_layers / 36) ** -0.5}",
+    "n_layers: 2, attention: {n_heads: 2, scale: 1e-1 * 2, position: rope}",
+    "n_layers: 2, ffn: {kind: relu, d_ff: 3}, norm: {eps: 1e-3}, final_norm: false",
+    "n_layers: 2, final_norm: rmsnorm, sublayers: [ffn, {sublayer: ffn, norm_in: true}], ffn: {kind: relu, d_ff: 3}",
+    "n_layers: 2, ffn: {kind: relu, d_ff: 3}, layers: {variants: {v: {ffn: {d_ff: 4}}}, pattern: [v, base]}",
+    "n_layers: 2, attention: {n_heads: 2}, "
+    "layers: {variants: {v: {norm: {scale: false, bias: false}}}, pattern: {'0': v, rest: base}}",
+]
+WRONG = [
+    "n_layers: twelve",
+    "n_layers: '12'",
+    "n_layers: len(d_model)",
+    "n_layers: 2, attention: {kind: gqqa, n_heads: 2}",
+    "n_layers: 2, attention: mha",
+    "n_layers: 2, attention: {kind: mha}",
+    "n_layers: 2, attention: {kind: mha, n_heads: 2, n_kv_heads: 1}",
+    "n_layers: 2, attention: {kind: mha, n_heads: 2, position: sinusoidal}",
+    "n_layers: 2, ffn: {d_ff: 3}",
+    "n_layers: 2, norm: none",
+    "n_layers: 2, placement: before",
+    "n_layers: 2, sublayers: [{norm_in: true}]",
+    "n_layers: 2, layers: {variants: {v: {ffn: {d_ff: true}}}, pattern: [v]}",
+    "n_layers: 2, layers: {variants: {v: {n_layers: 3}}, pattern: [v]}",
+    "attention: {n_heads: 2}",
+]
+
+
+@pytest.mark.parametrize("decoder", RIGHT)
+def test_right(decoder: str) -> None:
+    parse_spec(tiny(decoder), PLUGINS)
+    assert is_valid(tiny(decoder))
+
+
+@pytest.mark.parametrize("decoder", WRONG)
+def test_wrong(decoder: str) -> None:
+    with pytest.raises(SpecError):
+        parse_spec(tiny(decoder), PLUGINS)
+    assert not is_valid(tiny(decoder))
+
+
+def test_the_top() -> None:
+    assert is_valid(tiny("n_layers: 1", "bias: {q: true}", "norm: {kind: rmsnorm, eps: 1e-5}", "inputs: [a]"))
+    assert is_valid("extends: gpt2\nname: mine\ngraph: {decoder: {n_layers: 2, attention: {position: rope}}}")
+    assert is_valid("extends: gpt2\nnorm: {eps: 1e-3}")
+    assert not is_valid("name: mine\ngraph: {}")
+    assert not is_valid("extends: gpt2\nname: mine\ngraph: {decoder: {n_layer: 2}}")
+    assert not is_valid(tiny("n_layers: 1", "n_heads: 3"))
+    assert not is_valid(tiny("n_layers: 1", "inputs: [ids_mask]"))
+    assert not is_valid(tiny("n_layers: 1", "inputs: {ids: words}"))
+
+
+def test_what_an_editor_shows() -> None:
+    defs = SCHEMA["$defs"]
+    assert defs["attention.gqa"]["description"] == "Groups of query heads share one head of keys and values."
+    assert defs["attention.gqa"]["properties"]["n_kv_heads"]["description"] == "Heads of keys and values."
+    assert defs["norm.rmsnorm"]["properties"]["eps"]["default"] == 1e-6
+    assert defs["block.decoder"]["properties"]["norm"]["default"] == "layernorm"
+    assert {"const": "rmsnorm", "description": "Divide by the root mean square, then scale."} in defs["norm"]["anyOf"]
+
+
+class Opaque:
+    """A type of a plugin's own, of which JSON Schema knows nothing."""
+
+
+class OddConfig(FFNConfig):
+    """Odd."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    kind: Literal["odd"] = "odd"
+    strength: PositiveFloat = 1.0
+    """How odd."""
+    opaque: Opaque | None = None
+
+    def build(self, make: Make) -> Any:
+        raise NotImplementedError
+
+
+def test_plugins_are_part_of_it() -> None:
+    registry = Registry()
+    for slot in PLUGINS.registry.slots():
+        for one in PLUGINS.registry.kinds(slot).values():
+            registry.add(one.config, one.plugin)
+    registry.add(OddConfig, "tfkit-odd 1.0")
+    validator = jsonschema.Draft202012Validator(json_schema(Plugins(registry, ())))
+    assert validator.schema["$defs"]["ffn.odd"]["description"] == "Odd. (from tfkit-odd 1.0)"
+    for ffn, valid in {
+        "odd": True,
+        "{kind: odd, strength: d_model / 3}": True,
+        "{kind: odd, strong: 1}": False,
+    }.items():
+        assert validator.is_valid(plain(parse(tiny(f"n_layers: 1, ffn: {ffn}"), "test"))) == valid

@@ -1,0 +1,194 @@
+"""Every legal pair of kinds and options builds, and keeps every promise; the illegal ones are refused when read."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+import tfkit
+from tfkit.component import Component, InputPositionConfig
+from tfkit.testing import (
+    check_capture,
+    check_causal,
+    check_filled,
+    check_gradients,
+    check_padding,
+    check_script,
+    check_state_dict,
+    example_inputs,
+)
+
+from .pairs import Row, all_pairs, every_value
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+Part = dict[str, Any]
+
+SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "silu", "factor": 2.0}
+SMALL |= {"original_max_len": 16}
+
+OPTIONS: dict[str, Part] = {
+    "plain": {},
+    "softcap": {"softcap": 5.0},
+    "qk_norm": {"qk_norm": "rmsnorm"},
+    "qk_norm_full": {"qk_norm_full": {"kind": "layernorm", "bias": False}},
+    "qk_norm_rotated": {"qk_norm_rotated": "rmsnorm"},
+    "window": {"mask": {"left": 2, "right": 0}},
+    "window_softcap": {"mask": {"left": 2, "right": 0}, "softcap": 5.0},
+    "narrow": {"d_head": 6, "scale": 0.3},
+    "biases": {"bias": {"q": True, "v": True}},
+    "no_bias": {"bias": False},
+}
+VARIANTS: dict[str, dict[str, Part]] = {
+    "position": {
+        "sinusoidal_half": {"kind": "sinusoidal", "layout": "half"},
+        "learned_offset": {"kind": "learned", "offset": 2},
+        "rope_interleaved": {"kind": "rope", "style": "interleaved"},
+        "rope_partial": {"kind": "rope", "width": 4},
+    },
+    "norm": {
+        "layernorm_no_bias": {"kind": "layernorm", "bias": False},
+        "layernorm_bare": {"kind": "layernorm", "bias": False, "scale": False},
+        "rmsnorm_offset": {"kind": "rmsnorm", "offset": 1},
+        "rmsnorm_bare": {"kind": "rmsnorm", "scale": False},
+    },
+    "ffn": {"gelu_tanh_no_bias": {"kind": "gelu", "d_ff": 24, "approximate": "tanh", "bias": False}},
+}
+STACKS = ("encoder", "decoder", "memory")
+PLACEMENTS = ("pre", "post", "sandwich", "output", "parallel", "parallel_two_norms")
+
+
+def kinds(slot: str) -> dict[str, Part]:
+    """The mapping of every kind in a slot, with small values for the fields that it requires, and of our variants."""
+    found = {}
+    for kind, one in PLUGINS.registry.kinds(slot).items():
+        fields = one.config.model_fields.items()
+        found[kind] = {"kind": kind, **{n: SMALL[n] for n, info in fields if n in SMALL and info.is_required()}}
+    return found | VARIANTS.get(slot, {})
+
+
+@cache
+def parts() -> dict[str, dict[str, Part]]:
+    """What stands behind the values of the axes."""
+    scaled = {f"rope_{k}": {"kind": "rope", "scaling": part} for k, part in kinds("rope_scaling").items()}
+    positions: dict[str, Any] = {"none": None, **kinds("position"), **scaled}
+    return {
+        "attention": kinds("attention"),
+        "option": OPTIONS,
+        "position": positions,
+        "norm": kinds("norm"),
+        "stack": {name: {} for name in STACKS},
+        "placement": {name: {} for name in PLACEMENTS},
+        "ffn": kinds("ffn"),
+    }
+
+
+def config_of(slot: str, part: Part) -> type[Component]:
+    found = PLUGINS.registry.find(slot, part["kind"])
+    assert found is not None
+    return found.config
+
+
+def attention_of(row: Row) -> Part:
+    """The attention of a row; options that its kind does not have are left out."""
+    part = dict(parts()["attention"][row["attention"]])
+    fields = config_of("attention", part).model_fields
+    part |= {name: value for name, value in OPTIONS[row["option"]].items() if name in fields}
+    if row["stack"] == "encoder" and "mask" in part:
+        part["mask"] = {"left": 2, "right": 1}
+    return part
+
+
+def spec_of(row: Row) -> Part:
+    """The spec of a row, for reading and for changing."""
+    attention, position = attention_of(row), parts()["position"][row["position"]]
+    embedding: Part = {"block": "embedding"}
+    if position and issubclass(config_of("position", position), InputPositionConfig):
+        embedding["position"] = position
+    elif position:
+        attention["position"] = position
+    ffn = dict(parts()["ffn"][row["ffn"]])
+    if "dropout" in config_of("ffn", ffn).model_fields:
+        ffn["dropout"] = 0.1
+    memory = row["stack"] == "memory"
+    stack: Part = {"block": "decoder" if memory else row["stack"], "input": "embedding", "n_layers": 1}
+    stack |= {"placement": row["placement"], "norm": parts()["norm"][row["norm"]]}
+    stack |= {"attention": attention, "ffn": ffn, **({"memory": "source"} if memory else {})}
+    head = {"block": "lm_head", "tie": "embedding"}
+    inputs: Part = {"tokens": "tokens"}
+    inputs |= {"source": {"type": "features", "width": 12}} if memory else {}
+    spec: Part = {"tfkit": 1, "name": "row", "d_model": 32, "vocab_size": 17, "max_len": 32, "dropout": 0.1}
+    return {
+        **spec,
+        "inputs": inputs,
+        "graph": {"embedding": {**embedding, "input": "tokens"}, "stack": stack, "logits": head},
+    }
+
+
+def load(spec: Part) -> tfkit.Graph:
+    return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
+
+
+def name_of(row: Row) -> str:
+    return "-".join(row.values())
+
+
+ROWS = all_pairs({axis: list(values) for axis, values in parts().items()})
+CHOSEN = every_value(ROWS)
+
+
+def test_the_rows_hold_every_kind_and_every_pair() -> None:
+    for slot in ("attention", "position", "norm", "ffn"):
+        assert set(PLUGINS.registry.kinds(slot)) <= set(parts()[slot])
+    names = list(parts())
+    for number, first in enumerate(names):
+        for second in names[number + 1 :]:
+            found = {(row[first], row[second]) for row in ROWS}
+            assert len(found) == len(parts()[first]) * len(parts()[second]), (first, second)
+    for axis in names:
+        assert {row[axis] for row in CHOSEN} == set(parts()[axis])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_every_pair(row: Row) -> None:
+    graph = load(spec_of(row))
+    check_filled(graph)
+    check_state_dict(graph)
+    model, inputs = tfkit.build(graph), example_inputs(graph)
+    if row["stack"] == "encoder":
+        with pytest.raises(AssertionError, match="change by"):
+            check_causal(model, inputs, along="tokens")
+    else:
+        check_causal(model, inputs, along="tokens")
+    check_padding(model, inputs)
+    check_gradients(model, inputs)
+    check_gradients(model, example_inputs(graph, padding="rows"))
+    check_script(model, inputs, example_inputs(graph, length=8, padding="left"))
+
+
+def capture(row: Row, backend: str | None = None) -> None:
+    graph = load(spec_of(row))
+    calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8, 11)]
+    check_capture(tfkit.build(graph), *calls, backend=backend)
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=name_of)
+def test_every_value_is_captured_whole(row: Row) -> None:
+    capture(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in CHOSEN], ids=name_of)
+def test_every_pair_is_captured_whole(row: Row) -> None:
+    capture(row)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("row", CHOSEN[:12], ids=name_of)
+def test_a_dozen_through_the_real_compiler(row: Row) -> None:
+    capture(row, "inductor")

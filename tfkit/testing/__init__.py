@@ -1,0 +1,38 @@
+"""Checks for people who write components: each function proves one promise of a built model.
+
+    def test_additive():
+        tfkit.testing.check_component("additive", slot="attention", fields={"n_heads": 2})
+
+`check_component` builds small models around one component and runs every check on them. The checks can be called one
+by one too, on any model that `tfkit.build` returned. One that fails raises AssertionError and says which promise is
+broken, where, and by how much.
+"""
+
+from tfkit.testing.checks import (
+    check_capture,
+    check_causal,
+    check_dtype,
+    check_filled,
+    check_gradients,
+    check_padding,
+    check_script,
+    check_state_dict,
+)
+from tfkit.testing.component import check_component, check_model, small_spec
+from tfkit.testing.inputs import call, example_inputs
+
+__all__ = [
+    "call",
+    "check_capture",
+    "check_causal",
+    "check_component",
+    "check_dtype",
+    "check_filled",
+    "check_gradients",
+    "check_model",
+    "check_padding",
+    "check_script",
+    "check_state_dict",
+    "example_inputs",
+    "small_spec",
+]

@@ -1,0 +1,206 @@
+"""The promises of a built model, one function each; a broken one raises AssertionError."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import assemble, build, initialize
+from tfkit.graph.expand import Graph
+from tfkit.testing.inputs import Inputs, call, example_inputs, inputs_of
+
+TOLERANCE = 1e-5
+
+
+def check_filled(graph: Graph) -> None:
+    """Every parameter and buffer is filled from the seed: none is left as memory was, one seed gives one model."""
+    models = []
+    for rubbish in (float("nan"), 0.0):
+        with torch.device("meta"):
+            model = assemble(graph)
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in model.state_dict(keep_vars=True).values():
+                tensor.fill_(rubbish if tensor.is_floating_point() else 0)
+        initialize(model, graph, seed=1)
+        models.append(model.state_dict())
+    for name, tensor in models[0].items():
+        assert tensor.isfinite().all(), f"`{name}` is not filled when the model is built"
+        assert torch.equal(tensor, models[1][name]), f"`{name}` is not the same when a model is built again"
+
+
+def check_state_dict(graph: Graph) -> None:
+    """A state dict carries the model over, bit by bit, into one that was built from another seed."""
+    first, second = build(graph, seed=0).eval(), build(graph, seed=1).eval()
+    second.load_state_dict(first.state_dict(), strict=True)
+    inputs = example_inputs(graph)
+    with torch.no_grad():
+        for mine, other in zip(call(first, inputs), call(second, inputs), strict=True):
+            assert torch.equal(mine, other), "the state dict misses something: the model that loads it differs"
+
+
+def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
+    """A model of another type computes in that type, and stays finite."""
+    model = build(graph, dtype=dtype).eval()
+    inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in example_inputs(graph).items()}
+    with torch.no_grad():
+        for output in call(model, inputs):
+            assert output.dtype == dtype, f"a model of {dtype} returns {output.dtype}"
+            assert output.isfinite().all(), f"a model of {dtype} returns values that are not finite"
+
+
+def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
+    """No value and no gradient of a later token of the input `along` reaches an earlier output [b, t, ...]."""
+    x = inputs[along]
+    with _mode(model, training=False), torch.no_grad():
+        outputs = call(model, inputs)
+        for t in range(1, x.size(1)):
+            changed = torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)
+            for before, after in zip(outputs, call(model, {**inputs, along: changed}), strict=True):
+                error = _distance(after[:, :t], before[:, :t])
+                assert error <= TOLERANCE, f"outputs before {t} change by {error:.1e} with `{along}` from {t} on"
+    with _mode(model, training=False), _leaves(model, along) as leaves:
+        if x.is_floating_point():
+            leaves.append(x.detach().requires_grad_())
+            inputs = {**inputs, along: leaves[0]}
+        outputs = call(model, inputs)
+    for output in outputs:
+        for t in range(x.size(1)):
+            grads: Sequence[Tensor | None] = torch.autograd.grad(output[:, t].sum(), leaves, retain_graph=True, allow_unused=True)
+            found = [grad for grad in grads if grad is not None and grad.any()]
+            assert found, f"output {t} has no gradient to any token of `{along}`"
+            leak = max(_distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
+            assert leak <= TOLERANCE, f"output {t} has a gradient of {leak:.1e} to later tokens of `{along}`"
+
+
+@contextmanager
+def _leaves(model: nn.Module, name: str) -> Iterator[list[Tensor]]:
+    """What the modules that read the tokens `name` return, as leaves of the gradient."""
+    assert isinstance(model, fx.GraphModule)
+    found: list[Tensor] = []
+
+    def hook(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if args[0].is_floating_point():
+            return output
+        found.append(output.detach().requires_grad_())
+        return found[-1]
+
+    readers = [user for node in model.graph.find_nodes(op="placeholder", target=name) for user in node.users]
+    modules = [model.get_submodule(str(user.target)) for user in readers if user.op == "call_module"]
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_padding(model: nn.Module, inputs: Inputs) -> None:
+    """Outputs of tokens depend neither on how much padding stands left or right of them, nor on what it holds."""
+    sequences = [name for name in inputs if f"{name}_mask" in inputs_of(model)]
+    for side in ("right", "left") if sequences else ():
+        padded = dict(inputs)
+        for name in sequences:
+            padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
+        with _mode(model, training=False), torch.no_grad():
+            found = call(model, padded)
+            for row in range(found[0].size(0)):
+                alone = {name: x[row : row + 1] for name, x in inputs.items()}
+                alone |= {name: alone[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
+                for output, want in zip(found, call(model, alone), strict=True):
+                    error = _distance(_tokens(output[row], want[0], side), want[0])
+                    assert error <= TOLERANCE, f"padding on the {side} changes the outputs of tokens by {error:.1e}"
+
+
+def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """Two positions more than x has, and a token less in each row than in the one above; rubbish in the others."""
+    length = x.size(1) + 2
+    rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
+    rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
+    for row in range(x.size(0)):
+        real = max(1, x.size(1) - row)
+        place = slice(0, real) if side == "right" else slice(length - real, length)
+        rows[row, place], mask[row, place] = x[row, :real], True
+    return rows, mask
+
+
+def _tokens(output: Tensor, want: Tensor, side: str) -> Tensor:
+    """The part of a padded row's output that belongs to its tokens."""
+    extra = output.size(0) - want.size(0)
+    return output[: want.size(0)] if side == "right" else output[extra:]
+
+
+def check_gradients(model: nn.Module, inputs: Inputs) -> None:
+    """In train mode every parameter gets a gradient, all are finite, and some are not zero."""
+    model = copy.deepcopy(model).train()
+    outputs = call(model, inputs)
+    for output in outputs:
+        assert output.isfinite().all(), "outputs are not finite in train mode"
+    torch.stack([(output * torch.randn_like(output)).sum() for output in outputs]).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, gradient in gradients.items():
+        assert gradient is not None, f"`{name}` gets no gradient: nothing uses it"
+        assert gradient.isfinite().all(), f"the gradient of `{name}` is not finite"
+    assert any(gradient.any() for gradient in gradients.values() if gradient is not None), "every gradient is zero"
+
+
+def check_script(model: nn.Module, *calls: Inputs) -> None:
+    """`torch.jit.script` takes the model, and what it makes of it returns the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's, all of it
+        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
+        scripted = torch.jit.script(model)
+        _agree("the scripted model", model, scripted, calls)
+
+
+def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
+    """`torch.compile` captures the model whole, once for all lengths. `calls` differ in their lengths alone.
+
+    `backend` compiles the captured graph; it runs as it is unless given.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
+        ready = torch._dynamo.lookup_backend(backend or "eager")(graph, examples)
+        graphs.append(graph)  # only now: a compiler may ask for the capture again
+        return ready
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    _agree("the compiled model", model, compiled, calls)
+    assert len(graphs) == 1, f"the model was captured {len(graphs)} times for {len(calls)} lengths"
+
+
+def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> None:
+    names = inputs_of(model)
+    with _mode(model, training=False), torch.no_grad():
+        other.eval()
+        for inputs in calls:
+            for want, found in zip(call(model, inputs), call(other, inputs, names), strict=True):
+                error = _distance(found, want)
+                assert error <= TOLERANCE, f"{what} differs from the model by {error:.1e}"
+
+
+def _distance(found: Tensor, want: Tensor) -> float:
+    """The largest difference, as a part of the largest value that is wanted where that is above 1."""
+    if not found.numel():
+        return 0.0
+    found, want = found.detach(), want.detach()
+    return float((found - want).abs().max() / want.abs().max().clamp(min=1))
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, value in before.items():
+            module.training = value

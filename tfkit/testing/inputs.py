@@ -1,0 +1,50 @@
+"""Random inputs of the right kind for a model, and the call that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.graph.expand import Graph
+from tfkit.tools.inputs import random_inputs
+
+Padding = Literal["none", "left", "right", "rows"]
+Inputs = Mapping[str, Tensor]
+
+
+def example_inputs(
+    graph: Graph, *, batch: int = 3, length: int = 6, padding: Padding = "none", seed: int = 0
+) -> dict[str, Tensor]:
+    """Random inputs for a model of `graph`, with padding masks unless `padding` is none.
+
+    Left and right leave the first row without padding; `rows` hides the last row altogether.
+    """
+    inputs = random_inputs(graph, batch=batch, length=length, seed=seed)
+    if padding == "none":
+        return inputs
+    masks = {signal.mask: _mask(batch, length, padding) for signal in graph.inputs.values() if signal.mask}
+    return {**inputs, **masks}
+
+
+def _mask(batch: int, length: int, padding: Padding) -> Tensor:
+    row = torch.arange(batch)[:, None]
+    if padding == "rows":
+        return (row < batch - 1).expand(batch, length).clone()
+    mask = torch.arange(length) < (length - row).clamp(min=1)
+    return mask.flip(1) if padding == "left" else mask
+
+
+def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:
+    """Everything that the model returns, called with those of the inputs that it takes."""
+    names = inputs_of(model) if names is None else names
+    result = model(**{name: value for name, value in inputs.items() if name in names})
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def inputs_of(model: nn.Module) -> list[str]:
+    """The names of what a built model may be called with."""
+    assert isinstance(model, fx.GraphModule), "the model is one that tfkit.build returned"
+    return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]

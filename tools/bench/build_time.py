@@ -1,0 +1,179 @@
+"""What it costs to build a model, against litgpt and Hugging Face transformers in the same run.
+
+    python tools/bench/build_time.py [--rounds 7] [--litgpt-python PATH] [--json]
+
+Every figure is CPU time of a fresh process on one thread. The contenders take turns, round by round; compare figures of
+one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+
+from measure import WIDTH, Contender, compare, machine, race, ratio, run_once, script
+
+LLAMA_PARAMETERS = 405_853_388_800
+GPT2_PARAMETERS = 124_439_808
+
+PROBE = """
+import json, sys, time
+{imports}
+modules, start = len(sys.modules), time.process_time()
+model = {build}
+end = time.process_time()
+print(json.dumps({{
+    "imports": start, "construction": end - start, "total": end, "modules": len(sys.modules) - modules,
+    "parameters": sum(p.numel() for p in model.parameters()),
+}}))
+"""
+# The plugins are loaded, and with them the components imported, before the clock starts. Reading the spec is measured.
+TFKIT = "import torch, tfkit, tfkit.builder\ntfkit.load_plugins()"
+LITGPT = "import torch\nfrom litgpt import GPT, Config"
+LLAMA_CONFIG = """LlamaConfig(
+    vocab_size=128256, hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128,
+    num_key_value_heads=8, max_position_embeddings=131072, tie_word_embeddings=False)"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure to reach, and what was measured."""
+
+    what: str
+    limit: float
+    found: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within its limit."""
+        return self.found <= self.limit
+
+    def __str__(self) -> str:
+        return f"  {'met' if self.met else 'MISSED':7}{self.what}: {self.found:.2f}, at most {self.limit:g}"
+
+
+def probe(imports: str, build: str, python: str = sys.executable) -> list[str]:
+    """The command that imports, builds, and prints what both cost."""
+    return script(PROBE.format(imports=imports, build=build), python)
+
+
+def llama(litgpt_python: str) -> list[Contender]:
+    """llama3_405b on the meta device, three ways."""
+    meta = "torch.device('meta').__enter__()"
+    return [
+        Contender("tfkit", probe(TFKIT, "tfkit.build('llama3_405b', device='meta')")),
+        Contender("litgpt", probe(f"{LITGPT}\n{meta}", "GPT(Config.from_name('Llama-3.1-405B'))", litgpt_python)),
+        Contender(
+            "transformers",
+            probe(
+                f"import torch\nfrom transformers import LlamaConfig, LlamaForCausalLM\n{meta}",
+                f"LlamaForCausalLM({LLAMA_CONFIG})",
+            ),
+        ),
+    ]
+
+
+def gpt2() -> list[Contender]:
+    """GPT-2 124M on the CPU, its weights filled at random, two ways."""
+    imports = "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel"
+    return [
+        Contender("tfkit", probe(TFKIT, "tfkit.build('gpt2')")),
+        Contender("transformers", probe(imports, "GPT2LMHeadModel(GPT2Config())")),
+    ]
+
+
+def processes() -> list[Contender]:
+    """Whole processes of the command line."""
+    tfkit = [sys.executable, "-m", "tfkit"]
+    return [
+        Contender("tfkit params llama3_405b", [*tfkit, "params", "llama3_405b"]),
+        Contender("import torch", script("import torch")),
+        Contender("tfkit --help", [*tfkit, "--help"]),
+    ]
+
+
+def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contender]:
+    """Those that run at all; what the others say goes to `missing`."""
+    found = []
+    for one in contenders:
+        try:
+            run_once(one.command)
+            found.append(one)
+        except (OSError, RuntimeError) as error:
+            missing.append(f"{one.name}: {error}")
+    return found
+
+
+def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> list[Target]:
+    """The figures to reach, in the order of the tables."""
+    found = []
+    for title, group, key in (("llama3_405b, construction", models, "construction"), ("gpt2", small, "construction")):
+        for peer in group[1:]:
+            held = ratio(group[0].values(key), peer.values(key)).of_minima
+            found.append(Target(f"{title}, times of {peer.name}", 1.0, held))
+    params, torch, help = whole
+    found.append(Target("tfkit params, times of import torch", 1.3, ratio(params.values("cpu"), torch.values("cpu")).of_minima))
+    found.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
+    found.append(Target("tfkit --help, seconds", 0.35, statistics.median(help.values("cpu"))))
+    return found
+
+
+def check_counts(models: Sequence[Contender], small: Sequence[Contender]) -> None:
+    """Stop if two libraries did not build the same model."""
+    for group, expected in ((models, LLAMA_PARAMETERS), (small, GPT2_PARAMETERS)):
+        for one in group:
+            if set(one.values("parameters")) != {expected}:
+                sys.exit(f"{one.name} built {one.values('parameters')[0]:,} parameters instead of {expected:,}")
+
+
+def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender], rounds: int) -> None:
+    """Print the tables, each line within 80 columns."""
+    print(f"{date.today()}, {machine()}"[:WIDTH])
+    print(f"CPU seconds on one thread, {rounds} rounds in turns, each a fresh process\n")
+    print("llama3_405b on the meta device, construction after the imports")
+    print(compare(models, "construction"))
+    print("  modules imported meanwhile: " + ", ".join(f"{m.name} {m.runs[0]['modules']:.0f}" for m in models))
+    print("\nllama3_405b on the meta device, whole process, imports included")
+    print(compare(models, "total"))
+    print("\ngpt2 (124M) on the CPU, random initialization included, after the imports")
+    print(compare(small, "construction"))
+    print("\nwhole processes")
+    print(compare(whole, "cpu"))
+    print("  peak memory in MB: " + ", ".join(f"{one.name} {max(one.values('rss')):.0f}" for one in whole))
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each contender runs (default 7)")
+    parser.add_argument("--litgpt-python", default=sys.executable, metavar="PATH", help="an interpreter that has litgpt")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
+    options = parser.parse_args()
+    missing: list[str] = []
+    models, small = present(llama(options.litgpt_python), missing), present(gpt2(), missing)
+    whole = processes()
+    for group in (models, small, whole):
+        race(group, options.rounds)
+    check_counts(models, small)
+    found = targets(models, small, whole)
+    if options.json:
+        groups = {"llama3_405b": models, "gpt2": small, "processes": whole}
+        runs = {name: {one.name: one.runs for one in group} for name, group in groups.items()}
+        results = [{**asdict(target), "met": target.met} for target in found]
+        print(json.dumps({"machine": machine(), "runs": runs, "targets": results, "not_measured": missing}, indent=2))
+    else:
+        show(models, small, whole, options.rounds)
+        print("\ntargets")
+        print("\n".join(map(str, found)))
+        for line in missing:
+            print(f"  not measured: {line}"[:WIDTH])
+    sys.exit(not all(target.met for target in found))
+
+
+if __name__ == "__main__":
+    main()
