@@ -1,6 +1,8 @@
 """`python -m tfkit` is `tfkit`."""
 
+import sys
+
 from tfkit.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,8 +7,6 @@ import hashlib
 import linecache
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -71,24 +69,18 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return weights.masked_fill(unreadable, 0.0)
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(str):
     """What a step of a `Program` gives, to be used as an argument of later steps."""
 
-    step: int
 
-
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One line of a program: an argument of `forward`, a call, a weight, or what is returned."""
 
     op: str
     name: str
     target: Any
-    args: tuple[Any, ...] = field(compare=False)
-    kwargs: dict[str, Any] = field(compare=False)
-    text: str
-    """The arguments in words, by which steps are compared: they may hold lists."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class Program:
@@ -120,13 +112,13 @@ class Program:
         return self._add("get_attr", path.replace(".", "_"), path, (), {})
 
     def _add(self, op: str, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        self._steps.append(Step(op, name, target, args, kwargs, repr((args, kwargs))))
-        return Value(len(self._steps) - 1)
+        self._steps.append(Step(op, name, target, args, kwargs))
+        return Value(f"%{len(self._steps)}")
 
     def build(self, output: Any, class_name: str) -> nn.Module:
         """The module whose `forward` returns `output`. Equal programs become objects of one class."""
         self._add("output", "output", "output", (output,), {})
-        module = written_class(tuple(self._steps), class_name)()
+        module = written_class(self._steps, class_name)()
         for name, child in self._children.items():
             module.add_module(name, child)
         return module
@@ -143,7 +135,7 @@ class Program:
 class Written(nn.Module):
     """A module whose class was written by a `Program`: `code` is its forward."""
 
-    steps: ClassVar[tuple[Step, ...]]
+    steps: ClassVar[Sequence[Step]]
     code: ClassVar[str]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -151,43 +143,53 @@ class Written(nn.Module):
         return _empty, (self.steps, type(self).__name__), *state
 
 
-def _empty(steps: tuple[Step, ...], class_name: str) -> Written:
+def _empty(steps: Sequence[Step], class_name: str) -> Written:
     """A module without its state: what unpickling and copying start from."""
     return Written.__new__(written_class(steps, class_name))
 
 
-@lru_cache(maxsize=1024)
-def written_class(steps: tuple[Step, ...], class_name: str) -> type[Written]:
+_CLASSES: dict[tuple[Any, ...], type[Written]] = {}
+
+
+def written_class(steps: Sequence[Step], class_name: str) -> type[Written]:
     """The class with these steps as its forward.
 
     All equal layers of a model are of one class, as if a person had written it: it is compiled once, by Python, by
     TorchScript, and by `torch.compile` of the layers.
     """
+    key = (class_name, *[(op, name, target, repr(args), repr(kwargs)) for op, name, target, args, kwargs in steps])
+    if key not in _CLASSES:
+        _CLASSES[key] = _write_class(steps, class_name)
+    return _CLASSES[key]
+
+
+def _write_class(steps: Sequence[Step], class_name: str) -> type[Written]:
     text = _graph(steps).python_code("self")
     code = text.src.strip() + "\n"
     file = f"<tfkit {class_name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
     names = dict(text.globals)
     exec(compile(code, file, "exec"), names)
-    body = {"steps": steps, "code": code, "forward": names["forward"], "__module__": __name__}
+    body = {"steps": tuple(steps), "code": code, "forward": names["forward"], "__module__": __name__}
     return type(class_name, (Written,), body)
 
 
 def _graph(steps: Sequence[Step]) -> fx.Graph:
     graph = fx.Graph()
-    nodes: list[fx.Node] = []
+    nodes: dict[Value, fx.Node] = {}
 
     def node(value: Any) -> Any:
-        return nodes[value.step] if isinstance(value, Value) else value
+        return nodes[value] if isinstance(value, Value) else value
 
-    for step in steps:
-        args, kwargs = fx.node.map_aggregate(step.args, node), fx.node.map_aggregate(step.kwargs, node)
-        if step.op == "placeholder":
-            nodes.append(graph.placeholder(step.name, type_expr=step.target, **kwargs))
-        elif step.op == "output":
-            nodes.append(graph.output(*args))
-        elif step.op == "get_attr":
-            nodes.append(graph.get_attr(step.target))
+    for number, (op, name, target, args, kwargs) in enumerate(steps, 1):
+        args, kwargs = fx.node.map_aggregate(args, node), fx.node.map_aggregate(kwargs, node)
+        if op == "placeholder":
+            written = graph.placeholder(name, type_expr=target, **kwargs)
+        elif op == "output":
+            written = graph.output(*args)
+        elif op == "get_attr":
+            written = graph.get_attr(target)
         else:
-            nodes.append(graph.create_node(step.op, step.target, args, kwargs, name=step.name))
+            written = graph.create_node(op, target, args, kwargs, name=name)
+        nodes[Value(f"%{number}")] = written
     return graph

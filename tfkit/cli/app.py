@@ -16,6 +16,7 @@ from tfkit.cli.language import components, plugins, schema
 from tfkit.cli.models import build, params
 from tfkit.cli.options import Command, Group
 from tfkit.cli.specs import diff, list_, show, validate
+from tfkit.errors import SpecError
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -92,6 +93,9 @@ def _run(arguments: list[str]) -> int:
         click.echo(wrong.format_message())
     except click.exceptions.Exit as end:
         return end.exit_code
+    except SpecError as wrong:
+        click.echo(str(wrong), err=True)
+        return WRONG_SPEC
     except click.UsageError as wrong:
         click.echo(_usage(wrong), err=True)
         return WRONG_USAGE

@@ -24,9 +24,9 @@ SIDE_BY_SIDE = 2
 @command(
     "build",
     notes="""
-    The forward runs on random inputs: a batch of 2, 16 tokens each, or `max_len` if
-    that is less. With -o, DIR gets the resolved spec as spec.yaml and the weights as
-    model.safetensors, both or nothing.
+    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len`
+    if that is less. With -o, DIR gets the resolved spec as spec.yaml and the
+    weights as model.safetensors, both or nothing.
     """,
     examples="""
     tfkit build gpt2
@@ -72,8 +72,10 @@ def build(
         model, trial = try_model(
             graph, device=_device(device, output), dtype=getattr(torch, dtype), seed=seed, stage=stage
         )
-        stage(f"writing {output}")
-        files = [] if output is None else [str(path) for path in save(model, graph, output, force=force)]
+        files: list[str] = []
+        if output is not None:
+            stage(f"writing {output}")
+            files = [str(path) for path in save(model, graph, output, force=force)]
     if json:
         out.print_json({**vars(trial), "files": files})
     else:
@@ -126,8 +128,8 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
 @command(
     "params",
     notes="""
-    Nothing is allocated, so that a model of any size will do. Embedding tables are
-    those of tokens, positions and types. Weights used twice are counted once.
+    Nothing is allocated, so that a model of any size will do. Embedding tables
+    are those of tokens, positions and types. Weights used twice are counted once.
     """,
     examples="""
     tfkit params gpt2
@@ -210,9 +212,12 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
         some = counts[start : start + SIDE_BY_SIDE]
-        parts = [{shown.label: _cells(shown, count)[1:3] for shown in collapsed(count)} for count in some]
-        labels = _merged([list(part) for part in parts])
-        rows = [[label, *(text for part in parts for text in part.get(label, ["-", "-"]))] for label in labels]
+        parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in some]
+        rows = []
+        for name in _merged([list(part) for part in parts]):
+            labels = {part[name][0] for part in parts if name in part}
+            cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
+            rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
         rows.append(["total", *(text for count in some for text in _total(count)[1:])])
         columns = [some[0].by, *(text for count in some for text in (count.name, "share"))]
         show(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
@@ -221,7 +226,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
 
 def _merged(lists: Sequence[Sequence[str]]) -> list[str]:
-    """All labels of several tables, each behind the one that it follows in its own."""
+    """All names of several tables, each behind the one that it follows in its own."""
     merged: list[str] = []
     for labels in lists:
         for index, label in enumerate(labels):
@@ -236,6 +241,7 @@ _INDEX = re.compile(r"\blayers\.(\d+)")
 class Shown(NamedTuple):
     """A row as it is printed: one of the count's, or several of layers that are alike."""
 
+    name: str
     label: str
     parameters: int
     non_embedding: int
@@ -252,6 +258,7 @@ def collapsed(count: Params) -> list[Shown]:
     shown = []
     for (label, parameters), rows in groups.items():
         numbers = [int(match[1]) for row in rows if (match := _INDEX.search(row.label))]
-        label = label.replace("*", ranges(numbers)) if numbers else rows[0].label
-        shown.append(Shown(label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
+        label = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else rows[0].label
+        name = rows[0].name if count.by == "component" else label
+        shown.append(Shown(name, label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
     return shown

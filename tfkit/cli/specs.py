@@ -34,7 +34,7 @@ def list_(json: bool) -> None:
 
 @command(
     "validate",
-    notes="With --json, the result lists the errors of each spec; the status is 1 if there are any.",
+    notes="With --json, the result lists the errors of each spec.",
     examples="""
     tfkit validate my_model.yaml
     tfkit validate specs/*.yaml
@@ -70,8 +70,8 @@ def _wrong(reader: Reader, spec: str) -> SpecError | None:
 @command(
     "show",
     notes="""
-    Each value stands with the line where it was written, or `default`. `inherited` is
-    a value written for an enclosing part. Below are the layers' steps, norms and all.
+    Each value stands with the line where it was written, or `default`. `inherited`
+    is one written for an enclosing part. Below are the steps of the layers.
     """,
     examples="""
     tfkit show gpt2

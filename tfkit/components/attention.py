@@ -85,11 +85,12 @@ class FusedProjection(nn.Module):
         d = config.head_width
         self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
         self.qkv = Linear(config.d_model, [n * d for n in self.heads], bias=config.biases.q)
-        self.split = Rearrange("b t (n d) -> b n t d", d=d)
+        self.split = Rearrange("b t (n d) -> b t n d", d=d)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.split(self.qkv(x)).split_with_sizes(self.heads, dim=1)
-        return q, k, v
+        # Cut before the heads move: the gradients are then joined in the layout of qkv's output, without a copy.
+        q, k, v = self.split(self.qkv(x)).split_with_sizes(self.heads, dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 class SeparateProjection(nn.Module):

@@ -118,17 +118,22 @@ class EmbeddingConfig(BlockConfig):
         program = Program()
         tokens = program.input("tokens")
         table = program.input("tie") if self.tie is not None else None
-        ids = program.input("tables", list[Tensor | None]) if self.tables else None
+        optional = any(signal.optional for signal in inputs.get("tables", ()))
+        ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
         mask = program.input("mask", optional=True)
         if table is None:
             x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
         else:
             x = program.apply("embedded", F.embedding, tokens, table)
         for stage in self.stages or self._default_stages():
-            x = self._stage(stage, make, program, x, mask, ids)
+            if stage == "tables" and self.tables:
+                tables = OptionalTables if optional else ExtraTables
+                x = program.call("tables", tables(self.tables, self._width(stage)), x, ids)
+            else:
+                x = self._stage(stage, make, program, x, mask)
         return program.build(x, "Embedding")
 
-    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, ids: Value | None) -> Value:
+    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value) -> Value:
         width = self._width(stage)
         if stage == "scale":
             factor = self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale
@@ -137,8 +142,6 @@ class EmbeddingConfig(BlockConfig):
             positions = program.call("positions", Positions(), x, mask)
             added = program.call("position", make(self.position, width), positions)
             return program.call("add_position", AddLike(), x, added)
-        if stage == "tables" and self.tables:
-            return program.call("tables", ExtraTables(self.tables, width), x, ids)
         if stage == "norm" and self.norm is not None:
             return program.call("norm", make(self.norm, width), x)
         if stage == "dropout":
@@ -169,14 +172,25 @@ class AddLike(nn.Module):
 
 
 class ExtraTables(nn.ModuleDict):
-    """Adds a row of each table to every position; row 0 where no ids are given."""
+    """Adds a row of each table to every position."""
 
     def __init__(self, rows: dict[str, int], width: int) -> None:
-        super().__init__({name: ExtraTable(n, width) for name, n in rows.items()})
+        order = sorted(rows)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
+        super().__init__({name: ExtraTable(rows[name], width) for name in order})
+        self._order = [list(rows).index(name) for name in order]
 
-    def forward(self, x: Tensor, ids: list[Tensor | None]) -> Tensor:
+    def forward(self, x: Tensor, ids: list[Tensor]) -> Tensor:
         for i, table in enumerate(self.values()):
-            x = x + table(ids[i])
+            x = x + table(ids[self._order[i]])
+        return x
+
+
+class OptionalTables(ExtraTables):
+    """The same where ids may be missing, which are then 0 everywhere: to TorchScript another type of list."""
+
+    def forward(self, x: Tensor, ids: list[Tensor | None]) -> Tensor:  # type: ignore[override]
+        for i, table in enumerate(self.values()):
+            x = x + table(ids[self._order[i]])
         return x
 
 

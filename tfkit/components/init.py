@@ -80,7 +80,7 @@ class XavierInitConfig(ZeroBiasInitConfig):
 
 
 class SmallInitConfig(ZeroBiasInitConfig):
-    """Normal with deviation sqrt(2 / (5 d)), where d is the width of the residual stream that a layer reads or feeds."""
+    """Normal with deviation sqrt(2 / (5 d)), where d is the width of the residual stream."""
 
     kind: Literal["small"] = "small"
 

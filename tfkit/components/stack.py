@@ -149,7 +149,7 @@ class StackConfig(LayerConfig, BlockConfig):
         return MaskConfig()
 
     def check(self) -> None:
-        """Refuse groups that do not divide the layers."""
+        """Refuse groups that do not divide the layers, patterns that do not fit them, and variants of another width."""
         super().check()
         groups = self.layers.groups if self.layers else None
         if groups and self.n_layers % groups:
@@ -158,7 +158,9 @@ class StackConfig(LayerConfig, BlockConfig):
                 f"n_layers ({self.n_layers}) must be a multiple of groups ({groups})",
                 notes=[f"divisors of {self.n_layers}: {divisors(self.n_layers)}"],
             )
-        self.plan()
+        for path, layer in self.distinct():
+            if layer.d_model != self.d_model:
+                raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
         """Name and config of each layer that has weights of its own, in order."""
@@ -169,8 +171,11 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
         """Each config of `plan` once, with the path of the place where it is written."""
-        layers = dict(self.plan())
-        return [("" if name == BASE else f"layers.variants.{name}.", layer) for name, layer in layers.items()]
+        if self.layers is None:
+            return [("", self)]
+        names = dict.fromkeys(self.layers.arrange(self.layers.groups or self.n_layers))
+        paths = {name: "" if name == BASE else f"layers.variants.{name}." for name in names}
+        return [(path, self.layers.variants.get(name, self)) for name, path in paths.items()]
 
     def closing_norm(self) -> NormConfig | None:
         """The norm after the last layer."""
@@ -181,32 +186,30 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", width=self.d_model)
-        for path, layer in self.distinct():
-            if layer.d_model != self.d_model:
-                raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
         return Signal("sequence", width=self.d_model, mask=signal.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         memory: Signal | None = inputs.get("memory")
         d_memory = None if memory is None else memory.width
         shared: dict[str, SharedContext] = {}
-        views: dict[View, int] = {}
-        layers, layer_views = [], []
+        names: dict[View, str] = {}
+        layers, views = [], []
         for name, layer in self.plan():
             given = layer.attention.mask if layer.attention else None
             mask = given or self.default_mask()
             view = View.of(layer.attention, mask, prefix="prefix" in inputs)
-            if view not in views:
-                views[view] = len(views)
+            if view not in names:
+                names[view] = name
                 shared[name] = view.build(make)
-            layer_views.append(views[view])
+            views.append(names[view])
             layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))
         norm = self.closing_norm()
         stack = Stack if memory is None else MemoryStack
+        order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return stack(
-            shared=shared,
+            shared={name: shared[name] for name in order},
             layers=layers,
-            views=layer_views,
+            views=[order.index(name) for name in views],
             repeats=self.n_layers // len(layers),
             final_norm=None if norm is None else make(norm, self.d_model),
         )

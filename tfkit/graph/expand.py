@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import keyword
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.complaints import crashed
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
 
 RESERVED = frozenset(
-    """add_module apply bfloat16 buffers children code compile components cpu cuda delete_all_unused_submodules
-    delete_submodule double dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
-    get_submodule graph half ipu load_state_dict meta modules mtia named_buffers named_children named_modules
-    named_parameters parameters print_readable recompile register_buffer register_module register_parameter
-    requires_grad_ self set_extra_state set_submodule share_memory spec state_dict to to_empty to_folder train
-    training type xpu zero_grad""".split()  # noqa: SIM905
+    """add_module add_submodule apply bfloat16 buffers call_super_init children code compile components cpu cuda
+    delete_all_unused_submodules delete_submodule double dump_patches eval extra_repr float forward get_buffer
+    get_extra_state get_parameter get_submodule graph half ipu load_state_dict meta modules mtia named_buffers
+    named_children named_modules named_parameters parameters print_readable recompile requires_grad_ self
+    set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
+    train training type xpu zero_grad""".split()  # noqa: SIM905
 )
-"""Names that a node cannot have: the built module has attributes of these names."""
+"""Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these."""
 
 MAX_ERRORS = 50
-Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,9 @@ class _Expansion:
                 if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
                     help = "it becomes a name in Python: a letter, then letters, digits and `_`"
                     self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=help)
-                elif name in RESERVED or name.endswith("_mask"):
-                    why = "every module has something of this name" if name in RESERVED else "it names a padding mask"
+                elif name in RESERVED or name.startswith("register_") or name.endswith("_mask"):
+                    mask = name.endswith("_mask")
+                    why = "it names a padding mask" if mask else "every module has something of this name"
                     self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
                 elif part == "graph" and name in self.model.inputs:
                     self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")
@@ -171,36 +172,19 @@ class _Expansion:
             )
 
     def _order(self, wires: Wires) -> list[str]:
-        """The nodes in the spec's order, each after those that it reads; raises SpecError for a cycle."""
-        done: dict[str, None] = {}
-        for start in wires:
-            trail = {start: _sources(wires[start])} if start not in done else {}
-            while trail:
-                name = next(reversed(trail))
-                source = next((one for one in trail[name] if one not in done and one in wires), None)
-                if source is None:
-                    done[name] = None
-                    del trail[name]
-                elif source in trail:
-                    names = list(trail)
-                    self._refuse_cycle(names[names.index(source) :], wires)
-                else:
-                    trail[source] = _sources(wires[source])
-        return list(done)
-
-    def _refuse_cycle(self, names: list[str], wires: Wires) -> None:
-        """Each of `names` reads the next one, and the last the first."""
-        position = {name: index for index, name in enumerate(wires)}
-        first = min(range(len(names)), key=lambda index: position[names[index]])
-        names = names[first:] + names[:first]
-        name, source = names[0], names[1]
-        field = next(field for field, read in wires[name].items() if source in (read if type(read) is list else [read]))
-        read = wires[name][field]
-        config = getattr(self.model.graph[name], field)
-        part = [] if isinstance(read, str) else [source if isinstance(config, dict) else str(read.index(source))]
-        way = listing([name, *reversed(names)], 12)
-        self._error(("graph", name, field, *part), f"the graph has a cycle: {way.replace(', ', ' -> ')}")
-        self._stop_on_errors()
+        """The nodes, each after those that it reads; raises SpecError for a cycle."""
+        try:
+            return in_order(wires)
+        except CycleError as cycle:
+            name, source = cycle.names[:2]
+            field = next(field for field, read in wires[name].items() if source in as_list(read))
+            read, given = wires[name][field], getattr(self.model.graph[name], field)
+            part = [] if isinstance(read, str) else [source if isinstance(given, dict) else str(read.index(source))]
+            way = [name, *reversed(cycle.names)]
+            shown = [*way[:12], "..."] if len(way) > 12 else way
+            self._error(("graph", name, field, *part), f"the graph has a cycle: {' -> '.join(shown)}")
+            self._stop_on_errors()
+            raise
 
     def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
         """Let each block check what it reads; what a broken block would give is not checked further."""
@@ -240,11 +224,10 @@ class _Expansion:
         signals: dict[str, Any] = {}
         for field, source in wires.items():
             wire = marker(type(config).model_fields[field], WireMarker)
-            sources = [source] if isinstance(source, str) else source
             if wire is not None and wire.value == "table":
-                found = [self._table(name, field, one) for one in sources]
+                found = [self._table(name, field, one) for one in as_list(source)]
             else:
-                found = [outputs.get(one) for one in sources]
+                found = [outputs.get(one) for one in as_list(source)]
             if None in found:
                 return None
             signals[field] = found[0] if isinstance(source, str) else found
@@ -291,7 +274,7 @@ class _Expansion:
 
     def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:
         """Refuse nodes and inputs that nothing reads."""
-        read = {source for fields in wires.values() for source in _sources(fields)}
+        read = {source for fields in wires.values() for source in sources(fields)}
         for name in self.model.graph:
             if name not in read and name not in outputs:
                 message = f"`{name}` has no effect: nothing reads it"
@@ -300,10 +283,6 @@ class _Expansion:
             if name not in read:
                 help = f"read it in a node, as in `input: {name}`, or remove it"
                 self._error(("inputs", name), f"input `{name}` has no effect: nothing reads it", help=help)
-
-
-def _sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
-    return (one for source in fields.values() for one in ([source] if isinstance(source, str) else source))
 
 
 def _input_signal(name: str, config: InputConfig) -> Signal:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tfkit.component import Component, Config, SharedMarker, marker
+from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
-from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered
 from tfkit.spec.arithmetic import ExpressionError
+from tfkit.spec.provenance import Path, Provenance
 from tfkit.spec.shape import Shape, allowed, either
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
-
-if TYPE_CHECKING:
-    from tfkit.spec.resolve import Provenance
-
-Path = tuple[str, ...]
 
 NOT_ALLOWED = frozenset(
     """int_type int_from_float int_parsing_size float_type bool_type string_type tuple_type list_type dict_type
@@ -34,6 +26,7 @@ NOT_ALLOWED = frozenset(
     less_than_equal literal_error""".split()  # noqa: SIM905
 )
 """Pydantic's names for the errors whose message is what the field takes, and what was found."""
+MOST = 50  # complaints about one config
 SPECIAL = {
     "string_pattern_mismatch": "letters, digits, `_`, `-` and `.`",
     "string_too_long": "at most {max_length} characters",
@@ -124,137 +117,12 @@ def no_names(path: Path, node: Node) -> tuple[str, str]:
     return f"{label(path)} takes a mapping of names, not {found(node)}", "write a line `name: {...}` for each"
 
 
-# ---- keys ----
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A key that a config does not have; `meant` is the one it lacks and that was probably meant."""
-
-    key: str
-    cls: type[Config]
-    path: Path
-    span: Span
-    meant: str | None
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A key that a config needs and that is not there."""
-
-    name: str
-    cls: type[Config]
-    path: Path
-
-    @property
-    def shared(self) -> bool:
-        """Whether the parts around could give it."""
-        return marker(self.cls.model_fields[self.name], SharedMarker) is not None
-
-
-def of_keys(
-    unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
-) -> Iterator[Diagnostic]:
-    """One error for each wrong or missing key, and one where a key is both: misspelt, or in the wrong place."""
-    shared: dict[str, list[Missing]] = defaultdict(list)
-    alone = []
-    for one in missing:
-        if any(_explains(wrong, one) for wrong in unknown):
-            continue
-        if one.shared:
-            shared[one.name].append(one)
-        else:
-            alone.append(one)
-    for wrong in unknown:
-        yield _unknown_key(wrong, missing, plugins)
-    for group in [*([one] for one in alone), *shared.values()]:
-        yield _missing_key(group, provenance)
-
-
-def _explains(wrong: Unknown, missing: Missing) -> bool:
-    """Whether a key is missing because it, or one of similar name, stands in a part around it."""
-    around = missing.path[: len(wrong.path)] == wrong.path
-    if wrong.path == missing.path:
-        return not wrong.path and closest(wrong.key, ["extends"]) is not None
-    return around and (wrong.key == missing.name or (missing.shared and closest(wrong.key, [missing.name]) is not None))
-
-
-def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
-    key, cls = wrong.key, wrong.cls
-    word_key = cls.word_key if issubclass(cls, Component) else None
-    own = [name for name in cls.model_fields if name != word_key]
-    path, notes = ".".join((*wrong.path, key)), [f"keys of {owner(cls, wrong.path)}: {listing(own, 24)}"]
-    if not own:
-        notes = [f"{owner(cls, wrong.path)} has no keys"]
-    shared = [] if wrong.path else sorted(plugins.registry.shared_names())
-    if shared:
-        notes.append(f"keys that its parts share: {listing(shared, 24)}")
-    if wrong.meant:
-        return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
-    near = closest(key, [*cls.model_fields, *shared, *(["extends"] if not wrong.path else [])])
-    inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
-    of_others = _owners(key, cls, plugins)
-    if inside is not None:
-        help: str | None = f"it belongs into {label(inside.path)}, which needs it"
-    elif of_others and issubclass(cls, Component) and f" {kind_of(cls)}" in of_others:
-        help = of_others
-    elif near:
-        help = f"a key with a similar name exists: `{near}`"
-    else:
-        help = of_others
-    return Diagnostic(f"unknown key {quoted(key)}", wrong.span, path, tuple(notes), help)
-
-
-def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
-    """Whose key it is, if it is one at all: another kind's of the same slot, or another slot's."""
-    slots = {
-        slot: [kind for kind, one in plugins.registry.kinds(slot).items() if key in one.config.model_fields]
-        for slot in plugins.registry.slots()
-    }
-    slots = {slot: kinds for slot, kinds in slots.items() if kinds}
-    if issubclass(cls, Component) and cls.slot in slots:
-        slots = {cls.slot: slots[cls.slot]}
-    if not slots or len(slots) > 2:
-        return None
-    words = []
-    for slot, kinds in slots.items():
-        noun = slot if slot == "block" else f"{slot.replace('_', ' ')} kind"
-        words.append(f"{noun}{'s' if len(kinds) > 1 else ''} {listing([f'`{kind}`' for kind in kinds], 6)}")
-    return f"{quoted(key)} is a key of the {either(words)}"
-
-
-def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
-    """A key that one part needs, or that several do and that could stand around them all."""
-    first = group[0]
-    span = provenance.span(first.path)
-    path = ".".join((*first.path, first.name))
-    about = _one_line(field_docs(first.cls).get(first.name))
-    notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
-    if len(group) > 1:
-        notes = [f"needed by {listing('.'.join(one.path) for one in group)}"]
-    help = f"write `{first.name}: ...` here, or once at the top for all parts of the spec" if first.shared else None
-    return Diagnostic(
-        f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help
-    )
-
-
-def owner(cls: type[Config], path: Path) -> str:
-    """Who has the keys of a config: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
-    if issubclass(cls, Component):
-        return f"{kind_of(cls)} `{cls.kind_name()}`"
-    if not path:
-        return "a spec"
-    if len(path) == 2 and path[0] == "inputs":
-        return "an input"
-    return f"a {cls.word_key or 'mapping'}" if path[-1].isdigit() else f"`{path[-1]}`"
+# ---- values ----
 
 
 def label(path: Path) -> str:
     """The key at the end of a path; for an item of a list, the list's."""
     return f"an item of `{path[-2]}`" if len(path) > 1 and path[-1].isdigit() else quoted(path[-1])
-
-
-# ---- values ----
 
 
 def found(value: object) -> str:
@@ -272,8 +140,8 @@ def found(value: object) -> str:
     return "a list" if isinstance(value, list | tuple | ListNode) else "a mapping"
 
 
-def no_number(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
-    """A word stands where a number belongs."""
+def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
+    """A word stands where a number belongs, or another value that the field does not take."""
     words = allowed(info, nested=nested)
     message = f"{label(path)} takes {either(words)}, not {found(node)}"
     return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words))
@@ -290,10 +158,13 @@ def from_pydantic(
     for detail in error.errors(include_url=False):
         if detail["type"] != "missing":
             by_field.setdefault(_place(detail, provenance, path), []).append(detail)
-    for place, details in by_field.items():
-        kind, reason = details[0]["type"], details[0].get("ctx", {}).get("error")
+    for place, details in list(by_field.items())[:MOST]:
+        kind = details[0]["type"]
+        reason: Any = details[0].get("ctx", {}).get("error")
         if kind in ("value_error", "assertion_error") and place == path:
-            if relations:
+            if relations and kind == "assertion_error":
+                yield crashed(cls, "the check of its config", reason, path, provenance)
+            elif relations:
                 yield _relation(reason, path, provenance)
             continue
         here = provenance.written(place)
@@ -308,6 +179,10 @@ def from_pydantic(
             if help is None and isinstance(value, str) and any("number" in word for word in words):
                 help = "numbers and arithmetic stand without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
+        elif kind == "value_error":
+            yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
+        elif kind == "assertion_error":
+            yield crashed(cls, "the check of its config", reason, place, provenance)
         else:
             takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
             what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
@@ -331,7 +206,7 @@ def crashed(
     cause = " ".join(str(wrong).split())
     notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
-    help = f"this is a fault of the component, written in {inspect.getmodule(cls).__name__}"  # type: ignore[union-attr]
+    help = f"this is no fault of the spec, but of the component, which is written in {cls.__module__}"
     return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, help)
 
 
@@ -359,10 +234,6 @@ def _hint(value: object, words: Sequence[str] = (), whole: object = None) -> str
     if value is None:
         return "there is nothing behind the colon"
     return None
-
-
-def _one_line(text: str | None) -> str | None:
-    return None if text is None else f"{text[0].lower()}{' '.join(text[1:].split()).rstrip('.')}"
 
 
 # ---- arithmetic ----

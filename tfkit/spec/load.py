@@ -12,7 +12,9 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.merge import assign, merge
-from tfkit.spec.resolve import Given, Provenance, Resolver
+from tfkit.spec.provenance import Provenance
+from tfkit.spec.resolve import Resolver
+from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 

@@ -8,8 +8,8 @@ each mistake: what a broken part would mean for the parts around it is not check
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -17,60 +17,19 @@ from pydantic.fields import FieldInfo
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.errors import Diagnostic, Span, closest
 from tfkit.plugin.manager import Plugins
-from tfkit.spec import complaints
-from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
+from tfkit.spec import complaints, keys
+from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.merge import merge
+from tfkit.spec.provenance import Origin, Path, Provenance
+from tfkit.spec.scope import Given, Scope, compute
 from tfkit.spec.shape import Shape, extra, numeric, shape_of
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
 MAX_VARIANTS = 100  # each is a layer of its own
+MAX_ITEMS = 4096  # of a list of plain values
 MAX_ERRORS = 50
 INVALID: Any = object()
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """A value of the spec's text, the path under which it was written, and what stands around it there."""
-
-    node: Node
-    path: Path
-    scope: Scope = field(repr=False)
-
-
-Scope = MappingABC[str, Given]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a resolved value came from."""
-
-    how: Literal["given", "inherited", "default"]
-    span: Span | None = None
-
-
-@dataclass
-class Provenance:
-    """Where the parts of a spec stand: the origin of each value, and the place of each path that was written."""
-
-    origins: dict[Path, Origin] = field(default_factory=dict)
-    spans: dict[Path, Span] = field(default_factory=dict)
-    inherited: dict[Path, Path] = field(default_factory=dict)
-    """For each value that was inherited, the path under which it was written."""
-
-    def span(self, path: Path) -> Span | None:
-        """The place of `path`, or of the nearest part around it."""
-        while path and path not in self.spans:
-            path = path[:-1]
-        return self.spans.get(path)
-
-    def written(self, path: Path) -> Path:
-        """The path under which the value at `path` was written: another one if it was inherited."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.inherited:
-                return (*self.inherited[path[:length]], *path[length:])
-        return path
 
 
 class Resolver:
@@ -81,8 +40,8 @@ class Resolver:
         self.provenance = Provenance()
         self.used: set[Path] = set()
         self._errors: list[Diagnostic] = []
-        self._missing: dict[tuple[Path, str], complaints.Missing] = {}
-        self._unknown: list[complaints.Unknown] = []
+        self._missing: dict[tuple[Path, str], keys.Missing] = {}
+        self._unknown: list[keys.Unknown] = []
         self._circles: set[tuple[str, ...]] = set()
         self._enclosing: list[tuple[Mapping, Scope]] = []
 
@@ -90,7 +49,7 @@ class Resolver:
     def diagnostics(self) -> list[Diagnostic]:
         """Everything that is wrong, each mistake once."""
         missing = [one for (path, name), one in self._missing.items() if not self._missing_in_base(path, name)]
-        found = [*self._errors, *complaints.of_keys(self._unknown, missing, self.plugins, self.provenance)]
+        found = [*self._errors, *keys.of_keys(self._unknown, missing, self.plugins, self.provenance)]
         if self._count() >= MAX_ERRORS:
             note = f"reading stopped after {MAX_ERRORS} errors"
             last = found.pop()
@@ -254,6 +213,8 @@ class Resolver:
 
     def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
         """A value without configs inside, arithmetic evaluated; `nested` is how far it lies within the field."""
+        if not isinstance(node, Scalar) and len(node.items) > MAX_ITEMS:
+            return self._error(complaints.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
             self._note_keys(node, path)
             parts = {k: self._plain(info, one, (*path, k), scope, nested + 1) for k, one in node.items.items()}
@@ -264,13 +225,16 @@ class Resolver:
             items = [self._plain(info, one, (*path, str(i)), scope, nested + 1) for i, one in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
         numbers, words = numeric(info.annotation)
+        if node.value in words and not any(type(one) is type(node.value) and one == node.value for one in words):
+            self._errors.append(complaints.no_value(info, node, self.provenance.written(path), nested))  # true is not 1
+            return INVALID
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
             return node.value
         if node.value.isidentifier() and closest(node.value, scope) is None:
-            self._errors.append(complaints.no_number(info, node, self.provenance.written(path), nested))
+            self._errors.append(complaints.no_value(info, node, self.provenance.written(path), nested))
             return INVALID
         try:
-            value = self._evaluate(node.value, scope, (self.provenance.written(path),), {})
+            value = compute(node.value, scope, self.provenance.written(path), self.used)
         except ExpressionError as wrong:
             if wrong.circle and wrong.circle in self._circles:
                 return INVALID
@@ -278,28 +242,6 @@ class Resolver:
             span = complaints.part_of(node.span, node.value, wrong.part)
             return self._error(f"{complaints.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
         return int(value) if float not in numbers and value == int(value) else value
-
-    def _evaluate(self, text: str, scope: Scope, busy: tuple[Path, ...], known: dict[Path, Number]) -> Number:
-        """The value of an expression; every name means what it means where the expression stands."""
-
-        def lookup(name: str) -> Number:
-            given = scope.get(name)
-            if given is None:
-                raise complaints.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
-            if given.path in busy:
-                raise complaints.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
-            self.used.add(given.path)
-            value = given.node.value if isinstance(given.node, Scalar) else None
-            word = isinstance(value, str) and value.isidentifier() and value not in given.scope
-            if isinstance(value, str) and isinstance(given.node, Scalar) and not given.node.quoted and not word:
-                if given.path not in known:
-                    known[given.path] = self._evaluate(value, given.scope, (*busy, given.path), known)
-                return known[given.path]
-            if not _is_number(given.node):
-                raise ExpressionError(f"`{name}` is {complaints.found(given.node)}, not a number")
-            return value  # type: ignore[return-value]
-
-        return evaluate(text, lookup)
 
     def _check_keys(self, cls: type[Config], node: Mapping, given: MappingABC[str, Given], path: Path) -> None:
         """Note the keys that the config does not have, and those that it lacks."""
@@ -311,9 +253,9 @@ class Resolver:
         for key in [key for key in node.items if key not in cls.model_fields][:MAX_ERRORS]:
             meant = closest(key, missing)
             missing = [name for name in missing if name != meant]
-            self._unknown.append(complaints.Unknown(key, cls, path, node.keys[key], meant))
+            self._unknown.append(keys.Unknown(key, cls, path, node.keys[key], meant))
         for name in missing:
-            self._missing[path, name] = complaints.Missing(name, cls, path)
+            self._missing[path, name] = keys.Missing(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
         """The config of these values; relations between them are judged only if they are `sound`."""
@@ -335,10 +277,6 @@ class Resolver:
 
 
 _ABSENT: Any = object()
-
-
-def _is_number(node: Node) -> bool:
-    return isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
 def _value_span(node: Node, key: Span) -> Span:

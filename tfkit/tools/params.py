@@ -99,7 +99,7 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
         owner, slot = _owner(module, model.components)
         component = _component(owner, slot, blocks[node])
         label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
-        embedding = node in tables and component in (blocks[node], "position") and _is_table(modules[module])
+        embedding = node in tables and isinstance(modules[module], nn.Embedding)
         layer = _layer(module, modules[node])
         weights.append(
             _Weight(parameter.numel(), parameter.requires_grad, embedding, component, label, node, layer, module)
@@ -120,10 +120,6 @@ def _component(owner: str, slot: str, block: str) -> str:
     if slot == "attention" and owner.rpartition(".")[2].startswith("cross_attention"):
         return "cross_attention"
     return slot
-
-
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding)
 
 
 def _layer(module: str, node: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tfkit.component import Component, Config, PatchMarker, marker
 from tfkit.graph.expand import Graph, Node
-from tfkit.spec.resolve import Origin, Provenance
+from tfkit.spec.provenance import Origin, Provenance
 
 How = Literal["given", "inherited", "default"]
 Path = tuple[str, ...]
@@ -104,9 +104,9 @@ class _Walk:
         own = self.origins.get(path)
         if own is None and path in self.provenance.spans:
             own = Origin("given", self.provenance.spans[path])
-        if outer is None or outer.how == "default":
-            return outer or own or DEFAULT
-        return DEFAULT if own is None or own.how == "default" else Origin(outer.how, own.span)
+        if outer is None or own is None or own.how != "given":
+            return own or DEFAULT
+        return DEFAULT if outer.how == "default" else Origin(outer.how, own.span)
 
     def _part(self, config: Config, path: Path, origin: Origin) -> Value:
         if not isinstance(config, Component):

@@ -1,0 +1,236 @@
+"""What a spec can wire and arrange, each against the same written by hand with the model's own parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tfkit
+from tfkit.nn import Context
+from tfkit.testing import (
+    check_capture,
+    check_causal,
+    check_gradients,
+    check_model,
+    check_padding,
+    check_script,
+    example_inputs,
+)
+
+HEAD = "tfkit: 1\nname: test\nd_model: 16\n"
+STACK = "n_layers: 2, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}"
+
+
+def build(text: str, *sets: str) -> Any:
+    return tfkit.build(tfkit.loads(HEAD + text, sets=sets)).eval()
+
+
+def tokens(rows: int = 11, length: int = 6, seed: int = 0) -> Tensor:
+    return torch.randint(rows, (3, length), generator=torch.Generator().manual_seed(seed))
+
+
+def features(width: int, length: int = 6) -> Tensor:
+    return torch.randn(3, length, width, generator=torch.Generator().manual_seed(0))
+
+
+RIGHT = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0]]).bool()
+LEFT = RIGHT.flip(1)
+
+# ---- wiring ----
+
+TWO = "inputs: {a: tokens, b: {type: features, width: 5}}\n"
+TWO += "graph:\n  one: {block: embedding, vocab_size: 11, input: a}\n  two: {block: linear, input: b}\n"
+
+
+def test_add() -> None:
+    model = build(TWO + f"  sum: {{block: add, inputs: [one, two]}}\n  encoder: {{block: encoder, {STACK}}}\n")
+    a, b = tokens(), features(5)
+    assert torch.equal(model(a, b), model.encoder(model.one(a) + model.two(b)))
+    assert torch.equal(model(a, b, a_mask=RIGHT), model.encoder(model.one(a) + model.two(b), mask=RIGHT))
+
+
+@pytest.mark.parametrize("a_mask", [None, RIGHT, LEFT])
+@pytest.mark.parametrize("b_mask", [None, RIGHT[:, :4], LEFT[:, 2:]])
+def test_concat_along_the_length_joins_the_masks(a_mask: Tensor | None, b_mask: Tensor | None) -> None:
+    model = build(TWO + f"  joined: {{block: concat, inputs: [one, two]}}\n  encoder: {{block: encoder, {STACK}}}\n")
+    a, b = tokens(), features(5, 4)
+    found = model(a, b, a_mask=a_mask, b_mask=b_mask)
+    joined = torch.cat((model.one(a, mask=a_mask), model.two(b)), dim=1)
+    masks = [torch.ones(3, n).bool() if m is None else m for n, m in ((6, a_mask), (4, b_mask))]
+    assert found.shape == (3, 10, 16)
+    torch.testing.assert_close(found, model.encoder(joined, mask=torch.cat(masks, dim=1)), atol=1e-6, rtol=1e-5)
+
+
+def test_concat_along_the_width() -> None:
+    model = build(TWO + "  joined: {block: concat, inputs: [one, two], along: width}\n")
+    a, b = tokens(), features(5)
+    assert torch.equal(model(a, b), torch.cat((model.one(a), model.two(b)), dim=-1))
+
+
+def test_linear_and_norm_nodes() -> None:
+    model = build(
+        "inputs: {x: {type: features, width: 5}}\ngraph: {wide: {block: linear}, norm_: {block: norm, norm: rmsnorm}}\n"
+    )
+    x = features(5)
+    wide = x @ model.wide.weight.T + model.wide.bias
+    torch.testing.assert_close(model(x), wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+
+
+def test_several_outputs_come_in_the_order_of_the_spec() -> None:
+    text = "vocab_size: 11\noutputs: [logits, encoder, embedding]\ngraph: {embedding: {block: embedding}, "
+    model = build(text + f"encoder: {{block: encoder, {STACK}}}, logits: {{block: lm_head}}}}\n")
+    logits, states, vectors = model(tokens())
+    assert [logits.shape[-1], states.shape[-1], vectors.shape[-1]] == [11, 16, 16]
+    assert torch.equal(vectors, model.embedding(tokens()))
+    assert torch.equal(states, model.encoder(vectors))
+    assert torch.equal(logits, model.logits(states))
+    check_script(model, {"tokens": tokens()})
+
+
+def test_token_types_may_be_left_out_and_are_then_the_first() -> None:
+    text = "inputs: {tokens: tokens, types: {type: tokens, optional: true}}\n"
+    model = build(text + "graph: {embedding: {block: embedding, vocab_size: 11, input: tokens, tables: {types: 3}}}\n")
+    types = tokens(3, seed=1)
+    rows = model.embedding.tables.types.weight
+    assert torch.equal(model(tokens(), types), model.embedding.tokens.weight[tokens()] + rows[types])
+    assert torch.equal(model(tokens()), model(tokens(), torch.zeros_like(types)))
+    check_script(model, {"tokens": tokens()}, {"tokens": tokens(), "types": types})
+
+
+MEMORY = f"""
+inputs: {{x: {{type: features, width: 5}}, tokens: tokens}}
+graph:
+  embedding: {{block: embedding, vocab_size: 11, input: tokens}}
+  decoder: {{block: decoder, memory: x, {STACK}}}
+"""
+
+
+def test_a_memory_of_another_width() -> None:
+    model = build(MEMORY)
+    attention = model.decoder.layers[0].cross_attention
+    assert attention.project.k.weight.shape == (16, 5)
+    assert model(features(5, 4), tokens()).shape == (3, 6, 16)
+    check_model(tfkit.loads(HEAD + MEMORY), causal="tokens")
+
+
+def test_one_capture_serves_all_lengths_of_both_sequences() -> None:
+    lengths = ((5, 5), (8, 4), (3, 9))
+    check_capture(build(MEMORY), *({"x": features(5, n), "tokens": tokens(length=t)} for n, t in lengths))
+
+
+def test_the_memory_mask_hides_memory_and_nothing_else() -> None:
+    model, x = build(MEMORY), features(5)
+    found = model(x, tokens(), x_mask=RIGHT)
+    for row, mask in enumerate(RIGHT):
+        alone = model(x[row : row + 1, mask], tokens()[row : row + 1])
+        torch.testing.assert_close(found[row : row + 1], alone)
+
+
+PREFIX = f"""
+inputs: {{tokens: tokens, n: lengths}}
+graph:
+  embedding: {{block: embedding, vocab_size: 11, input: tokens}}
+  decoder: {{block: decoder, prefix: n, {STACK}}}
+"""
+
+
+@pytest.mark.parametrize("mask", [None, LEFT, RIGHT])
+def test_a_prefix_is_read_by_all_and_the_rest_is_causal(mask: Tensor | None) -> None:
+    model = build(PREFIX)
+    lengths = torch.tensor([0, 3, 1])
+    before = model(tokens(), lengths, tokens_mask=mask)
+    for row in range(3):
+        real = torch.ones(6).bool() if mask is None else mask[row]
+        places = real.nonzero().flatten().tolist()
+        for index, place in enumerate(places):
+            changed = tokens()
+            changed[row, place] = (changed[row, place] + 1) % 11
+            moved = (model(changed, lengths, tokens_mask=mask) - before)[row].abs().amax(dim=-1) > 1e-6
+            first = 0 if index < lengths[row] else index
+            assert [bool(moved[p]) for p in places] == [i >= first for i in range(len(places))]
+
+
+def test_a_prefix_model_keeps_the_promises() -> None:
+    graph = tfkit.loads(HEAD + PREFIX)
+    check_padding(tfkit.build(graph), example_inputs(graph))
+    check_gradients(tfkit.build(graph), example_inputs(graph, padding="rows"))
+
+
+# ---- layers that differ or share ----
+
+
+def test_groups_share_their_weights() -> None:
+    encoder = f"encoder: {{block: encoder, {STACK}, layers: {{groups: 2}}}}"
+    model = build(f"graph: {{embedding: {{block: embedding, vocab_size: 11}}, {encoder}}}", "graph.encoder.n_layers=6")
+    assert len(model.encoder.layers) == 2
+    x, context = model.embedding(tokens()), Context(None, None, None)
+    for layer in model.encoder.layers:
+        for _ in range(3):
+            x = layer(x, context)
+    torch.testing.assert_close(model(tokens()), model.encoder.final_norm(x))
+    check_gradients(model, {"tokens": tokens()})
+
+
+VARIANTS = """
+graph:
+  embedding: {block: embedding, vocab_size: 11}
+  decoder:
+    block: decoder
+    n_layers: 7
+    attention: {kind: mha, n_heads: 2}
+    ffn: {kind: relu, d_ff: 24}
+    layers:
+      variants:
+        local: {attention: {mask: {left: 1, right: 0}, position: rope}}
+        wide: {ffn: {kind: swiglu, d_ff: 40}, norm: rmsnorm}
+      pattern: %s
+"""
+ARRANGED = {
+    "[local*2, wide]": "local local wide local local wide local",
+    "[wide, base, local]": "wide base local wide base local wide",
+    '{0-1: wide, "4": local, rest: base}': "wide wide base base local base base",
+    '{"0": local, 1-6: wide}': "local wide wide wide wide wide wide",
+}
+
+
+@pytest.mark.parametrize("pattern", ARRANGED)
+def test_variants_stand_where_the_pattern_says(pattern: str) -> None:
+    model = build(VARIANTS % pattern)
+
+    def variant(layer: Any) -> str:
+        if hasattr(layer.ffn, "gate_up"):
+            assert layer.ffn.gate_up.out_features == 80
+            assert not hasattr(layer.attention_norm_in, "bias")
+            return "wide"
+        return "base" if layer.attention.rotate is None else "local"
+
+    assert " ".join(map(variant, model.decoder.layers)) == ARRANGED[pattern]
+    check_causal(model, {"tokens": tokens()}, along="tokens")
+    check_script(model, {"tokens": tokens()})
+
+
+def test_scripted_models_do_not_mix_up_variants_or_tables_of_the_same_names() -> None:
+    """TorchScript takes two ModuleDicts of equal keys for one type, and their order from the one that came first."""
+    sets = ["graph.decoder.layers.variants={local: {attention: {mask: {left: 1, right: 0}}}}"]
+    for pattern in ("[base, local]", "[local, base]"):
+        check_script(build(VARIANTS % pattern, *sets), {"tokens": tokens()})
+    for tables in ("{types: 2, places: 3}", "{places: 3, types: 2}"):
+        inputs = "inputs: {tokens: tokens, types: tokens, places: tokens}\n"
+        embedding = f"embedding: {{block: embedding, vocab_size: 11, input: tokens, tables: {tables}}}"
+        model = build(f"{inputs}graph: {{{embedding}}}\n")
+        check_script(model, {"tokens": tokens(), "types": tokens(2), "places": tokens(3)})
+
+
+def test_a_local_layer_reads_its_window_alone() -> None:
+    """Two layers that each read one token back: the third last token is the first that the last one knows of."""
+    model = build(
+        VARIANTS % "[local]",
+        "graph.decoder.n_layers=2",
+        "graph.decoder.layers.variants={local: {attention: {mask: {left: 1, right: 0}}}}",
+    )
+    x = model.embedding(tokens()).detach().requires_grad_()
+    (grad,) = torch.autograd.grad(model.decoder(x)[:, -1].sum(), x)
+    assert grad.abs().amax(dim=(0, 2)).ne(0).tolist() == [False, False, False, True, True, True]

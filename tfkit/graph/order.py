@@ -1,0 +1,52 @@
+"""The order in which the nodes of a graph run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
+"""What each node reads, by its fields: a name of a node or input, or a list of them."""
+
+
+class CycleError(Exception):
+    """Nodes that wait for each other: each of `names` reads the next one, and the last the first."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+def as_list(source: str | list[str]) -> list[str]:
+    """What one field reads."""
+    return [source] if isinstance(source, str) else source
+
+
+def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
+    """What one node reads."""
+    return (one for source in fields.values() for one in as_list(source))
+
+
+def in_order(wires: Wires) -> list[str]:
+    """The nodes in the given order, but each after those that it reads; raises CycleError."""
+    done: dict[str, None] = {}
+    for start in wires:
+        trail = {} if start in done else {start: sources(wires[start])}
+        while trail:
+            name = next(reversed(trail))
+            source = next((one for one in trail[name] if one not in done and one in wires), None)
+            if source is None:
+                done[name] = None
+                del trail[name]
+            elif source in trail:
+                raise CycleError(_first_in_front(list(trail), source, list(wires)))
+            else:
+                trail[source] = sources(wires[source])
+    return list(done)
+
+
+def _first_in_front(trail: list[str], source: str, order: list[str]) -> list[str]:
+    """The part of a trail that leads from `source` back to it, from that node on that stands first in `order`."""
+    names = trail[trail.index(source) :]
+    first = min(range(len(names)), key=lambda index: order.index(names[index]))
+    return names[first:] + names[:first]

@@ -1,0 +1,141 @@
+"""What is wrong with the keys of a spec: those that nothing knows, and those that are missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tfkit.component import Component, Config, SharedMarker, marker
+from tfkit.errors import Diagnostic, Span, closest, listing, quoted
+from tfkit.plugin.docs import field_docs
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.complaints import kind_of, label
+from tfkit.spec.provenance import Path, Provenance
+from tfkit.spec.shape import either
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A key that a config does not have; `meant` is the one it lacks and that was probably meant."""
+
+    key: str
+    cls: type[Config]
+    path: Path
+    span: Span
+    meant: str | None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A key that a config needs and that is not there."""
+
+    name: str
+    cls: type[Config]
+    path: Path
+
+    @property
+    def shared(self) -> bool:
+        """Whether the parts around could give it."""
+        return marker(self.cls.model_fields[self.name], SharedMarker) is not None
+
+
+def of_keys(
+    unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
+) -> Iterator[Diagnostic]:
+    """One error for each wrong or missing key, and one where a key is both: misspelt, or in the wrong place."""
+    shared: dict[str, list[Missing]] = defaultdict(list)
+    alone = []
+    for one in missing:
+        if any(_explains(wrong, one) for wrong in unknown):
+            continue
+        if one.shared:
+            shared[one.name].append(one)
+        else:
+            alone.append(one)
+    for wrong in unknown:
+        yield _unknown_key(wrong, missing, plugins)
+    for group in [*([one] for one in alone), *shared.values()]:
+        yield _missing_key(group, provenance)
+
+
+def _explains(wrong: Unknown, missing: Missing) -> bool:
+    """Whether a key is missing because it, or one of similar name, stands in a part around it."""
+    around = missing.path[: len(wrong.path)] == wrong.path
+    if wrong.path == missing.path:
+        return not wrong.path and closest(wrong.key, ["extends"]) is not None
+    return around and (wrong.key == missing.name or (missing.shared and closest(wrong.key, [missing.name]) is not None))
+
+
+def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
+    key, cls = wrong.key, wrong.cls
+    word_key = cls.word_key if issubclass(cls, Component) else None
+    own = [name for name in cls.model_fields if name != word_key]
+    path, notes = ".".join((*wrong.path, key)), [f"keys of {owner(cls, wrong.path)}: {listing(own, 24)}"]
+    if not own:
+        notes = [f"{owner(cls, wrong.path)} has no keys"]
+    shared = [] if wrong.path else sorted(plugins.registry.shared_names())
+    if shared:
+        notes.append(f"keys that its parts share: {listing(shared, 24)}")
+    if wrong.meant:
+        return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
+    near = closest(key, [*cls.model_fields, *shared, *(["extends"] if not wrong.path else [])])
+    inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
+    of_others = _owners(key, cls, plugins)
+    if inside is not None:
+        help: str | None = f"it belongs into {label(inside.path)}, which needs it"
+    elif of_others and issubclass(cls, Component) and f" {kind_of(cls)}" in of_others:
+        help = of_others
+    elif near:
+        help = f"a key with a similar name exists: `{near}`"
+    else:
+        help = of_others
+    return Diagnostic(f"unknown key {quoted(key)}", wrong.span, path, tuple(notes), help)
+
+
+def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
+    """Whose key it is, if it is one at all: another kind's of the same slot, or another slot's."""
+    slots = {
+        slot: [kind for kind, one in plugins.registry.kinds(slot).items() if key in one.config.model_fields]
+        for slot in plugins.registry.slots()
+    }
+    slots = {slot: kinds for slot, kinds in slots.items() if kinds}
+    if issubclass(cls, Component) and cls.slot in slots:
+        slots = {cls.slot: slots[cls.slot]}
+    if not slots or len(slots) > 2:
+        return None
+    words = []
+    for slot, kinds in slots.items():
+        noun = slot if slot == "block" else f"{slot.replace('_', ' ')} kind"
+        words.append(f"{noun}{'s' if len(kinds) > 1 else ''} {listing([f'`{kind}`' for kind in kinds], 6)}")
+    return f"{quoted(key)} is a key of the {either(words)}"
+
+
+def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
+    """A key that one part needs, or that several do and that could stand around them all."""
+    first = group[0]
+    span = provenance.span(first.path)
+    path = ".".join((*first.path, first.name))
+    about = _one_line(field_docs(first.cls).get(first.name))
+    notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
+    if len(group) > 1:
+        notes = [f"needed by {listing('.'.join(one.path) for one in group)}"]
+    help = f"write `{first.name}: ...` here, or once at the top for all parts of the spec" if first.shared else None
+    return Diagnostic(
+        f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help
+    )
+
+
+def owner(cls: type[Config], path: Path) -> str:
+    """Who has the keys of a config: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
+    if issubclass(cls, Component):
+        return f"{kind_of(cls)} `{cls.kind_name()}`"
+    if not path:
+        return "a spec"
+    if len(path) == 2 and path[0] == "inputs":
+        return "an input"
+    return f"a {cls.word_key or 'mapping'}" if path[-1].isdigit() else f"`{path[-1]}`"
+
+
+def _one_line(text: str | None) -> str | None:
+    return None if text is None else f"{text[0].lower()}{' '.join(text[1:].split()).rstrip('.')}"

@@ -1,0 +1,41 @@
+"""Where the values of a spec come from: what errors point at, and what `tfkit show` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tfkit.errors import Span
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a resolved value came from."""
+
+    how: Literal["given", "inherited", "default"]
+    span: Span | None = None
+
+
+@dataclass
+class Provenance:
+    """Where the parts of a spec stand: the origin of each value, and the place of each path that was written."""
+
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    spans: dict[Path, Span] = field(default_factory=dict)
+    inherited: dict[Path, Path] = field(default_factory=dict)
+    """For each value that was inherited, the path under which it was written."""
+
+    def span(self, path: Path) -> Span | None:
+        """The place of `path`, or of the nearest part around it."""
+        while path and path not in self.spans:
+            path = path[:-1]
+        return self.spans.get(path)
+
+    def written(self, path: Path) -> Path:
+        """The path under which the value at `path` was written: another one if it was inherited."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.inherited:
+                return (*self.inherited[path[:length]], *path[length:])
+        return path

@@ -1,0 +1,70 @@
+"""The values that a part of a spec can see: its own, those around it, and arithmetic over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfkit.spec import complaints
+from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
+from tfkit.spec.provenance import Path
+from tfkit.spec.tree import Node, Scalar
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A value of the spec's text, the path under which it was written, and what stands around it there."""
+
+    node: Node
+    path: Path
+    scope: Scope = field(repr=False)
+
+
+Scope = Mapping[str, Given]
+
+
+def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
+    """The value of an expression that stands at `path`; the paths of all that it reads are added to `used`.
+
+    Every name means what it means where the expression stands. Raises ExpressionError.
+    """
+    return _Computation(used).value(text, scope, (path,))
+
+
+class _Computation:
+    """Computes each value once, so that a chain of expressions costs no more than its length."""
+
+    def __init__(self, used: set[Path]) -> None:
+        self.used = used
+        self.known: dict[Path, Number] = {}
+
+    def value(self, text: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
+        return evaluate(text, lambda name: self.lookup(name, scope, busy))
+
+    def lookup(self, name: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
+        given = scope.get(name)
+        if given is None:
+            raise complaints.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
+        if given.path in busy:
+            raise complaints.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
+        self.used.add(given.path)
+        value = given.node.value if isinstance(given.node, Scalar) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        if not isinstance(value, str) or not _is_expression(given):
+            raise ExpressionError(f"`{name}` is {complaints.found(given.node)}, not a number")
+        if given.path not in self.known:
+            self.known[given.path] = self.value(value, given.scope, (*busy, given.path))
+        return self.known[given.path]
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+
+
+def _is_expression(given: Given) -> bool:
+    """Whether it is arithmetic, and not just a word."""
+    node = given.node
+    if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
+        return False
+    return not node.value.isidentifier() or node.value in given.scope
