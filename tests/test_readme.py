@@ -1,5 +1,6 @@
 """Every block of the README does what it says: YAML loads, Python runs, console output is what is really printed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -46,6 +47,15 @@ def test_python_runs_in_order(tmp_path, monkeypatch):
     assert tuple(namespace["logits"].shape) == (1, 16, 50257)
 
 
+def test_the_plugin_works_from_a_plugin_dir(tmp_path):
+    (text,) = [text for text in blocks("python") if "tfkit_register" in text]
+    (tmp_path / "double_gelu.py").write_text(text, encoding="utf-8")
+    plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
+    (spec,) = blocks("yaml")
+    graph = tfkit.loads(spec, plugins=plugins, sets=["decoder.ffn={kind: double_gelu, d_ff: 512}"])
+    assert tfkit.build(graph, device="meta").components["decoder.layers.0.ffn"] == ("ffn", "double_gelu")
+
+
 def sessions(text: str) -> list[tuple[str, str]]:
     """Commands and their output."""
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
@@ -62,7 +72,7 @@ def test_console_output_is_what_is_printed(command, expected):
         capture_output=True,
         text=True,
         timeout=120,
-        env={"COLUMNS": "80", "NO_COLOR": "1", "PATH": "", "TFKIT_DISABLE": "tfkit-additive"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": "tfkit-additive"},
         check=False,
     )
     assert without_times(run.stdout + run.stderr) == without_times(expected)
