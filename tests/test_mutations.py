@@ -27,13 +27,14 @@ PLUGINS = tfkit.load_plugins(entry_points=False)
 KINDS = sorted({kind for slot in PLUGINS.registry.slots() for kind in PLUGINS.registry.kinds(slot)})
 FIELDS = sorted({name for slot in PLUGINS.registry.slots() for one in PLUGINS.registry.kinds(slot).values()
                  for name in one.config.model_fields})  # fmt: skip
+SHARED = sorted(PLUGINS.registry.shared_names())
 LENGTH = 5
 MOST_LAYERS = 12
 
-VALUES = (
-    "0|1|-1|3|7|1.5|1e-5|1e300|2.0|1000000000|007|.inf|true|false|yes|null|~|none|text|\"2\"|'a: b'|[]|[1]|{}|"
-    "{kind: mha}|d_model|n_layers*2|d_model/0|9**9**9|&a|*a|!t"
-).split("|")  # noqa: SIM905
+VALUES = """
+    0 1 -1 3 7 1.5 1e-5 1e300 2.0 1000000000 007 .inf true false yes null ~ none text "2" 'a:b' 'a [] [1] {} {kind:mha}
+    d_model n_layers*2 d_model/0 9**9**9 &a *a !t
+""".split()  # noqa: SIM905
 LETTERS = "abdehiklnorsuxz_-01 "
 MARKS = "{}[]:,-?!&*#|>'\"%@` \n\t\\.0aé"
 
@@ -106,9 +107,12 @@ def new_value(draw: st.DrawFn, text: str) -> str:
 
 
 def new_key(draw: st.DrawFn, text: str) -> str:
-    """A key of the language where it may not belong."""
-    entry = f"{draw(st.sampled_from(FIELDS))}: {draw(st.sampled_from([*VALUES, *KINDS]))}, "
-    return replaced(text, pick(draw, text, r"(?<=\{)"), entry)
+    """A key of the language where it may not belong: in a mapping in braces, or at the top."""
+    entry = f"{draw(st.sampled_from(FIELDS))}: {draw(st.sampled_from([*VALUES, *KINDS]))}"
+    if draw(st.booleans()):
+        return replaced(text, pick(draw, text, r"(?<=\{)"), f"{entry}, ")
+    shared = f"{draw(st.sampled_from(SHARED))}: {draw(st.sampled_from(['8', 'false', '0.1', 'rmsnorm']))}"
+    return replaced(text, pick(draw, text, r"^(?=graph:)"), f"{draw(st.sampled_from([entry, shared]))}\n")
 
 
 def damage(draw: st.DrawFn, text: str) -> str:
@@ -215,7 +219,17 @@ def test_what_the_mutants_are_made_from_is_right(text: str) -> None:
     assert check(text)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(SETTINGS, max_examples=500, derandomize=True)
 @given(mutants())
 def test_mutants(text: str) -> None:
+    check(text)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=20_000)
+@given(mutants())
+def test_many_mutants(text: str) -> None:
     check(text)

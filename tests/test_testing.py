@@ -15,11 +15,13 @@ PLUGINS = tfkit.load_plugins(entry_points=False)
 BUILT_IN = [(slot, k) for slot in ("activation", "init", "rope_scaling") for k in PLUGINS.registry.kinds(slot)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slot", "kind"), BUILT_IN)
 def test_built_in_components_pass(slot: str, kind: str) -> None:
     check_component(kind, slot=slot, within=["decoder"], plugins=PLUGINS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLUGINS.registry.kinds("attention"))
 def test_built_in_attention_passes_everywhere(kind: str) -> None:
     check_component(kind, slot="attention", fields={"dropout": 0.2}, plugins=PLUGINS)

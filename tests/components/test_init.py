@@ -143,10 +143,13 @@ def test_building_does_not_touch_the_global_generator() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_no_two_parameters_start_alike() -> None:
+def test_no_two_parameters_start_alike_nor_do_the_parts_of_one() -> None:
     found = weights("normal")
-    starts = [tuple(t.flatten()[:4].tolist()) for t in found.values() if t.unique().numel() > 1]
-    assert len(set(starts)) == len(starts)
+    fused = {name for name, *_ in PARTS.values()}
+    parts = [tensor for name, tensor in found.items() if name not in fused and tensor.unique().numel() > 1]
+    parts += [found[name][first:last] for name, first, last, *_ in PARTS.values()]
+    starts = [tuple(part.flatten()[:4].tolist()) for part in parts]
+    assert len(set(starts)) == len(starts) > len(fused) > 0
 
 
 SWAPS: dict[str, tuple[list[str], Any]] = {

@@ -7,23 +7,19 @@ Layers shared across depth: https://arxiv.org/abs/1909.11942. Patterns of layers
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from tfkit.component import (
     BlockConfig,
-    Config,
     Count,
     Make,
     MaskConfig,
     MaskedWire,
     NormConfig,
-    PatchMarker,
     Signal,
     Signals,
     Wire,
@@ -32,104 +28,9 @@ from tfkit.component import (
 )
 from tfkit.components.context import SharedContext, View, additive
 from tfkit.components.layer import LayerConfig, build_layer
-from tfkit.errors import Invalid, closest, listing, quoted
+from tfkit.components.pattern import BASE, LayersConfig
+from tfkit.errors import Invalid
 from tfkit.nn import Context
-
-BASE = "base"
-
-
-class LayersConfig(Config):
-    """Layers that differ, or that are one and the same."""
-
-    variants: Annotated[dict[str, LayerConfig], PatchMarker()] = Field(default_factory=dict)
-    """Named changes to the stack's layer; `base` is the layer unchanged."""
-    pattern: tuple[str, ...] | dict[str, str] | None = None
-    """Which variant stands where: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
-    (`{0-2: dense, rest: experts}`)."""
-    groups: Count | None = None
-    """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
-
-    def check(self) -> None:
-        """Refuse patterns of unknown variants, and variants that no pattern uses."""
-        super().check()
-        if BASE in self.variants:
-            raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
-        for name in self.variants:
-            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or name == "training":
-                help = "use letters, digits and `_`, and no name of a module's own attributes"
-                raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
-        used = self._used()
-        for place, name in used.items():
-            if name not in self.variants and name != BASE:
-                near = closest(name, [*self.variants, BASE])
-                raise Invalid(
-                    f"pattern.{place}",
-                    f"unknown variant `{name}`",
-                    notes=[f"variants: {listing([*self.variants, BASE])}"],
-                    help=f"a variant with a similar name exists: `{near}`" if near else None,
-                )
-        for name in self.variants:
-            if name not in used.values():
-                why = "there is no `pattern`" if self.pattern is None else "the pattern does not use it"
-                raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: {why}")
-
-    def _used(self) -> dict[str, str]:
-        """The variants that the pattern names, by the key or number of the entry."""
-        if isinstance(self.pattern, dict):
-            return self.pattern
-        return {str(i): _repeated(i, word)[0] for i, word in enumerate(self.pattern or ())}
-
-    def arrange(self, n: int) -> list[str]:
-        """The variant of each of `n` layers; raises `Invalid` when the pattern does not fit them."""
-        if self.pattern is None:
-            return [BASE] * n
-        if isinstance(self.pattern, dict):
-            return _placed(self.pattern, n)
-        runs = [_repeated(i, word) for i, word in enumerate(self.pattern)]
-        length = sum(times for _, times in runs)
-        if length > n:
-            raise Invalid("layers.pattern", f"the pattern has {length} layers, and the stack only {n}")
-        if not runs:
-            raise Invalid("layers.pattern", "the pattern is empty", help="write `[local*5, base]`, or leave it out")
-        cycle = [name for name, times in runs for _ in range(times)]
-        return [cycle[i % length] for i in range(n)]
-
-
-def _repeated(index: int, word: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(\w+)(?:\*([1-9]\d{0,3}))?", word)
-    if match is None:
-        raise Invalid(
-            f"pattern.{index}",
-            f"{quoted(word)} is neither a variant nor a variant with a count",
-            help="write `local`, or `local*5` for five layers in a row",
-        )
-    return match[1], int(match[2] or 1)
-
-
-def _placed(pattern: dict[str, str], n: int) -> list[str]:
-    names: list[str | None] = [None] * n
-    for key, name in pattern.items():
-        if key == "rest":
-            continue
-        place = f"layers.pattern.{key}"
-        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", key)
-        if match is None:
-            raise Invalid(place, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last:
-            raise Invalid(place, f"the first layer of `{key}` comes after its last")
-        if last >= n:
-            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"they count from 0 to {n - 1}")
-        for i in range(first, last + 1):
-            if names[i] is not None:
-                raise Invalid(place, f"layer {i} stands in the pattern twice")
-            names[i] = name
-    if None in names and "rest" not in pattern:
-        help = "add `rest: base`, or another variant, for all that are left"
-        raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help=help)
-    if None not in names and "rest" in pattern:
-        raise Invalid("layers.pattern.rest", "`rest` has no effect: no layer is left", help="remove it")
-    return [pattern["rest"] if name is None else name for name in names]
 
 
 class StackConfig(LayerConfig, BlockConfig):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,21 +9,12 @@ from typing import Any, cast
 
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.graph.names import is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.complaints import crashed
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
-
-RESERVED = frozenset(
-    """add_module add_submodule apply bfloat16 buffers call_super_init children code compile components cpu cuda
-    delete_all_unused_submodules delete_submodule double dump_patches eval extra_repr float forward get_buffer
-    get_extra_state get_parameter get_submodule graph half ipu load_state_dict meta modules mtia named_buffers
-    named_children named_modules named_parameters parameters print_readable recompile requires_grad_ self
-    set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
-    train training type xpu zero_grad""".split()  # noqa: SIM905
-)
-"""Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these."""
 
 MAX_ERRORS = 50
 
@@ -114,14 +104,12 @@ class _Expansion:
 
     def _check_names(self) -> None:
         for part, names in (("inputs", self.model.inputs), ("graph", self.model.graph)):
+            what = "a node" if part == "graph" else "an input"
             for name in names:
-                what = "a node" if part == "graph" else "an input"
-                if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+                if not is_identifier(name):
                     help = "it becomes a name in Python: a letter, then letters, digits and `_`"
                     self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=help)
-                elif name in RESERVED or name.startswith("register_") or name.endswith("_mask"):
-                    mask = name.endswith("_mask")
-                    why = "it names a padding mask" if mask else "every module has something of this name"
+                elif (why := taken(name)) is not None:
                     self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
                 elif part == "graph" and name in self.model.inputs:
                     self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")

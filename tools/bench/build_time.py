@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 
-from measure import WIDTH, Contender, compare, machine, race, ratio, run_once, script
+from measure import WIDTH, Contender, compare, machine, race, ratio, run_once, script, version
 
 LLAMA_PARAMETERS = 405_853_388_800
 GPT2_PARAMETERS = 124_439_808
@@ -87,7 +87,7 @@ def gpt2() -> list[Contender]:
     ]
 
 
-def processes() -> list[Contender]:
+def command_line() -> list[Contender]:
     """Whole processes of the command line."""
     tfkit = [sys.executable, "-m", "tfkit"]
     return [
@@ -117,7 +117,8 @@ def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequ
             held = ratio(group[0].values(key), peer.values(key)).of_minima
             found.append(Target(f"{title}, times of {peer.name}", 1.0, held))
     params, torch, help = whole
-    found.append(Target("tfkit params, times of import torch", 1.3, ratio(params.values("cpu"), torch.values("cpu")).of_minima))
+    held = ratio(params.values("cpu"), torch.values("cpu")).of_minima
+    found.append(Target("tfkit params, times of import torch", 1.3, held))
     found.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
     found.append(Target("tfkit --help, seconds", 0.35, statistics.median(help.values("cpu"))))
     return found
@@ -131,47 +132,55 @@ def check_counts(models: Sequence[Contender], small: Sequence[Contender]) -> Non
                 sys.exit(f"{one.name} built {one.values('parameters')[0]:,} parameters instead of {expected:,}")
 
 
-def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender], rounds: int) -> None:
+def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> None:
     """Print the tables, each line within 80 columns."""
-    print(f"{date.today()}, {machine()}"[:WIDTH])
-    print(f"CPU seconds on one thread, {rounds} rounds in turns, each a fresh process\n")
-    print("llama3_405b on the meta device, construction after the imports")
+    *processes, help = whole
+    print("\nllama3_405b on the meta device, construction after the imports")
     print(compare(models, "construction"))
     print("  modules imported meanwhile: " + ", ".join(f"{m.name} {m.runs[0]['modules']:.0f}" for m in models))
-    print("\nllama3_405b on the meta device, whole process, imports included")
+    print("\nllama3_405b on the meta device, the whole process, imports included")
     print(compare(models, "total"))
     print("\ngpt2 (124M) on the CPU, random initialization included, after the imports")
     print(compare(small, "construction"))
-    print("\nwhole processes")
-    print(compare(whole, "cpu"))
+    print("\nthe command line, whole processes")
+    print(compare(processes, "cpu"))
+    print(f"  {help.name:26}{min(help.values('cpu')):>8.3f}{statistics.median(help.values('cpu')):>9.3f}")
     print("  peak memory in MB: " + ", ".join(f"{one.name} {max(one.values('rss')):.0f}" for one in whole))
+
+
+def versions(litgpt_python: str) -> str:
+    """What was measured, in one line."""
+    found = {name: version(name) for name in ("torch", "transformers")} | {"litgpt": version("litgpt", litgpt_python)}
+    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {text}" for name, text in found.items() if text)])
 
 
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7, help="how often each contender runs (default 7)")
-    parser.add_argument("--litgpt-python", default=sys.executable, metavar="PATH", help="an interpreter that has litgpt")
+    parser.add_argument(
+        "--litgpt-python", default=sys.executable, metavar="PATH", help="an interpreter that has litgpt"
+    )
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     options = parser.parse_args()
     missing: list[str] = []
     models, small = present(llama(options.litgpt_python), missing), present(gpt2(), missing)
-    whole = processes()
+    whole = command_line()
     for group in (models, small, whole):
         race(group, options.rounds)
     check_counts(models, small)
     found = targets(models, small, whole)
+    about = {"date": str(date.today()), "machine": machine(), "versions": versions(options.litgpt_python)}
     if options.json:
         groups = {"llama3_405b": models, "gpt2": small, "processes": whole}
         runs = {name: {one.name: one.runs for one in group} for name, group in groups.items()}
         results = [{**asdict(target), "met": target.met} for target in found]
-        print(json.dumps({"machine": machine(), "runs": runs, "targets": results, "not_measured": missing}, indent=2))
+        print(json.dumps({**about, "runs": runs, "targets": results, "not_measured": missing}, indent=2))
     else:
-        show(models, small, whole, options.rounds)
-        print("\ntargets")
-        print("\n".join(map(str, found)))
-        for line in missing:
-            print(f"  not measured: {line}"[:WIDTH])
+        print("\n".join(about.values()))
+        print(f"CPU seconds on one thread, {options.rounds} rounds in turns, each a fresh process")
+        show(models, small, whole)
+        print("\ntargets", *map(str, found), *(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
     sys.exit(not all(target.met for target in found))
 
 

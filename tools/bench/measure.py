@@ -92,12 +92,18 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 def compare(contenders: Sequence[Contender], key: str) -> str:
     """A table of one figure: the first contender is held against each of the others."""
     first = contenders[0]
-    lines = [f"  {'':24}{'min':>8}{'median':>8}   {first.name} / this: of minima (by round)"]
+    lines = [f"  {'':26}{'min':>8}{'median':>9}   first / this: minima (by round)"]
     for one in contenders:
         values = one.values(key)
         held = "" if one is first else str(ratio(first.values(key), values))
-        lines.append(f"  {one.name:24}{min(values):>8.3f}{statistics.median(values):>8.3f}   {held}".rstrip())
+        lines.append(f"  {one.name:26}{min(values):>8.3f}{statistics.median(values):>9.3f}   {held}".rstrip())
     return "\n".join(lines)
+
+
+def version(package: str, python: str = sys.executable) -> str:
+    """The installed version of a package as that interpreter sees it; empty where there is none."""
+    source = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([python, "-c", source], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def machine() -> str:

@@ -28,9 +28,7 @@ LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 6, 384, 6, 8192, 256, 4
 def models() -> dict[str, nn.Module]:
     """The two models with the same weights."""
     built = tfkit.build("gpt2", sets=_sets())
-    by_hand = GPT2(
-        n_layers=LAYERS, d_model=WIDTH, n_heads=HEADS, d_ff=4 * WIDTH, vocab_size=VOCABULARY, max_len=LENGTH
-    )
+    by_hand = GPT2(n_layers=LAYERS, d_model=WIDTH, n_heads=HEADS, d_ff=4 * WIDTH, vocab_size=VOCABULARY, max_len=LENGTH)
     by_hand.copy_from(built)
     return {"tfkit": built, "by hand": by_hand}
 
@@ -65,7 +63,9 @@ def infer(model: nn.Module, tokens: Tensor) -> None:
         model(tokens)
 
 
-def race(run: Callable[[nn.Module, Tensor], None], both: dict[str, nn.Module], tokens: Tensor, rounds: int) -> dict[str, list[float]]:
+def race(
+    run: Callable[[nn.Module, Tensor], None], both: dict[str, nn.Module], tokens: Tensor, rounds: int
+) -> dict[str, list[float]]:
     """CPU seconds of each model's run in each round."""
     found: dict[str, list[float]] = {name: [] for name in both}
     for number in range(-2, rounds):
@@ -122,7 +122,9 @@ def main() -> None:
         ours, theirs = found["tfkit"], found["by hand"]
         held = ratio(ours, theirs)
         print(f"  {name:22}{min(ours) * 1000:>9.1f}{min(theirs) * 1000:>9.1f}   {held.of_minima:.3f}")
-        print(f"  {'  median':22}{statistics.median(ours) * 1000:>9.1f}{statistics.median(theirs) * 1000:>9.1f}   {held.median:.3f}  ({held.low:.2f} to {held.high:.2f})")
+        print(
+            f"  {'  median':22}{statistics.median(ours) * 1000:>9.1f}{statistics.median(theirs) * 1000:>9.1f}   {held.median:.3f}  ({held.low:.2f} to {held.high:.2f})"
+        )
     if options.operators:
         show_operators(both, tokens)
 

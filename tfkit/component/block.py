@@ -1,0 +1,88 @@
+"""The nodes of the graph: what flows between them, and the base class of the blocks that they hold."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tfkit.component.config import Component, Make
+from tfkit.errors import Invalid
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What flows along a wire of the graph, known before any tensor exists."""
+
+    type: Literal["tokens", "lengths", "sequence", "vector", "logits", "table"]
+    """tokens [b, t] int, lengths [b] int, sequence [b, t, width], vector [b, width], logits [..., width],
+    table [rows, width]."""
+    width: int | None = None
+    """Size of the last axis; None for tokens and lengths."""
+    rows: int | None = None
+    """Rows of a table."""
+    mask: str | None = None
+    """The name of the padding mask that goes with it; `OWN_MASK` where the block returns (value, mask)."""
+    optional: bool = False
+    """Whether the model may be called without it."""
+
+    def __str__(self) -> str:
+        return self.type if self.width is None else f"{self.type} of width {self.width}"
+
+    def in_words(self) -> str:
+        """What it is, as a sentence says it: `a sequence of width 512`."""
+        article = "a " if self.type in ("sequence", "vector", "table") else ""
+        rows = "" if self.rows is None else f" of {self.rows} rows"
+        return f"{article}{self.type}{rows}{'' if self.width is None else f' of width {self.width}'}"
+
+
+OWN_MASK = "own"
+
+Signals = Mapping[str, Any]
+"""The signals of a block's wires by field name; a list of them where the field is a list."""
+
+
+class BlockConfig(Component):
+    """Slot `block`: a node of the graph. Fields marked as wires name the nodes or inputs that it reads.
+
+    The module's `forward` gets the value of `input` (or the list of `inputs`) in front and the other wires that are
+    connected as keywords. Each `MaskedWire` brings its padding mask too: `mask` for `input`, else `<field>_mask`.
+    """
+
+    slot = "block"
+    word_key = "block"
+
+    @abstractmethod
+    def output(self, inputs: Signals) -> Signal:
+        """What the block gives for these inputs; raises `Invalid` when they do not fit."""
+
+    @abstractmethod
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        """Build the module."""
+
+    def table(self) -> Signal | None:
+        """The token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
+        return None
+
+
+def expect(inputs: Signals, field: str, *types: str, width: int | None = None) -> Signal:
+    """The signal of wire `field`, checked for its type and width; raises `Invalid`."""
+    signal: Signal = inputs[field]
+    if signal.type not in types:
+        takes = " or ".join(Signal(cast(Any, one)).in_words() for one in types)
+        help = "put an `embedding` between the two" if signal.type == "tokens" and "sequence" in types else None
+        raise Invalid(field, f"`{field}` takes {takes}, not {signal.in_words()}", help=help)
+    if signal.optional:
+        help = "remove `optional: true` from the input"
+        raise Invalid(field, f"`{field}` must always be there, and the input that it names is optional", help=help)
+    if width is not None and signal.width != width:
+        raise Invalid(
+            field,
+            f"widths disagree: d_model is {width}, and `{field}` brings {signal.in_words()}",
+            help="set d_model of one of the two nodes, or put a `linear` node between them",
+        )
+    return signal

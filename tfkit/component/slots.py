@@ -1,0 +1,215 @@
+"""The slots inside a block, a base class each: what their configs have in common, and what their `build` is given."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from tfkit.component.config import Component, Config, Count, Dim, Extent, Make, Probability, Shared
+from tfkit.errors import Invalid
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class ActivationConfig(Component):
+    """Slot `activation`: an elementwise function, [...] -> [...]."""
+
+    slot = "activation"
+
+    @abstractmethod
+    def build(self, make: Make) -> nn.Module:
+        """Build the module; its `forward` takes one tensor of any shape and keeps the shape."""
+
+
+class NormConfig(Component):
+    """Slot `norm`: normalizes the last axis, [..., width] -> [..., width]."""
+
+    slot = "norm"
+
+    @abstractmethod
+    def build(self, make: Make, width: int) -> nn.Module:
+        """Build the module for a last axis of `width`."""
+
+
+class FFNConfig(Component):
+    """Slot `ffn`: acts on each position alone, [batch, length, d_model] -> the same."""
+
+    slot = "ffn"
+    d_model: Shared[Dim]
+    """Width of the residual stream."""
+
+    @abstractmethod
+    def build(self, make: Make) -> nn.Module:
+        """Build the module."""
+
+
+class MaskConfig(Config):
+    """How many keys on each side of its own position a query may read; null is no limit.
+
+    Causal is `right: 0`. A sliding window of w keys, the query's own among them, is `{left: w - 1, right: 0}`.
+    """
+
+    left: Extent | None = None
+    """Keys before the query's position."""
+    right: Extent | None = None
+    """Keys after it."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query reads a later key."""
+        return self.right == 0
+
+
+class AttentionConfig(Component):
+    """Slot `attention`: mixes positions, [batch, queries, d_model] -> the same.
+
+    The module's `forward(x, context)` gets a `tfkit.nn.Context`: mask, rotary table, memory.
+    """
+
+    slot = "attention"
+
+    d_model: Shared[Dim]
+    """Width of the residual stream."""
+    n_heads: Count
+    """Query heads."""
+    d_head: Dim | None = None
+    """Width of one head; d_model / n_heads unless given."""
+    dropout: Shared[Probability] = 0.0
+    """Dropout on the attention weights."""
+    position: AttentionPositionConfig | None = None
+    """Positions that act inside attention: rope, alibi, t5."""
+    mask: MaskConfig | None = None
+    """Extent of the attention; unlimited in an encoder, causal in a decoder unless given."""
+
+    def check(self) -> None:
+        """Refuse heads that do not divide the width, and positions that do not suit the attention."""
+        super().check()
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise Invalid(
+                "n_heads",
+                f"d_model ({self.d_model}) must be a multiple of n_heads ({self.n_heads})",
+                notes=[f"divisors of {self.d_model}: {divisors(self.d_model)}"],
+                help="give d_head to make the heads' width independent of d_model",
+            )
+        if self.position is not None:
+            self.position.check_attention(self)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def causal_flag(self) -> bool:
+        """Whether the module can be told `causal` instead of being handed the causal mask.
+
+        Every other kind gets its mask written out, so that one that knows nothing of flags is never silently
+        bidirectional.
+        """
+        return False
+
+    @abstractmethod
+    def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        """Build the module.
+
+        `d_memory` is the width of the sequence that cross-attention reads, None for self-attention. `causal` says
+        that a `context.mask` of None stands for the causal mask; it is only set where `causal_flag` is.
+        """
+
+
+class RopeScalingConfig(Component):
+    """Slot `rope_scaling`: stretches the rotary frequencies to lengths beyond those of the training."""
+
+    slot = "rope_scaling"
+
+    @property
+    def attention_factor(self) -> float:
+        """Multiplies cos and sin."""
+        return 1.0
+
+    def check_rope(self, width: int, theta: float) -> None:
+        """Raise `Invalid` when this scaling cannot serve that many channels per head, or that base."""
+
+    @abstractmethod
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        """Build the module: (n_keys, device) -> the frequencies [width / 2], float32."""
+
+
+class PositionConfig(Component):
+    """Slot `position`: where a token stands. One of the two subclasses below says where it acts."""
+
+    slot = "position"
+
+
+class InputPositionConfig(PositionConfig):
+    """Positions that are added to the embedding."""
+
+    role = "is added to the embedding"
+
+    def check_width(self, width: int) -> None:
+        """Raise `Invalid` when these positions cannot have that width."""
+
+    @abstractmethod
+    def build(self, make: Make, width: int) -> nn.Module:
+        """Build the module: positions [batch or 1, length] -> [batch or 1, length, width]."""
+
+
+class AttentionPositionConfig(PositionConfig):
+    """Positions that act inside attention; computed once per forward by the stack and passed to every layer."""
+
+    role = "acts inside attention"
+
+    def check_attention(self, attention: AttentionConfig) -> None:
+        """Raise `Invalid` when these positions cannot serve that attention."""
+
+
+class RotaryConfig(AttentionPositionConfig):
+    """Positions that turn queries and keys."""
+
+    @abstractmethod
+    def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
+        """Build the table: (positions [length], n_keys) -> a float tensor that the rotation understands."""
+
+    @abstractmethod
+    def build_rotation(self, attention: AttentionConfig) -> nn.Module:
+        """Build the rotation: (x [batch, heads, length, d_head], table) -> the same shape."""
+
+
+class ScoreBiasConfig(AttentionPositionConfig):
+    """Positions that are added to the attention scores."""
+
+    @abstractmethod
+    def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
+        """Build the bias: (query positions [queries], key positions [keys]) -> [1, heads, queries, keys]."""
+
+
+class InitConfig(Component):
+    """Slot `init`: fills the weights of linear layers and tables; everything else resets itself."""
+
+    slot = "init"
+
+    @abstractmethod
+    def linear(self, weight: torch.Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
+        """Fill `weight` [out, in] in place.
+
+        `residual` says that its output is added to the residual stream of a stack of `n_layers`.
+        """
+
+    @abstractmethod
+    def bias(self, bias: torch.Tensor, *, fan_in: int, generator: torch.Generator) -> None:
+        """Fill the `bias` [out] of a linear layer in place."""
+
+    @abstractmethod
+    def table(self, weight: torch.Tensor, *, generator: torch.Generator) -> None:
+        """Fill the `weight` [rows, width] of an embedding table in place."""
+
+
+def divisors(number: int, limit: int = 16) -> str:
+    """The divisors of `number` in words, at most `limit` of them."""
+    found = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
+    return ", ".join(map(str, found[:limit])) + (", ..." if len(found) > limit else "")
+
+
+AttentionConfig.model_rebuild()
