@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
@@ -78,6 +79,8 @@ class Config(BaseModel):
 
     word_key: ClassVar[str | None] = None
     """The key that a bare word stands for; None where only a mapping will do."""
+    derived: ClassVar[Mapping[str, str]] = {}
+    """What arithmetic takes for a field that is not given, itself arithmetic: `{"d_head": "d_model // n_heads"}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

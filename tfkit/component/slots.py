@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tfkit.component.config import Component, Config, Count, Dim, Extent, Make, Probability, Shared
@@ -69,6 +70,7 @@ class AttentionConfig(Component):
     """
 
     slot = "attention"
+    derived = MappingProxyType({"d_head": "d_model // n_heads"})
 
     d_model: Shared[Dim]
     """Width of the residual stream."""

@@ -1,8 +1,6 @@
 """Encoder and decoder: layers that repeat, differ by a pattern, or share their weights.
 
 What all layers of the same attention share (mask, rotary table, position bias) is computed once per forward.
-
-Layers shared across depth: https://arxiv.org/abs/1909.11942. Patterns of layers: https://arxiv.org/abs/2408.00118.
 """
 
 from __future__ import annotations

@@ -95,6 +95,9 @@ class Resolver:
                 self.provenance.inherited[here] = scope[name].path
             else:
                 self.provenance.origins[here] = Origin("default")
+        for name, text in cls.derived.items():
+            if name not in given:
+                inner[name] = Given(Scalar(text, node.span), (*path, name), inner)
         if path:  # the top of a spec shares what stands beside its own fields
             inner.update(given)
         return given, inner

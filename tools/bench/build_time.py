@@ -145,7 +145,8 @@ def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequenc
     print("\nthe command line, whole processes")
     print(compare(processes, "cpu"))
     print(f"  {help.name:26}{min(help.values('cpu')):>8.3f}{statistics.median(help.values('cpu')):>9.3f}")
-    print("  peak memory in MB: " + ", ".join(f"{one.name} {max(one.values('rss')):.0f}" for one in whole))
+    memory = ", ".join(f"{one.name} {max(one.values('rss')):.0f}" for one in processes)
+    print(f"  peak memory in MB: {memory}")
 
 
 def versions(litgpt_python: str) -> str:

@@ -2,8 +2,8 @@
 
     python tools/bench/compile_check.py [--json]
 
-Each model is built at a reduced size, compiled with dynamic shapes and a backend that only counts, and called at several
-lengths and batch sizes, with and without a padding mask. A graph break or a second compilation for a new length is counted.
+Each model is built at a reduced size, compiled with dynamic shapes and a backend that only counts, and called at
+several lengths and batch sizes, with and without a padding mask. Graph breaks and compilations are counted: none, one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import sys
 from dataclasses import asdict, dataclass
 
 import torch
-import tfkit
 from torch import Tensor, fx
+
+import tfkit
 
 SHARED = ["d_model=32", "vocab_size=64"]
 MODELS = {

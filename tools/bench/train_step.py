@@ -2,8 +2,8 @@
 
     python tools/bench/train_step.py [--rounds 20] [--operators] [--json]
 
-One process, one thread, fp32, eager. The two take turns, round by round, in changing order; the figure is CPU time of the
-process. Both models have the same weights, and must give the same logits before anything is measured.
+One process, one thread, fp32, eager. The two take turns, round by round, in changing order; the figure is CPU time of
+the process. Both models have the same weights, and must give the same logits before anything is measured.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 
 import torch
-import tfkit
 from handwritten import GPT2
 from measure import machine, ratio
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
+
+import tfkit
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 6, 384, 6, 8192, 256, 4
 
@@ -117,13 +118,14 @@ def main() -> None:
         return
     print(f"{machine()}, torch {torch.__version__}")
     print(f"GPT-2, {LAYERS} layers of width {WIDTH}, {BATCH} x {LENGTH} tokens, {options.rounds} rounds, CPU ms")
-    print(f"  {'':22}{'tfkit':>9}{'by hand':>9}   tfkit / by hand: of minima (by round)")
+    print(f"  {'':22}{'tfkit':>9}{'by hand':>9}   tfkit / by hand")
     for name, found in rounds.items():
         ours, theirs = found["tfkit"], found["by hand"]
-        held = ratio(ours, theirs)
+        held, spread = ratio(ours, theirs), f"({ratio(ours, theirs).low:.2f} to {ratio(ours, theirs).high:.2f})"
+        middle = statistics.median(ours), statistics.median(theirs)
         print(f"  {name:22}{min(ours) * 1000:>9.1f}{min(theirs) * 1000:>9.1f}   {held.of_minima:.3f}")
         print(
-            f"  {'  median':22}{statistics.median(ours) * 1000:>9.1f}{statistics.median(theirs) * 1000:>9.1f}   {held.median:.3f}  ({held.low:.2f} to {held.high:.2f})"
+            f"    {'median, by round':20}{middle[0] * 1000:>9.1f}{middle[1] * 1000:>9.1f}   {held.median:.3f} {spread}"
         )
     if options.operators:
         show_operators(both, tokens)
