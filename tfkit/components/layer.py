@@ -107,8 +107,18 @@ class LayerConfig(Config):
     """The steps in their order; attention, cross_attention, ffn unless given."""
 
     def check(self) -> None:
-        """Refuse positions and masks on cross-attention, and parts that no step uses."""
+        """Refuse positions and masks on cross-attention, and whatever has no effect."""
         super().check()
+        self._check_cross_attention()
+        self._check_parts()
+        if any(step.reads_input for step in self.steps(memory=self.cross_attention is not None)):
+            return
+        if self.input_norm:
+            raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
+        if self.placement == "parallel":
+            raise Invalid("placement", "`placement: parallel` has no effect: every sublayer reads the previous one")
+
+    def _check_cross_attention(self) -> None:
         cross = self.cross_attention
         if cross is not None and cross.position is not None:
             raise Invalid(
@@ -120,7 +130,9 @@ class LayerConfig(Config):
                 "cross_attention.mask",
                 "cross-attention reads the whole memory: it has no extent to the left or right",
             )
-        if self.attention is None and cross is None and self.ffn is None:
+
+    def _check_parts(self) -> None:
+        if self.attention is None and self.cross_attention is None and self.ffn is None:
             raise Invalid("", "a layer without parts", help="add `attention`, `ffn` or both")
         named = {step.sublayer for step in self.sublayers or ()}
         for name in ("attention", "cross_attention", "ffn"):
@@ -133,8 +145,6 @@ class LayerConfig(Config):
                     f"the layer has no `{step.sublayer}` to run",
                     help=f"add `{step.sublayer}: ...` beside `sublayers`",
                 )
-        if self.input_norm and not any(step.reads_input for step in self.steps(memory=cross is not None)):
-            raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
 
     def place_of_cross_attention(self) -> str | None:
         """The key that asks for cross-attention, if one does."""

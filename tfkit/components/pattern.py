@@ -32,6 +32,8 @@ class LayersConfig(Config):
     def check(self) -> None:
         """Refuse patterns of unknown variants, and variants that no pattern uses."""
         super().check()
+        if self.pattern is None and self.groups is None and not self.variants:
+            raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")
         if BASE in self.variants:
             raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
         for name in self.variants:
