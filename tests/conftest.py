@@ -12,9 +12,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now"
-    )
+    parser.addoption("--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now")
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import pytest
 
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, listing, quoted
 
-SPEC = Source(
-    "specs/tiny.yaml", "tfkit: 1\n" * 8 + "    attention: {kind: gqqa, n_heads: 8}\n" + "x: 1\n" * 2
-)
+SPEC = Source("specs/tiny.yaml", "tfkit: 1\n" * 8 + "    attention: {kind: gqqa, n_heads: 8}\n" + "x: 1\n" * 2)
 
 
 def excerpt(text: str, column: int, length: int = 1, line: int = 1) -> list[str]:
@@ -44,9 +42,7 @@ def test_the_gutter_is_as_wide_as_the_line_number() -> None:
 
 def test_without_a_position() -> None:
     assert Diagnostic("wrong").render() == "error: wrong"
-    assert Diagnostic("wrong", path="graph.a", help="do").render() == (
-        "error: wrong\n  --> (graph.a)\n   = help: do"
-    )
+    assert Diagnostic("wrong", path="graph.a", help="do").render() == ("error: wrong\n  --> (graph.a)\n   = help: do")
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,7 @@ def test_without_a_position() -> None:
         ("a\rb: x\r\nc", 4, 1, " 1 | a", "   |  ^"),
     ],
 )
-def test_carets_stand_below_what_they_mean(
-    text: str, column: int, length: int, line: str, carets: str
-) -> None:
+def test_carets_stand_below_what_they_mean(text: str, column: int, length: int, line: str, carets: str) -> None:
     assert excerpt(text, column, length) == [line, carets]
 
 
@@ -108,9 +102,7 @@ def test_the_caret_after_a_line_that_just_fits(width: int) -> None:
 def test_nothing_quoted_reaches_the_terminal_raw() -> None:
     evil = "\x1b]0;x\x07\n\r\u202e\ud800"
     text = str(
-        SpecError(
-            Diagnostic(evil, Span(Source(evil, evil), 1, 1), evil, (evil,), evil), Diagnostic(evil, path=evil)
-        )
+        SpecError(Diagnostic(evil, Span(Source(evil, evil), 1, 1), evil, (evil,), evil), Diagnostic(evil, path=evil))
     )
     assert all(line.isprintable() for line in text.split("\n"))
     text.encode()

@@ -170,9 +170,7 @@ def test_entry_point(install: Callable[..., None]) -> None:
     assert kinds(load()) == []
 
 
-def test_entry_points_are_those_of_python(
-    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_points_are_those_of_python(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-one", "0.1.0", plugin("one"))
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
     assert "tfkit-one 0.1.0" in [one.label for one in discover.find_plugins((), installed=True)]
@@ -282,9 +280,7 @@ def test_project_whose_module_is_already_another(install: Callable[..., None]) -
     plugins = load("plugins", entry_points=True)
     assert kinds(plugins) == []
     place = Path("site/tfkit_one.py").resolve()
-    assert causes(plugins) == {
-        "tfkit-one": f"ImportError: another module `tfkit_one` has been imported, from {place}"
-    }
+    assert causes(plugins) == {"tfkit-one": f"ImportError: another module `tfkit_one` has been imported, from {place}"}
 
 
 @pytest.mark.parametrize("folder", ["missing", "empty", "notes.txt", "other"])
@@ -377,9 +373,7 @@ def test_absolute_import_of_a_part() -> None:
     write("plugins/pack/part.py", plugin("one"))
     (broken,) = load("plugins").broken
     assert broken.cause == "ModuleNotFoundError: No module named 'pack'"
-    assert broken.help.startswith(
-        "a plugin of several files is a package and writes `from .part import name`; "
-    )
+    assert broken.help.startswith("a plugin of several files is a package and writes `from .part import name`; ")
 
 
 @pytest.mark.parametrize(
@@ -471,9 +465,7 @@ def test_misspelt_hooks_and_duplicates_come_together() -> None:
 
 @pytest.mark.parametrize("name", ["tfkit-one", "TFKIT_One"])
 @pytest.mark.parametrize("by", ["argument", "environment"])
-def test_switched_off(
-    name: str, by: str, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switched_off(name: str, by: str, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-one", "0.1.0", "raise AssertionError('imported')")
     install("tfkit-two", "0.1.0", plugin("two"))
     if by == "environment":

@@ -224,8 +224,7 @@ class Unresolved(NoKind):
         (Registry, "register() takes a subclass of tfkit.Component, not `Registry`"),
         (
             PlainNormConfig(),
-            "register() takes a subclass of tfkit.Component, not `PlainNormConfig`: "
-            "pass the class, not an object",
+            "register() takes a subclass of tfkit.Component, not `PlainNormConfig`: pass the class, not an object",
         ),
         (NoKind, '`NoKind` has no field `kind`: write `kind: Literal["name"] = "name"`'),
         (TextKind, '`TextKind.kind` must be a Literal of one name: write `kind: Literal["name"] = "name"`'),

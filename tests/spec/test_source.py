@@ -85,10 +85,7 @@ def test_places_count_characters() -> None:
         *((word, True) for word in ("true", "True", "TRUE")),
         *((word, False) for word in ("false", "False", "FALSE")),
         *((word, word) for word in ("yes", "no", "on", "off", "y", "N", "tRUE", "nULL")),
-        *(
-            (word, word)
-            for word in ("1_000", "1:30", "0b11", "2001-01-01", "-0x1F", "0o8", "1e", ".", "0-2", "=")
-        ),
+        *((word, word) for word in ("1_000", "1:30", "0b11", "2001-01-01", "-0x1F", "0o8", "1e", ".", "0-2", "=")),
         ("0", 0),
         ("-0", 0),
         ("+12", 12),
@@ -197,9 +194,7 @@ def test_unreadable_contents(name: str, tmp_path: Path, golden: Callable[[str, s
     golden(f"source/{name}", str(failure(lambda: read(path, name="specs/tiny.yaml"))))
 
 
-def test_unreadable_files(
-    tmp_path: Path, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files(tmp_path: Path, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").touch()
     golden("source/missing_file", str(failure(lambda: read("tinny.yaml"))))
