@@ -21,6 +21,7 @@ MODULES = (
     "norm",
     "relative_bias",
     "rope",
+    "rope_scaling",
     "sinusoidal",
     "stack",
 )

@@ -1,0 +1,182 @@
+"""The frequencies of rotary positions, and how they are stretched to contexts longer than the training's.
+
+Linear scaling: https://arxiv.org/abs/2306.15595. YaRN and dynamic NTK: https://arxiv.org/abs/2309.00071.
+Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import Dim, Make, PositiveFloat, RopeScalingConfig
+from tfkit.errors import Invalid
+
+
+class Frequencies(nn.Module):
+    """The frequencies as trained; the scalings derive from it."""
+
+    def __init__(self, width: int, theta: float) -> None:
+        super().__init__()
+        self.width = width
+        self.theta = theta
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        return self.unscaled(self.theta, device)
+
+    def unscaled(self, theta: float, device: torch.device) -> Tensor:
+        """The powers theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
+        return 1.0 / theta ** (torch.arange(0, self.width, 2, device=device).float() / self.width)
+
+
+class LinearScalingConfig(RopeScalingConfig):
+    """Position interpolation: all frequencies divided by `factor`."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return LinearScaling(width, theta, self)
+
+
+class LinearScaling(Frequencies):
+    """All frequencies divided by `factor`."""
+
+    def __init__(self, width: int, theta: float, config: LinearScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.factor = config.factor
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        return self.unscaled(self.theta, device) / self.factor
+
+
+class DynamicScalingConfig(RopeScalingConfig):
+    """NTK-aware: theta grows with the length once it exceeds that of the training."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+
+    def check_rope(self, width: int, theta: float) -> None:
+        if width == 2:
+            raise Invalid("position.width", "dynamic scaling needs several frequencies, and a width of 2 has only one")
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return DynamicScaling(width, theta, self)
+
+
+class DynamicScaling(Frequencies):
+    """Frequencies of a theta that grows with the number of keys."""
+
+    def __init__(self, width: int, theta: float, config: DynamicScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.factor = config.factor
+        self.original_max_len = config.original_max_len
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        stretch = self.factor * max(n_keys, self.original_max_len) / self.original_max_len - (self.factor - 1)
+        theta = self.theta * stretch ** (self.width / (self.width - 2))
+        return self.unscaled(theta, device)
+
+
+class Llama3ScalingConfig(RopeScalingConfig):
+    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+    low_freq_factor: PositiveFloat = 1.0
+    """Waves longer than original_max_len / low_freq_factor are stretched."""
+    high_freq_factor: PositiveFloat = 4.0
+    """Waves shorter than original_max_len / high_freq_factor are kept."""
+
+    def check(self) -> None:
+        super().check()
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise Invalid(
+                "low_freq_factor",
+                f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})",
+            )
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return Llama3Scaling(width, theta, self)
+
+
+class Llama3Scaling(Frequencies):
+    """Frequencies stretched by the length of their wave."""
+
+    def __init__(self, width: int, theta: float, config: Llama3ScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.factor = config.factor
+        self.original_max_len = config.original_max_len
+        self.low = config.low_freq_factor
+        self.high = config.high_freq_factor
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        frequencies = self.unscaled(self.theta, device)
+        waves = self.original_max_len * frequencies / (2 * math.pi)
+        kept = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+class YarnScalingConfig(RopeScalingConfig):
+    """Stretches what turns less than `beta_slow` times, keeps what turns more than `beta_fast`; sharpens attention."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original_max_len: Dim
+    """Length of the training."""
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    temperature: PositiveFloat | None = None
+    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless given."""
+    truncate: bool = True
+    """Round the borders of the ramp to whole channels."""
+
+    @property
+    def attention_factor(self) -> float:
+        if self.temperature is not None:
+            return self.temperature
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def check(self) -> None:
+        super().check()
+        if self.beta_slow >= self.beta_fast:
+            raise Invalid("beta_slow", f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+
+    def check_rope(self, width: int, theta: float) -> None:
+        if theta == 1:
+            raise Invalid("position.theta", "yarn needs frequencies that differ, and a theta of 1 makes them all equal")
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return YarnScaling(width, theta, self)
+
+
+class YarnScaling(Frequencies):
+    """Frequencies stretched by the number of their turns in the training length."""
+
+    def __init__(self, width: int, theta: float, config: YarnScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.factor = config.factor
+
+        def channel(turns: float) -> float:
+            """The pair of channels that turns so many times within the training length."""
+            return width * math.log(config.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = channel(config.beta_fast), channel(config.beta_slow)
+        if config.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        self.low = float(max(low, 0))
+        high = float(min(high, width - 1))
+        self.ramp = high - self.low if high != self.low else 0.001
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        frequencies = self.unscaled(self.theta, device)
+        pairs = torch.arange(self.width // 2, device=device).float()
+        stretched = ((pairs - self.low) / self.ramp).clamp(0, 1)
+        return frequencies * (1 - stretched) + frequencies / self.factor * stretched
