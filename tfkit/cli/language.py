@@ -81,7 +81,7 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
     near = closest(word, known)
-    help = f"a {what} with a similar name exists: `{near}`" if near else None
+    help = f"a {what.split()[-1]} with a similar name exists: `{near}`" if near else None
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
 
 
