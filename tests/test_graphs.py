@@ -234,3 +234,20 @@ def test_a_local_layer_reads_its_window_alone() -> None:
     x = model.embedding(tokens()).detach().requires_grad_()
     (grad,) = torch.autograd.grad(model.decoder(x)[:, -1].sum(), x)
     assert grad.abs().amax(dim=(0, 2)).ne(0).tolist() == [False, False, False, True, True, True]
+
+
+def test_variants_that_differ_elsewhere_share_their_positions():
+    spec = """
+    tfkit: 1
+    name: t
+    inputs: {x: {type: features, width: 16}}
+    d_model: 16
+    graph:
+      encoder:
+        block: encoder
+        n_layers: 2
+        attention: {kind: mha, n_heads: 2, position: t5}
+        layers: {variants: {calm: {attention: {dropout: 0.1, qk_norm: rmsnorm}}}, pattern: [base, calm]}
+    """
+    names = [name for name, _ in tfkit.build(tfkit.loads(spec)).named_parameters() if "buckets" in name]
+    assert names == ["encoder.shared.base.position.buckets.weight"]

@@ -159,7 +159,11 @@ class InputPositionConfig(PositionConfig):
 
 
 class AttentionPositionConfig(PositionConfig):
-    """Positions that act inside attention; computed once per forward by the stack and passed to every layer."""
+    """Positions that act inside attention; computed once per forward by the stack and passed to every layer.
+
+    All attentions of a stack with equal positions, masks and heads share one module: its `build` may look at the number
+    and the width of the heads, and at nothing else of the attention that it is given.
+    """
 
     role = "acts inside attention"
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from tfkit.component import AttentionConfig, Make, MaskConfig, RotaryConfig, ScoreBiasConfig
+from tfkit.component import (
+    AttentionConfig,
+    AttentionPositionConfig,
+    Make,
+    MaskConfig,
+    RotaryConfig,
+    ScoreBiasConfig,
+)
 from tfkit.nn import Context
 
 
@@ -16,37 +23,36 @@ from tfkit.nn import Context
 class View:
     """What decides the shared part of attention; layers with equal views share it."""
 
-    attention: AttentionConfig | None
     mask: MaskConfig
     prefix: bool
     flag: bool
     """The causal mask is left to the attention's own flag."""
+    position: AttentionPositionConfig | None = None
+    heads: tuple[int, int] | None = None
+    """Number and width of the heads, where there are positions."""
+    attention: AttentionConfig | None = field(default=None, compare=False)
+    """The first of the attentions that share it."""
 
     @classmethod
     def of(cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool) -> View:
-        """The view of a layer's attention, which keeps of it only what the shared part depends on."""
+        """The view of a layer's attention."""
         if attention is None:
-            return cls(None, MaskConfig(), prefix=False, flag=False)
+            return cls(MaskConfig(), prefix=False, flag=False)
         position = attention.position
-        flag = (
-            attention.causal_flag
-            and mask == MaskConfig(right=0)
-            and not prefix
-            and not isinstance(position, ScoreBiasConfig)
-        )
-        return cls(attention if position is not None else None, mask, prefix=prefix, flag=flag)
+        biased = isinstance(position, ScoreBiasConfig)
+        flag = attention.causal_flag and mask == MaskConfig(right=0) and not prefix and not biased
+        if position is None:
+            return cls(mask, prefix, flag)
+        return cls(mask, prefix, flag, position, (attention.n_heads, attention.head_width), attention)
 
     def build(self, make: Make) -> SharedContext:
         """Build the module that computes the shared part."""
-        position = self.attention.position if self.attention else None
-        return SharedContext(
-            self.mask,
-            flag=self.flag,
-            rotary=make(position, self.attention) if isinstance(position, RotaryConfig) else None,
-            position=make(position, self.attention, self.mask.causal)
-            if isinstance(position, ScoreBiasConfig)
-            else None,
-        )
+        rotary = bias = None
+        if isinstance(self.position, RotaryConfig):
+            rotary = make(self.position, self.attention)
+        elif isinstance(self.position, ScoreBiasConfig):
+            bias = make(self.position, self.attention, self.mask.causal)
+        return SharedContext(self.mask, flag=self.flag, rotary=rotary, position=bias)
 
 
 class SharedContext(nn.Module):
