@@ -69,7 +69,10 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean of squares + eps) * (offset + weight), over the last axis."""
+    """x / sqrt(mean of squares + eps) * (offset + weight), over the last axis.
+
+    Computed in the type of the weight: under autocast that is float32, as autocast does for a layernorm by itself.
+    """
 
     def __init__(self, config: RMSNormConfig, width: int) -> None:
         super().__init__()
@@ -84,6 +87,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor | None = self.weight
-        if weight is not None and self.offset:
-            weight = weight + self.offset
+        if weight is not None:
+            x = x.to(weight.dtype)
+            if self.offset:
+                weight = weight + self.offset
         return F.rms_norm(x, self.width, weight, self.eps)
