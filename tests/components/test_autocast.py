@@ -14,7 +14,11 @@ max_len: 32
 norm: rmsnorm
 graph:
   embedding: {block: embedding, position: learned}
-  decoder: {block: decoder, n_layers: 2, attention: {kind: gqa, n_heads: 4, n_kv_heads: 2}, ffn: {kind: swiglu, d_ff: 64}}
+  decoder:
+    block: decoder
+    n_layers: 2
+    attention: {kind: gqa, n_heads: 4, n_kv_heads: 2}
+    ffn: {kind: swiglu, d_ff: 64}
   logits: {block: lm_head, tie: embedding}
 """
 CHANGES = {

@@ -54,7 +54,10 @@ class LinearScaling(Frequencies):
 
 
 class DynamicScalingConfig(RopeScalingConfig):
-    """NTK-aware: theta grows with the length once it exceeds that of the training."""
+    """NTK-aware: theta grows with the length once it exceeds that of the training.
+
+    The length is that of the batch, padding included: beyond `original_max_len` a sequence depends on its neighbours'.
+    """
 
     kind: Literal["dynamic"] = "dynamic"
     factor: PositiveFloat
