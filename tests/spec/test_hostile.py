@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -12,32 +11,7 @@ from hypothesis import strategies as st
 from tfkit.errors import Source, SpecError
 from tfkit.spec.source import parse, parse_value, plain
 
-GOOD = """\
-# a comment
-tfkit: 1
-name: 'vaswani base'
-d_model: 512
-dropout: 1e-1
-inputs: [source, target]
-graph:
-  source_embedding: {block: embedding, input: source, scale: sqrt_d_model}
-  encoder: &stack   # shared
-    block: encoder
-    attention: {kind: mha, n_heads: 8}
-    pattern:
-    - local*5
-    - global
-  decoder: {<<: *stack, block: decoder, "memory": encoder}
-notes: |
-  two
-  lines
-"""
-
-
-def failure(act: Callable[[], object]) -> SpecError:
-    with pytest.raises(SpecError) as caught:
-        act()
-    return caught.value
+from .texts import GOOD, failure
 
 
 def bomb(levels: int, width: int = 9, item: str = "[{}]") -> str:

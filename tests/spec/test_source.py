@@ -6,36 +6,11 @@ from typing import Any
 
 import pytest
 
-from tfkit.errors import Source, SpecError
+from tfkit.errors import Source
 from tfkit.spec import source
 from tfkit.spec.source import Mapping, Node, Scalar, Sequence, parse, parse_value, plain, read
 
-GOOD = """\
-# a comment
-tfkit: 1
-name: 'vaswani base'
-d_model: 512
-dropout: 1e-1
-inputs: [source, target]
-graph:
-  source_embedding: {block: embedding, input: source, scale: sqrt_d_model}
-  encoder: &stack   # shared
-    block: encoder
-    attention: {kind: mha, n_heads: 8}
-    pattern:
-    - local*5
-    - global
-  decoder: {<<: *stack, block: decoder, "memory": encoder}
-notes: |
-  two
-  lines
-"""
-
-
-def failure(act: Callable[[], object]) -> SpecError:
-    with pytest.raises(SpecError) as caught:
-        act()
-    return caught.value
+from .texts import GOOD, failure
 
 
 def marked(node: Node) -> str:
