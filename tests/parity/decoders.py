@@ -124,6 +124,38 @@ OPT = Family(
     {**SIZES, "max_len": 16, "decoder.ffn.d_ff": 48},
 )
 
+OPT_350M = Family(
+    "OPTForCausalLM",
+    {**OPT.config, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    """
+        extends: opt_125m
+        name: opt_350m
+        description: Post-LN, and a table narrower than the layers
+        graph:
+          embedding: {d_embed: 16, project_bias: false, stages: [project, position]}
+          decoder: {placement: post}
+          logits: {d_embed: 16, project_bias: false}
+    """,
+    {
+        **{name: source for name, source in OPT.weights.items() if not name.startswith("decoder.")},
+        "embedding.project": "model.decoder.project_in",
+        "logits.project": "model.decoder.project_out",
+        **layers(
+            "decoder",
+            "model.decoder.layers",
+            {
+                "attention_norm_after": "self_attn_layer_norm",
+                "attention.project.qkv": qkv("self_attn"),
+                "attention.output": "self_attn.out_proj",
+                "ffn_norm_after": "final_layer_norm",
+                "ffn.up": "fc1",
+                "ffn.down": "fc2",
+            },
+        ),
+    },
+    OPT.sets,
+)
+
 GPT_J = Family(
     "GPTJForCausalLM",
     {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 16, "n_inner": 48, "vocab_size": 61},
@@ -234,6 +266,7 @@ DECODERS = {
     ),
     "mistral_7b": MISTRAL,
     "opt_125m": OPT,
+    "opt_350m": OPT_350M,
     "gpt_j_6b": GPT_J,
     "bloom_560m": BLOOM,
     "mpt_7b": MPT,

@@ -48,6 +48,8 @@ class EmbeddingConfig(BlockConfig):
     """The longest sequence that the model is meant for."""
     d_embed: Dim | None = None
     """Width of the token table, if it is narrower than d_model and projected up."""
+    project_bias: bool = True
+    """Whether that projection has a bias."""
     tie: TableWire | None = None
     """The embedding whose token table this one uses."""
     scale: PositiveFloat | Literal["sqrt_d_model"] | None = None
@@ -71,6 +73,8 @@ class EmbeddingConfig(BlockConfig):
         for name in self.tables or ():
             if hasattr(nn.ModuleDict, name) or name == "training":
                 raise Invalid(f"tables.{name}", f"a table cannot be named `{name}`: every module has such an attribute")
+        if self.d_embed is None and not self.project_bias:
+            raise Invalid("project_bias", "`project_bias` has no effect: without `d_embed` nothing is projected")
         self._check_stages()
         if self.position is not None:
             self.position.check_width(self._width("position"))
@@ -146,7 +150,7 @@ class EmbeddingConfig(BlockConfig):
             return program.call("norm", make(self.norm, width), x)
         if stage == "dropout":
             return program.call("dropout", nn.Dropout(self.dropout), x)
-        return program.call("project", Linear(width, self.d_model, bias=True), x)
+        return program.call("project", Linear(width, self.d_model, bias=self.project_bias), x)
 
     def _width(self, stage: Stage) -> int:
         """Width of what the stage is given."""

@@ -58,10 +58,21 @@ class LMHeadConfig(BlockConfig):
     d_embed: Dim | None = None
     """Width of the output matrix, if it is narrower than d_model: the transform's dense layer leads there, or else a
     projection of its own."""
+    project_bias: bool = True
+    """Whether that projection has a bias."""
     scale: PositiveFloat | None = None
     """Multiplies the logits."""
     softcap: PositiveFloat | None = None
     """Bends the logits to stay within this bound."""
+
+    def check(self) -> None:
+        """Refuse to say how a projection is made where there is none."""
+        super().check()
+        if not self.project_bias and (self.d_embed is None or self.transform is not None):
+            why = (
+                "without `d_embed` nothing is projected" if self.d_embed is None else "the transform leads to `d_embed`"
+            )
+            raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
 
     def output(self, inputs: Signals) -> Signal:
         expect(inputs, "input", "sequence", "vector", width=self.d_model)
@@ -83,7 +94,7 @@ class LMHeadConfig(BlockConfig):
             if self.transform.norm is not None:
                 x = program.call("norm", make(self.transform.norm, width), x)
         elif self.d_embed is not None:
-            x = program.call("project", Linear(self.d_model, width, bias=True), x)
+            x = program.call("project", Linear(self.d_model, width, bias=self.project_bias), x)
         if self.tie is None:
             x = program.call("output", Linear(width, self.vocab_size, bias=self.bias), x)
         else:
