@@ -17,7 +17,7 @@ from tfkit.component import BlockConfig, Component, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
 from tfkit.nn import Linear, Program
-from tfkit.spec.complaints import crashed
+from tfkit.spec.complaints import crashed, refused
 
 
 class FailedError(Exception):
@@ -127,12 +127,10 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
     try:
         return builder(node.config, node.signals)
     except Invalid as wrong:
-        path = (*path, *(wrong.field.split(".") if wrong.field else ()))
-        message, notes, help = wrong.message, wrong.notes, wrong.help
+        raise SpecError(refused(wrong, path, graph.spec.provenance)) from None
     except FailedError as failed:
         what, provenance = type(failed.config), graph.spec.provenance
         raise SpecError(crashed(what, "`build`", failed.cause, path, provenance)) from failed.cause
-    raise SpecError(Diagnostic(message, graph.spec.provenance.span(path), ".".join(path), notes, help))
 
 
 def _masks_in_use(graph: Graph) -> set[str | None]:

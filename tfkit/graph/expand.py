@@ -12,7 +12,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quote
 from tfkit.graph.names import is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.spec.complaints import crashed
+from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
 
@@ -187,11 +187,11 @@ class _Expansion:
             try:
                 output = config.output(signals)
             except Invalid as wrong:
-                notes = list(wrong.notes)
+                complaint = refused(wrong, path, self.spec.provenance)
                 if wrong.field == "input" and getattr(config, "input", None) is None:
-                    notes.append(f"`{name}` reads `{wires[name]['input']}`, which stands above it")
-                path = (*path, *(wrong.field.split(".") if wrong.field else ()))
-                self._error(path, wrong.message, *notes, help=wrong.help)
+                    note = f"`{name}` reads `{wires[name]['input']}`, which stands above it"
+                    complaint = replace(complaint, notes=(*complaint.notes, note))
+                self.errors.append(complaint)
                 continue
             except Exception as wrong:  # a plugin's block
                 self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))

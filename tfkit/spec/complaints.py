@@ -191,8 +191,13 @@ def from_pydantic(
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
     """What a config's own check says: about one of its fields, or about all of it."""
-    if not isinstance(reason, Invalid):
-        return Diagnostic(str(reason), provenance.span(path), ".".join(path))
+    if isinstance(reason, Invalid):
+        return refused(reason, path, provenance)
+    return Diagnostic(str(reason), provenance.span(path), ".".join(path))
+
+
+def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
+    """What the config or block at `path` refuses: the `Invalid` that it raised, with its place."""
     place = (*path, *reason.field.split(".")) if reason.field else path
     here = ".".join(provenance.written(place))
     return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)

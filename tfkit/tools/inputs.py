@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tfkit.component import Config
 from tfkit.graph.expand import Graph
+from tfkit.graph.order import as_list
 
 LENGTH = 16
 
@@ -50,7 +51,7 @@ def _rows(graph: Graph, name: str) -> Iterator[int]:
     """The sizes of the tables in which an input is looked up."""
     for node in graph.nodes:
         for field, source in node.wires.items():
-            if name not in ([source] if isinstance(source, str) else source):
+            if name not in as_list(source):
                 continue
             value = getattr(node.config, field)
             table = node.config.table()

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.order import sources
 from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.memory import check_memory, size_of
@@ -98,9 +99,8 @@ def _first_line(error: BaseException) -> str:
 
 def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ...]) -> NodeReport:
     node = graph.node(name)
-    sources = [s for source in node.wires.values() for s in ([source] if isinstance(source, str) else source)]
     parameters = sum(parameter.numel() for parameter in model.get_submodule(name).parameters())
-    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(sources)), shape, parameters)
+    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(sources(node.wires))), shape, parameters)
 
 
 def _forward(model: fx.GraphModule, graph: Graph, inputs: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
