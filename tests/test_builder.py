@@ -85,7 +85,7 @@ def test_a_path_a_name_and_a_graph_give_the_same(tmp_path: Path) -> None:
 
 def test_each_submodule_knows_the_component_that_made_it() -> None:
     model = model_of("gpt2")
-    found: Any = model.components
+    found = model.meta["components"]
     assert found["decoder.layers.0.attention"] == ("attention", "mha")
     assert found["decoder.layers.1.ffn_norm_in"] == ("norm", "layernorm")
     assert found["embedding.position"] == ("position", "learned")

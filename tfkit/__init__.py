@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from tfkit.component import FFNConfig as FFNConfig
     from tfkit.component import InitConfig as InitConfig
     from tfkit.component import InputPositionConfig as InputPositionConfig
+    from tfkit.component import Kept as Kept
+    from tfkit.component import LengthsWire as LengthsWire
     from tfkit.component import Make as Make
     from tfkit.component import MaskConfig as MaskConfig
     from tfkit.component import MaskedWire as MaskedWire
+    from tfkit.component import MemoryWire as MemoryWire
     from tfkit.component import NormConfig as NormConfig
+    from tfkit.component import Pieces as Pieces
     from tfkit.component import PositiveFloat as PositiveFloat
     from tfkit.component import Probability as Probability
     from tfkit.component import RopeScalingConfig as RopeScalingConfig
@@ -43,16 +47,20 @@ if TYPE_CHECKING:
     from tfkit.component import expect as expect
     from tfkit.component import optional_slot as optional_slot
     from tfkit.component import slot as slot
+    from tfkit.decoding.cached import CachedModel as CachedModel
     from tfkit.errors import Invalid as Invalid
     from tfkit.errors import SpecError as SpecError
     from tfkit.graph.expand import Graph as Graph
     from tfkit.graph.expand import load as load
     from tfkit.graph.expand import loads as loads
+    from tfkit.nn import Cache as Cache
     from tfkit.nn import Context as Context
     from tfkit.nn import Linear as Linear
+    from tfkit.nn import Past as Past
     from tfkit.nn import Program as Program
     from tfkit.nn import Table as Table
     from tfkit.nn import masked_softmax as masked_softmax
+    from tfkit.nn import remember as remember
     from tfkit.plugin.hookspecs import Register as Register
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
@@ -72,9 +80,13 @@ _NAMES = {
         "FFNConfig",
         "InitConfig",
         "InputPositionConfig",
+        "Kept",
+        "LengthsWire",
         "Make",
         "MaskConfig",
         "MaskedWire",
+        "MemoryWire",
+        "Pieces",
         "NormConfig",
         "PositiveFloat",
         "Probability",
@@ -91,9 +103,10 @@ _NAMES = {
         "optional_slot",
         "slot",
     ],
+    "tfkit.decoding.cached": ["CachedModel"],
     "tfkit.errors": ["Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
-    "tfkit.nn": ["Context", "Linear", "Program", "Table", "masked_softmax"],
+    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Table", "masked_softmax", "remember"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
     "tfkit.plugin.manager": ["load_plugins"],
 }

@@ -69,7 +69,8 @@ def build(
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token. `model.code` is its forward; `model.components` has slot and kind of each submodule.
+        where there is a token. `model.code` is its forward; `model.meta` has `graph`, what `load` returned, and
+        `components`, slot and kind of each submodule by its path.
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed.
@@ -103,23 +104,43 @@ def assemble(graph: Graph) -> torch.fx.GraphModule:
     builder, program = Builder(), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
-    used = _masks_in_use(graph)
-    masks = {s.mask: program.input(s.mask, optional=True) for s in graph.inputs.values() if s.mask in used and s.mask}
+    used = masks_in_use(graph.nodes)
+    values |= {s.mask: program.input(s.mask, optional=True) for s in graph.inputs.values() if s.mask in used and s.mask}
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
-        args, kwargs = _arguments(graph, node, program, {**values, **masks})
-        value = program.call(node.name, module, *args, **kwargs)
-        if node.output.mask == f"{node.name}_mask":
-            masks[node.output.mask] = program.apply(f"{node.name}_mask", operator.getitem, value, 1)
-            value = program.apply(f"{node.name}_value", operator.getitem, value, 0)
-        values[node.name] = value
+        values |= call(program, graph, node, module, values)
     outputs = [values[name] for name in graph.outputs]
     model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
     paths = {module: path for path, module in model.named_modules()}
-    model.components = {  # type: ignore[assignment]
-        paths[module]: (config.slot, config.kind_name()) for module, config in builder.made.items() if module in paths
-    }
+    components = {module: (config.slot, config.kind_name()) for module, config in builder.made.items()}
+    model.meta["components"] = {paths[module]: name for module, name in components.items() if module in paths}
+    model.meta["graph"] = graph
     return model
+
+
+def graph_of(model: nn.Module) -> Graph:
+    """The graph that a model was built from; raises `ValueError` where it was not built by `tfkit.build`."""
+    graph = getattr(model, "meta", {}).get("graph")
+    if not isinstance(graph, Graph):
+        raise ValueError(
+            "this module was not built by `tfkit.build`, or it has been wrapped: hand over the model itself"
+        )
+    return graph
+
+
+def call(
+    program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
+) -> dict[str, Any]:
+    """Write the call of a node's module, and return its value and, where it makes one, its mask.
+
+    `values` has all that was computed before by name, masks among it; `further` are arguments beside the wires.
+    """
+    args, kwargs = _arguments(graph, node, program, values)
+    value = program.call(node.name, module, *args, **kwargs, **further)
+    if not node.makes_mask:
+        return {node.name: value}
+    mask = program.apply(f"{node.name}_mask", operator.getitem, value, 1)
+    return {node.name: program.apply(f"{node.name}_value", operator.getitem, value, 0), f"{node.name}_mask": mask}
 
 
 def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
@@ -133,10 +154,10 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
         raise SpecError(crashed(what, "`build`", failed.cause, path, provenance)) from failed.cause
 
 
-def _masks_in_use(graph: Graph) -> set[str | None]:
-    """The padding masks that some node reads."""
+def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
+    """The padding masks that some of the nodes read."""
     used: set[str | None] = set()
-    for node in graph.nodes:
+    for node in nodes:
         for field, signal in node.signals.items():
             if _marker(node.config, field).mask:
                 used |= {s.mask for s in (signal if isinstance(signal, list) else [signal])}

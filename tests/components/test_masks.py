@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.component import MaskConfig
-from tfkit.components.context import SharedContext, additive
+from tfkit.components.context import SharedContext, View, additive
 
 LENGTH = 7
 PADDINGS = {
@@ -37,7 +37,7 @@ def naive(mask: MaskConfig, padding: Tensor | None, prefix: Tensor | None) -> Te
 
 
 def context(mask: MaskConfig, *, flag: bool = False) -> SharedContext:
-    return SharedContext(mask, flag=flag, rotary=None, position=None)
+    return SharedContext(View(mask, prefix=False, flag=flag), rotary=None, position=None)
 
 
 @pytest.mark.parametrize("left", [None, 0, 2, 10])

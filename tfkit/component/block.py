@@ -46,6 +46,28 @@ Signals = Mapping[str, Any]
 """The signals of a block's wires by field name; a list of them where the field is a list."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a block keeps of each token that it has read, [b, heads, tokens, width]."""
+
+    heads: int
+    width: int
+    window: int | None = None
+    """Of so many last tokens; of all if None."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a block's module takes, beside its wires, to read a sequence in pieces."""
+
+    past: bool = False
+    """`past`, a `tfkit.nn.Past`: how much came before."""
+    cache: tuple[Kept, ...] = ()
+    """`cache`, a list of tensors: what it keeps of its input."""
+    memory_cache: tuple[Kept, ...] = ()
+    """`memory_cache`, the same of its memory, which is then given only once."""
+
+
 class BlockConfig(Component):
     """Slot `block`: a node of the graph. Fields marked as wires name the nodes or inputs that it reads.
 
@@ -63,6 +85,14 @@ class BlockConfig(Component):
     @abstractmethod
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         """Build the module."""
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        """What the module takes to read a sequence in pieces, as in decoding token by token.
+
+        `Pieces()` where every position is computed alone. Raises `Invalid` where the sequence is needed as a whole,
+        as every block does that does not say otherwise.
+        """
+        raise Invalid("", f"block `{self.kind_name()}` reads sequences as a whole")
 
     def table(self) -> Signal | None:
         """The token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""

@@ -25,11 +25,13 @@ class WireMarker:
     """Marks a field that names a node or an input of the graph.
 
     `value` says what travels: the node's output, or the weight of its token table. `mask` says whether the padding mask
-    of that output comes with it, as the next argument of the module's `forward`.
+    of that output comes with it, as the next argument of the module's `forward`. `whole` says that what is read is
+    there when a sequence begins, also where the sequence itself comes in pieces.
     """
 
     value: Literal["output", "table"] = "output"
     mask: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 Shared = Annotated[T, SharedMarker()]
 Wire = Annotated[str, WireMarker()]
 MaskedWire = Annotated[str, WireMarker(mask=True)]
+MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
+LengthsWire = Annotated[str, WireMarker(whole=True)]
 TableWire = Annotated[str, WireMarker(value="table")]
 
 Dim = Annotated[int, Field(gt=0, le=2**26)]

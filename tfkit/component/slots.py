@@ -66,7 +66,7 @@ class MaskConfig(Config):
 class AttentionConfig(Component):
     """Slot `attention`: mixes positions, [batch, queries, d_model] -> the same.
 
-    The module's `forward(x, context)` gets a `tfkit.nn.Context`: mask, rotary table, memory.
+    The module's `forward(x, context)` gets a `tfkit.nn.Context`: mask, rotary table, memory, cache.
     """
 
     slot = "attention"
@@ -111,6 +111,16 @@ class AttentionConfig(Component):
         bidirectional.
         """
         return False
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...] | None:
+        """Heads and width of each tensor that the module keeps of every token, to read sequences in pieces.
+
+        A module that keeps some hands each to `tfkit.nn.remember` before it is used, as `mha` does with keys and
+        values, and in cross-attention reads them from `context.cache` once `context.memory` is None. One that says
+        None cannot be decoded token by token, and is never asked to.
+        """
+        return None
 
     @abstractmethod
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
@@ -176,7 +186,10 @@ class RotaryConfig(AttentionPositionConfig):
 
     @abstractmethod
     def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
-        """Build the table: (positions [length], n_keys) -> a float tensor that the rotation understands."""
+        """Build the table: (positions [batch or 1, length], n_keys) -> a float tensor that the rotation understands.
+
+        `n_keys` is the length of the sequence, or, where it comes in pieces, the length that it may have at most.
+        """
 
     @abstractmethod
     def build_rotation(self, attention: AttentionConfig) -> nn.Module:
@@ -188,7 +201,11 @@ class ScoreBiasConfig(AttentionPositionConfig):
 
     @abstractmethod
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
-        """Build the bias: (query positions [queries], key positions [keys]) -> [1, heads, queries, keys]."""
+        """Build the bias: positions of queries and of keys -> [batch or 1, heads, queries, keys].
+
+        The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache the keys stand in any order, and an
+        empty slot has a negative position: it is masked.
+        """
 
 
 class InitConfig(Component):

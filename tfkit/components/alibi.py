@@ -25,7 +25,7 @@ class AlibiConfig(ScoreBiasConfig):
 
 
 class Alibi(nn.Module):
-    """Positions of queries [q] and keys [k] -> [1, h, q, k], float32."""
+    """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k], float32."""
 
     def __init__(self, n_heads: int, max_exponent: float) -> None:
         super().__init__()
@@ -35,6 +35,5 @@ class Alibi(nn.Module):
         self.slopes = [2.0**-exponent for exponent in exponents + between]
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        distance = (keys[None, :] - queries[:, None]).abs().float()
-        slopes = torch.tensor(self.slopes, device=queries.device)
-        return -slopes[None, :, None, None] * distance
+        distance = (keys[:, None, None, :] - queries[:, None, :, None]).abs().float()
+        return -torch.tensor(self.slopes, device=queries.device)[:, None, None] * distance

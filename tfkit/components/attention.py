@@ -34,7 +34,7 @@ from tfkit.component import (
     divisors,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, masked_softmax
+from tfkit.nn import Context, Linear, masked_softmax, remember
 
 
 class Attention(nn.Module):
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.output = output
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = self.project(x, context.memory)
+        q, k, v = self.project(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotate is not None:
@@ -73,8 +73,42 @@ class Attention(nn.Module):
             q, k = self.rotate(q, table), self.rotate(k, table)
         if self.q_norm_rotated is not None and self.k_norm_rotated is not None:
             q, k = self.q_norm_rotated(q), self.k_norm_rotated(k)
+        k, v = remember(k, context, 0), remember(v, context, 1)
         mixed = self.core(q, k, v, context.mask)
         return self.output(self.merge(mixed))
+
+
+class CrossAttention(Attention):
+    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no other mask than padding.
+
+    Where sequences come in pieces, the memory is given once: its keys and values are kept.
+    """
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q = self.project.queries(x)  # type: ignore[operator]
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.q_norm_rotated is not None:
+            q = self.q_norm_rotated(q)
+        k, v = self.memory(context)
+        mixed = self.core(q, k, v, context.mask)
+        return self.output(self.merge(mixed))
+
+    def memory(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, [b, g, k, d] each."""
+        memory, cache = context.memory, context.cache
+        if memory is None:
+            assert cache is not None
+            return cache.tensors[0], cache.tensors[1]
+        k, v = self.project.keys_values(memory)  # type: ignore[operator]
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if self.k_norm_rotated is not None:
+            k = self.k_norm_rotated(k)
+        if cache is not None:
+            cache.tensors[0].copy_(k)
+            cache.tensors[1].copy_(v)
+        return k, v
 
 
 class FusedProjection(nn.Module):
@@ -87,14 +121,14 @@ class FusedProjection(nn.Module):
         self.qkv = Linear(config.d_model, [n * d for n in self.heads], bias=config.biases.q)
         self.split = Rearrange("b t (n d) -> b t n d", d=d)
 
-    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Cut before the heads move: the gradients are then joined in the layout of qkv's output, without a copy.
         q, k, v = self.split(self.qkv(x)).split_with_sizes(self.heads, dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 class SeparateProjection(nn.Module):
-    """Queries from x; keys and values from x or, in cross-attention, from the memory."""
+    """Queries, keys and values in a matrix each; in cross-attention keys and values come from another sequence."""
 
     def __init__(
         self, config: MultiHeadConfig, d_source: int, q_norm: nn.Module | None, k_norm: nn.Module | None
@@ -108,12 +142,23 @@ class SeparateProjection(nn.Module):
         self.k_norm = k_norm
         self.split = Rearrange("b t (n d) -> b n t d", d=d)
 
-    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        source = x if memory is None else memory
-        q, k, v = self.q(x), self.k(source), self.v(source)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return self.split(q), self.split(k), self.split(v)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = self.keys_values(x)
+        return self.queries(x), k, v
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[b, q, d_model] -> [b, h, q, d]."""
+        q = self.q(x)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        return self.split(q)
+
+    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, k, d_source] -> [b, g, k, d] twice."""
+        k, v = self.k(source), self.v(source)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        return self.split(k), self.split(v)
 
 
 class ScaledDotProduct(nn.Module):
@@ -127,13 +172,16 @@ class ScaledDotProduct(nn.Module):
         self.grouped = config.kv_heads != config.n_heads
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        causal = self.causal and mask is None
+        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
+            causal = False
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
+            is_causal=causal,
             scale=self.scale,
             enable_gqa=self.grouped,
         )
@@ -199,6 +247,10 @@ class MultiHeadConfig(AttentionConfig):
     def causal_flag(self) -> bool:
         return self.softcap is None
 
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...]:
+        return ((self.kv_heads, self.head_width), (self.kv_heads, self.head_width))
+
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:
         """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
 
@@ -208,16 +260,18 @@ class MultiHeadConfig(AttentionConfig):
         return ScaledDotProduct(self, causal=causal) if self.softcap is None else SoftCapped(self, self.softcap)
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        width, norm, rotated = self.head_width, self.qk_norm, self.qk_norm_rotated
         rotary = self.position if isinstance(self.position, RotaryConfig) else None
-        return Attention(
+        attention = Attention if d_memory is None else CrossAttention
+        return attention(
             project=self._build_projection(make, d_memory),
-            q_norm=make(self.qk_norm, self.head_width) if self.qk_norm else None,
-            k_norm=make(self.qk_norm, self.head_width) if self.qk_norm else None,
+            q_norm=make(norm, width) if norm else None,
+            k_norm=make(norm, width) if norm else None,
             rotate=rotary.build_rotation(self) if rotary else None,
-            q_norm_rotated=make(self.qk_norm_rotated, self.head_width) if self.qk_norm_rotated else None,
-            k_norm_rotated=make(self.qk_norm_rotated, self.head_width) if self.qk_norm_rotated else None,
+            q_norm_rotated=make(rotated, width) if rotated else None,
+            k_norm_rotated=make(rotated, width) if rotated else None,
             core=self.build_core(make, causal=causal),
-            output=Linear(self.n_heads * self.head_width, self.d_model, bias=self.biases.o, residual=True),
+            output=Linear(self.n_heads * width, self.d_model, bias=self.biases.o, residual=True),
         )
 
     def _build_projection(self, make: Make, d_memory: int | None) -> nn.Module:

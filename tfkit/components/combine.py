@@ -14,6 +14,7 @@ from tfkit.component import (
     Make,
     MaskedWire,
     NormConfig,
+    Pieces,
     Shared,
     Signal,
     Signals,
@@ -57,6 +58,9 @@ class AddConfig(BlockConfig):
         _same_width(signals)
         return signals[0]
 
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces()
+
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return Add()
 
@@ -87,6 +91,11 @@ class ConcatConfig(BlockConfig):
         _same_width(signals)
         masked = any(signal.mask for signal in signals)
         return Signal("sequence", width=signals[0].width, mask=OWN_MASK if masked else None)
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        if self.along == "length":
+            raise Invalid("along", "sequences that stand one after the other cannot be read in pieces")
+        return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         if self.along == "width":
@@ -141,6 +150,9 @@ class LinearConfig(BlockConfig):
         signal = expect(inputs, "input", "sequence", "vector")
         return Signal(signal.type, width=self.d_model, mask=signal.mask)
 
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces()
+
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return Linear(inputs["input"].width, self.d_model, bias=self.bias)
 
@@ -155,6 +167,9 @@ class NormBlockConfig(BlockConfig):
 
     def output(self, inputs: Signals) -> Signal:
         return expect(inputs, "input", "sequence", "vector")
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return make(self.norm, inputs["input"].width)

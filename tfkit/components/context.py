@@ -16,7 +16,7 @@ from tfkit.component import (
     RotaryConfig,
     ScoreBiasConfig,
 )
-from tfkit.nn import Context
+from tfkit.nn import Cache, Context, Past, count_positions
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,16 @@ class View:
             return cls(mask, prefix, flag)
         return cls(mask, prefix, flag, position, (attention.n_heads, attention.head_width), attention)
 
+    @property
+    def window(self) -> int | None:
+        """The last so many tokens are all that is ever read; None where it may be any."""
+        return None if self.mask.left is None or self.prefix else self.mask.left + 1
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the newest token reads everything that is kept."""
+        return self.mask.causal and (self.mask.left is None or self.window is not None)
+
     def build(self, make: Make) -> SharedContext:
         """Build the module that computes the shared part."""
         rotary = bias = None
@@ -52,56 +62,117 @@ class View:
             rotary = make(self.position, self.attention)
         elif isinstance(self.position, ScoreBiasConfig):
             bias = make(self.position, self.attention, self.mask.causal)
-        return SharedContext(self.mask, flag=self.flag, rotary=rotary, position=bias)
+        return SharedContext(self, rotary=rotary, position=bias)
 
 
 class SharedContext(nn.Module):
-    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention."""
+    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention.
 
-    def __init__(self, mask: MaskConfig, *, flag: bool, rotary: nn.Module | None, position: nn.Module | None) -> None:
+    Where sequences come in pieces, it says which slots of the caches the new tokens take and which are read: token p
+    has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
+    """
+
+    def __init__(self, view: View, *, rotary: nn.Module | None, position: nn.Module | None) -> None:
         super().__init__()
-        self.left = mask.left
-        self.right = mask.right
-        self.flag = flag
+        self.left = view.mask.left
+        self.right = view.mask.right
+        self.flag = view.flag
+        self.reads_all = view.reads_all
         self.rotary = rotary
         self.position = position
 
-    def forward(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Context:
-        positions = torch.arange(x.size(1), device=x.device)
+    def forward(
+        self, x: Tensor, padding: Tensor | None, prefix: Tensor | None, past: Past | None = None, n_slots: int = 0
+    ) -> Context:
+        cache: Cache | None = None
+        tokens, n_keys = padding, x.size(1)
+        if past is None:
+            queries = torch.arange(x.size(1), device=x.device)[None]
+            keys = queries
+        else:
+            n_keys = past.length
+            queries = count_positions(x, padding, past)
+            cache, keys, tokens = place(queries, padding, past, n_slots)
         rotary: Tensor | None = None
         if self.rotary is not None:
-            rotary = self.rotary(positions, x.size(1)).to(x.dtype)
-        visible = self.visible(positions, positions, padding, prefix)
+            rotary = self.rotary(queries, n_keys).to(x.dtype)
+        visible = self.visible(queries, keys, tokens, prefix, counted=past is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
-            bias = self.position(positions, positions).to(x.dtype)
+            bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None)
+        return Context(mask, rotary, None, cache)
 
-    def visible(self, queries: Tensor, keys: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Tensor | None:
+    def visible(
+        self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
+    ) -> Tensor | None:
         """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag says it, or it is all.
 
         Args:
-            queries: their positions, [q].
-            keys: their positions, [k].
-            padding: True where a key is a token, [b, k].
+            queries: their positions, [b or 1, q].
+            keys: their positions, [b or 1, k].
+            tokens: True where a key is a token, [b, k].
             prefix: how many tokens at the start every query reads, [b].
+            counted: whether positions leave padding out.
         """
         visible: Tensor | None = None
-        if padding is None and self.flag:
+        if tokens is None and self.flag and queries.size(1) == keys.size(1):
+            return visible
+        if tokens is None and self.reads_all and queries.size(1) == 1:
             return visible
         if self.right is not None:
-            visible = (keys[None, :] - queries[:, None] <= self.right)[None, None]
+            visible = keys[:, None, :] - queries[:, :, None] <= self.right
         if self.left is not None:
-            near = (queries[:, None] - keys[None, :] <= self.left)[None, None]
+            near = queries[:, :, None] - keys[:, None, :] <= self.left
             visible = near if visible is None else visible & near
         if prefix is not None and visible is not None:
-            index = keys[None, :] if padding is None else padding.long().cumsum(dim=1) - 1
-            visible = visible | (index < prefix[:, None])[:, None, None, :]
-        if padding is not None:
-            tokens = padding.to(torch.bool)[:, None, None, :]
-            visible = tokens if visible is None else visible & tokens
-        return visible
+            index = keys if tokens is None or counted else tokens.long().cumsum(dim=1) - 1
+            visible = visible | (index < prefix[:, None])[:, None, :]
+        if tokens is not None:
+            real = tokens.to(torch.bool)[:, None, :]
+            visible = real if visible is None else visible & real
+        return None if visible is None else visible[:, None]
+
+
+def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:
+    """Where the new tokens go, and what is read: positions of the keys [b or 1, k], and which are tokens [b, k].
+
+    Args:
+        queries: positions of the new tokens, [b or 1, t].
+        padding: True where they are tokens, [b, t].
+        past: what came before.
+        n_slots: slots of each cache, without the one for padding.
+    """
+    t, ragged = queries.size(1), padding is not None or past.lengths is not None
+    slots = torch.remainder(queries, n_slots)
+    if ragged:
+        stays = queries > queries[:, -1:] - n_slots
+        stays = stays if padding is None else stays & padding.to(torch.bool)
+        slots = torch.where(stays, slots, n_slots)
+    else:
+        slots = slots[0, max(0, t - n_slots) :]
+    nothing: list[Tensor] = []
+    if past.start == 0:
+        return Cache(nothing, slots, 0, 0), queries, padding
+    if past.start + t <= n_slots or t == 1:
+        after = min(past.start + t, n_slots)
+        keys = held(queries[:, -1:], after, n_slots)
+        return Cache(nothing, slots, 0, after), keys, keys >= 0 if ragged else None
+    before = min(past.start, n_slots)
+    lengths = past.lengths
+    last = torch.full((1, 1), past.start, device=queries.device) if lengths is None else lengths[:, None]
+    old = held(last - 1, before, n_slots).expand(queries.size(0), -1)
+    keys = torch.cat((old, queries), dim=1)
+    if not ragged:
+        return Cache(nothing, slots, before, 0), keys, None
+    new = torch.ones_like(queries, dtype=torch.bool) if padding is None else padding.to(torch.bool)
+    return Cache(nothing, slots, before, 0), keys, torch.cat((old >= 0, new), dim=1)
+
+
+def held(last: Tensor, n: int, n_slots: int) -> Tensor:
+    """Positions of the tokens in the first `n` slots, when the `last` one [b or 1, 1] is written; negative if none."""
+    slots = torch.arange(n, device=last.device)
+    return last - torch.remainder(last - slots, n_slots)
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from tfkit.component import (
     Make,
     MaskedWire,
     NormConfig,
+    Pieces,
     PositiveFloat,
     Probability,
     Shared,
@@ -29,7 +29,7 @@ from tfkit.component import (
     expect,
 )
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Program, Table, Value
+from tfkit.nn import Linear, Past, Program, Table, Value, count_positions
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -125,6 +125,7 @@ class EmbeddingConfig(BlockConfig):
         optional = any(signal.optional for signal in inputs.get("tables", ()))
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
         mask = program.input("mask", optional=True)
+        past = program.input("past", Past, optional=True) if self.position is not None else None
         if table is None:
             x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
         else:
@@ -134,16 +135,19 @@ class EmbeddingConfig(BlockConfig):
                 tables = OptionalTables if optional else ExtraTables
                 x = program.call("tables", tables(self.tables, self._width(stage)), x, ids)
             else:
-                x = self._stage(stage, make, program, x, mask)
+                x = self._stage(stage, make, program, x, mask, past)
         return program.build(x, "Embedding")
 
-    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value) -> Value:
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces(past=self.position is not None)
+
+    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None) -> Value:
         width = self._width(stage)
         if stage == "scale":
             factor = self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale
             return program.apply("scaled", operator.mul, x, factor)
         if stage == "position" and self.position is not None:
-            positions = program.call("positions", Positions(), x, mask)
+            positions = program.call("positions", Positions(), x, mask, past)
             added = program.call("position", make(self.position, width), positions)
             return program.call("add_position", AddLike(), x, added)
         if stage == "norm" and self.norm is not None:
@@ -160,12 +164,11 @@ class EmbeddingConfig(BlockConfig):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, [1, t] or, counted over the tokens that are not padding, [b, t]."""
+    """Positions of the tokens, counted over those that are not padding, [b or 1, t]."""
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is None:
-            return torch.arange(x.size(1), device=x.device)[None]
-        return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    def forward(self, x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
+        positions = count_positions(x, mask, past)
+        return positions if mask is None else positions.clamp(min=0)
 
 
 class AddLike(nn.Module):

@@ -17,6 +17,7 @@ from tfkit.component import (
     Make,
     MaskedWire,
     NormConfig,
+    Pieces,
     PositiveFloat,
     Probability,
     Shared,
@@ -84,6 +85,9 @@ class LMHeadConfig(BlockConfig):
                 help="`d_embed` projects to a narrower table first" if table.width != width else None,
             )
         return Signal("logits", width=self.vocab_size)
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program, width = Program(), self.d_embed or self.d_model
@@ -196,6 +200,9 @@ class ClassifierConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         expect(inputs, "input", "sequence", "vector", width=self.d_model)
         return Signal("logits", width=self.n_classes)
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program = Program()

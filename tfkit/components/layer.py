@@ -15,6 +15,7 @@ Parallel: https://arxiv.org/abs/2204.02311.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +36,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Program, Value
+from tfkit.nn import Context, Program, Value, later
 
 SublayerName = Literal["attention", "cross_attention", "ffn"]
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
@@ -159,6 +160,29 @@ class LayerConfig(Config):
             return self.cross_attention
         return self.attention.model_copy(update={"position": None, "mask": None})
 
+    def attention_of(self, sublayer: SublayerName) -> AttentionConfig:
+        """The config of one of the two attentions, which the layer has."""
+        attention = self.attention if sublayer == "attention" else self.cross()
+        assert attention is not None
+        return attention
+
+    def kept(self, sublayer: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
+        """Heads and width of what the attentions of that name keep of each token, for all of them in their order.
+
+        Raises `Invalid` when one cannot be decoded token by token.
+        """
+        found: list[tuple[int, int]] = []
+        for step in self.steps(memory=memory):
+            if step.sublayer != sublayer:
+                continue
+            attention = self.attention_of(sublayer)
+            if attention.kept is None:
+                raise Invalid(
+                    sublayer, f"attention `{attention.kind_name()}` keeps nothing of the tokens that it reads"
+                )
+            found += attention.kept
+        return found
+
     def steps(self, *, memory: bool) -> list[Step]:
         """The layer's program with the placement spelled out; with cross-attention if there is a `memory`."""
         given = self.sublayers
@@ -208,12 +232,16 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
     layer_input, norm = x, layer.norm_of_input()
     if norm is not None and any(step.reads_input for step in steps):
         layer_input = program.call("input_norm", make(norm, width), x)
+    seen: dict[str, int] = {}
     for step in steps:
         y = layer_input if step.reads_input else x
         if step.norm_in is not None:
             y = program.call(f"{step.name}_norm_in", make(step.norm_in, width), y)
         module = _build_sublayer(step.sublayer, layer, make, d_memory=d_memory, causal=causal)
-        y = program.call(step.name, module, y, *[contexts[step.sublayer]] if step.sublayer in contexts else [])
+        if step.sublayer == "ffn":
+            y = program.call(step.name, module, y)
+        else:
+            y = program.call(step.name, module, y, _context(program, step, layer, contexts, seen))
         if step.norm_out is not None:
             y = program.call(f"{step.name}_norm_out", make(step.norm_out, width), y)
         if layer.dropout:
@@ -224,14 +252,22 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
     return program.build(x, "Layer")
 
 
+def _context(
+    program: Program, step: Step, layer: LayerConfig, contexts: Mapping[str, Value], seen: dict[str, int]
+) -> Value:
+    """The context of an attention; where a layer has several of a kind, each keeps tensors of its own."""
+    context, before = contexts[step.sublayer], seen.get(step.sublayer, 0)
+    seen[step.sublayer] = before + len(layer.attention_of(step.sublayer).kept or ())
+    return program.apply(f"{step.name}_context", later, context, before) if before else context
+
+
 def _build_sublayer(
     name: SublayerName, layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool
 ) -> nn.Module:
     if name == "ffn":
         assert layer.ffn is not None
         return make(layer.ffn)
-    attention = layer.attention if name == "attention" else layer.cross()
-    assert attention is not None
+    attention = layer.attention_of(name)
     if name == "attention":
         return make(attention, d_memory=None, causal=causal)
     return make(attention, d_memory=d_memory, causal=False)

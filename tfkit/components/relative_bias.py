@@ -39,7 +39,7 @@ class T5BiasConfig(ScoreBiasConfig):
 
 
 class T5Bias(nn.Module):
-    """Positions of queries [q] and keys [k] -> [1, h, q, k]."""
+    """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k]."""
 
     def __init__(self, config: T5BiasConfig, n_heads: int, causal: bool) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class T5Bias(nn.Module):
         self.buckets = Table(config.n_buckets, n_heads)
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        offset = keys[None, :] - queries[:, None]
-        return self.buckets(self.bucket(offset)).permute(2, 0, 1)[None]
+        offset = keys[:, None, :] - queries[:, :, None]
+        return self.buckets(self.bucket(offset)).permute(0, 3, 1, 2)
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """Key position minus query position [q, k] -> index of its bucket."""
+        """Key position minus query position [b or 1, q, k] -> index of its bucket."""
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
         scale = (self.sides - self.near) / math.log(self.max_distance / self.near)
         far = self.near + (torch.log(distance.clamp(min=1).float() / self.near) * scale).long()

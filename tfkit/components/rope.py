@@ -67,7 +67,7 @@ class RopeConfig(RotaryConfig):
 
 
 class RotaryTable(nn.Module):
-    """Positions [t] -> cosines and signed sines [2, t, width], float32."""
+    """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32."""
 
     def __init__(self, frequencies: nn.Module, factor: float, style: str) -> None:
         super().__init__()
@@ -76,10 +76,10 @@ class RotaryTable(nn.Module):
         self.interleaved = style == "interleaved"
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
-        angles = torch.outer(positions.float(), self.frequencies(n_keys, positions.device))
+        angles = positions[:, None, :, None].float() * self.frequencies(n_keys, positions.device)
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
         if self.interleaved:
-            cos, sin = torch.stack((cos, cos), dim=-1).flatten(1), torch.stack((-sin, sin), dim=-1).flatten(1)
+            cos, sin = torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
         else:
             cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return torch.stack((cos, sin))

@@ -14,21 +14,24 @@ from torch import Tensor, nn
 from tfkit.component import (
     BlockConfig,
     Count,
+    Kept,
+    LengthsWire,
     Make,
     MaskConfig,
     MaskedWire,
+    MemoryWire,
     NormConfig,
+    Pieces,
     Signal,
     Signals,
-    Wire,
     divisors,
     expect,
 )
 from tfkit.components.context import SharedContext, View, additive
-from tfkit.components.layer import LayerConfig, build_layer
+from tfkit.components.layer import LayerConfig, SublayerName, build_layer
 from tfkit.components.pattern import BASE, LayersConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context
+from tfkit.nn import Cache, Context, Past, own
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -87,6 +90,29 @@ class StackConfig(LayerConfig, BlockConfig):
         signal = expect(inputs, "input", "sequence", width=self.d_model)
         return Signal("sequence", width=self.d_model, mask=signal.mask)
 
+    def view(self, layer: LayerConfig, inputs: Signals) -> View:
+        """What a layer's self-attention shares with that of others."""
+        given = layer.attention.mask if layer.attention else None
+        return View.of(layer.attention, given or self.default_mask(), prefix="prefix" in inputs)
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        cache: list[Kept] = []
+        memory_cache: list[Kept] = []
+        for path, layer in self.distinct():
+            if layer.attention is not None and not self.view(layer, inputs).mask.causal:
+                raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
+        for _, layer in self.plan():
+            window = self.view(layer, inputs).window
+            kept = [Kept(*one, window) for one in layer.kept("attention", memory="memory" in inputs)]
+            crossed = [Kept(*one) for one in layer.kept("cross_attention", memory="memory" in inputs)]
+            cache += kept * self.repeats()
+            memory_cache += crossed * self.repeats()
+        return Pieces(past=True, cache=tuple(cache), memory_cache=tuple(memory_cache))
+
+    def repeats(self) -> int:
+        """How many times in a row each layer runs."""
+        return self.n_layers // len(self.plan())
+
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         memory: Signal | None = inputs.get("memory")
         d_memory = None if memory is None else memory.width
@@ -94,9 +120,7 @@ class StackConfig(LayerConfig, BlockConfig):
         names: dict[View, str] = {}
         layers, views = [], []
         for name, layer in self.plan():
-            given = layer.attention.mask if layer.attention else None
-            mask = given or self.default_mask()
-            view = View.of(layer.attention, mask, prefix="prefix" in inputs)
+            view = self.view(layer, inputs)
             if view not in names:
                 names[view] = name
                 shared[name] = view.build(make)
@@ -109,9 +133,15 @@ class StackConfig(LayerConfig, BlockConfig):
             shared={name: shared[name] for name in order},
             layers=layers,
             views=[order.index(name) for name in views],
-            repeats=self.n_layers // len(layers),
+            kept=[self._n_kept(layer, "attention", memory) for _, layer in self.plan()],
+            memory_kept=[self._n_kept(layer, "cross_attention", memory) for _, layer in self.plan()],
+            repeats=self.repeats(),
             final_norm=None if norm is None else make(norm, self.d_model),
         )
+
+    def _n_kept(self, layer: LayerConfig, sublayer: SublayerName, memory: Signal | None) -> int:
+        steps = layer.steps(memory=memory is not None)
+        return sum(len(layer.attention_of(sublayer).kept or ()) for step in steps if step.sublayer == sublayer)
 
 
 class EncoderConfig(StackConfig):
@@ -135,9 +165,9 @@ class DecoderConfig(StackConfig):
     """Layers that read only what came before; with a memory, they have cross-attention too."""
 
     block: Literal["decoder"] = "decoder"
-    memory: MaskedWire | None = None
+    memory: MemoryWire | None = None
     """The sequence that cross-attention reads."""
-    prefix: Wire | None = None
+    prefix: LengthsWire | None = None
     """An input of lengths: so many first tokens are read by every query."""
 
     def default_mask(self) -> MaskConfig:
@@ -182,7 +212,11 @@ class DecoderConfig(StackConfig):
 
 
 class Stack(nn.Module):
-    """Layers one after the other; [b, t, d_model] -> the same."""
+    """Layers one after the other; [b, t, d_model] -> the same.
+
+    Where the sequence comes in pieces, `cache` has the tensors that the attentions keep, in the order in which they
+    run, and `past` says how much came before.
+    """
 
     def __init__(
         self,
@@ -190,6 +224,8 @@ class Stack(nn.Module):
         shared: dict[str, SharedContext],
         layers: Sequence[nn.Module],
         views: list[int],
+        kept: list[int],
+        memory_kept: list[int],
         repeats: int,
         final_norm: nn.Module | None,
     ) -> None:
@@ -197,35 +233,67 @@ class Stack(nn.Module):
         self.shared = nn.ModuleDict(shared)
         self.layers = nn.ModuleList(layers)
         self.views = views
+        self.kept = kept
+        self.memory_kept = memory_kept
         self.repeats = repeats
         self.final_norm = final_norm
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
-        contexts: list[Context] = []
-        for shared in self.shared.values():
-            contexts.append(shared(x, mask, prefix))
-        for i, layer in enumerate(self.layers):
-            for _ in range(self.repeats):
-                x = layer(x, contexts[self.views[i]])
-        return x if self.final_norm is None else self.final_norm(x)
-
-
-class MemoryStack(Stack):
-    """Layers that also read a memory."""
+        first = [repeats * sum(kept[: views.index(view)]) for view in range(len(shared))]
+        self.first_kept = [place if kept[views.index(view)] else -1 for view, place in enumerate(first)]
 
     def forward(
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        prefix: Tensor | None = None,
+        cache: list[Tensor] | None = None,
+        past: Past | None = None,
     ) -> Tensor:
-        contexts: list[Context] = []
-        for shared in self.shared.values():
-            contexts.append(shared(x, mask, None))
-        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
-        cross = Context(tokens, None, memory)
+        contexts = self.contexts(x, mask, prefix, cache, past)
+        place = 0
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
-                x = layer(x, contexts[self.views[i]], cross)
+                x = layer(x, own(contexts[self.views[i]], cache, place, self.kept[i]))
+                place += self.kept[i]
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def contexts(
+        self, x: Tensor, mask: Tensor | None, prefix: Tensor | None, cache: list[Tensor] | None, past: Past | None
+    ) -> list[Context]:
+        """What self-attention receives, by view."""
+        if past is not None:
+            assert past.start + x.size(1) <= past.length, "the cache is full"
+        contexts: list[Context] = []
+        for i, shared in enumerate(self.shared.values()):
+            n_slots = 0
+            if cache is not None and self.first_kept[i] >= 0:
+                n_slots = cache[self.first_kept[i]].size(2) - 1
+            contexts.append(shared(x, mask, prefix, past, n_slots))
+        return contexts
+
+
+class MemoryStack(Stack):
+    """Layers that also read a memory. Where the sequence comes in pieces, it is given with the first one."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: list[Tensor] | None = None,
+        memory_cache: list[Tensor] | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
+        contexts = self.contexts(x, mask, None, cache, past)
+        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
+        place = memory_place = 0
+        for i, layer in enumerate(self.layers):
+            for _ in range(self.repeats):
+                kept: Cache | None = None
+                if memory_cache is not None:
+                    kept = Cache(memory_cache[memory_place : memory_place + self.memory_kept[i]], x, 0, 0)
+                cross = Context(tokens, None, memory, kept)
+                x = layer(x, own(contexts[self.views[i]], cache, place, self.kept[i]), cross)
+                place += self.kept[i]
+                memory_place += self.memory_kept[i]
         return x if self.final_norm is None else self.final_norm(x)

@@ -29,6 +29,11 @@ class Node:
     signals: Mapping[str, Any]
     output: Signal
 
+    @property
+    def makes_mask(self) -> bool:
+        """Whether the block returns (value, mask) instead of a value."""
+        return self.output.mask == f"{self.name}_mask"
+
 
 @dataclass(frozen=True)
 class Graph:

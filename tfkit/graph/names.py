@@ -5,14 +5,15 @@ from __future__ import annotations
 import keyword
 
 RESERVED = frozenset(
-    """add_module add_submodule apply bfloat16 buffers call_super_init children code compile components cpu cuda
+    """add_module add_submodule apply bfloat16 buffers cache call_super_init children code compile components cpu cuda
     delete_all_unused_submodules delete_submodule double dump_patches eval extra_repr float forward get_buffer
-    get_extra_state get_parameter get_submodule graph half ipu load_state_dict meta modules mtia named_buffers
-    named_children named_modules named_parameters parameters print_readable recompile requires_grad_ self
+    get_extra_state get_parameter get_submodule graph half ipu keep load_state_dict meta modules mtia named_buffers
+    named_children named_modules named_parameters parameters past print_readable recompile requires_grad_ self
     set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
     train training type xpu zero_grad""".split()  # noqa: SIM905
 )
-"""Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these."""
+"""Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these, or
+they are arguments where a sequence is read in pieces."""
 
 
 def is_identifier(name: str) -> bool:

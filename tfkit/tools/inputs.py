@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from tfkit.component import Config
 from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
 from tfkit.graph.order import as_list
 
 LENGTH = 16
@@ -33,7 +33,7 @@ def random_inputs(
         dtype: type of features; torch's default unless given.
         seed: the same seed gives the same inputs.
     """
-    length = length or min([LENGTH, *_limits(graph)])
+    length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)
     made: dict[str, Tensor] = {}
     for name, config in graph.spec.model.inputs.items():
@@ -59,19 +59,3 @@ def _rows(graph: Graph, name: str) -> Iterator[int]:
                 yield value[name]
             elif table is not None and table.rows is not None:
                 yield table.rows
-
-
-def _limits(graph: Graph) -> Iterator[int]:
-    """Every `max_len` in the model."""
-    pending: list[object] = [node.config for node in graph.nodes]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Config):
-            values = {name: getattr(part, name) for name in type(part).model_fields}
-            if isinstance(values.get("max_len"), int):
-                yield values["max_len"]
-            pending += values.values()
-        elif isinstance(part, dict):
-            pending += part.values()
-        elif isinstance(part, tuple):
-            pending += part

@@ -96,7 +96,7 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
     weights = []
     for path, parameter in model.named_parameters():
         module, node = path.rpartition(".")[0], path.partition(".")[0]
-        owner, slot = _owner(module, model.components)
+        owner, slot = _owner(module, model.meta["components"])
         component = _component(owner, slot, blocks[node])
         label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
         embedding = node in tables and isinstance(modules[module], nn.Embedding)

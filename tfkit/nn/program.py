@@ -1,72 +1,11 @@
-"""The torch side of the contract: what every component's module is built from or called with.
-
-Annotations are evaluated here, because TorchScript does not resolve those of a `NamedTuple` that are text.
-"""
+"""Modules whose `forward` is written as straight-line code: the model, its layers, its embeddings and heads."""
 
 import hashlib
 import linecache
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
-import torch
 from torch import Tensor, fx, nn
-
-
-class Context(NamedTuple):
-    """What attention receives besides x. Computed once per forward by the stack, for all layers that share it.
-
-    b batch, h heads, q queries, k keys.
-    """
-
-    mask: Tensor | None
-    """Which keys a query reads: bool, True to read, or float, added to the scores; [b or 1, h or 1, q or 1, k]. None
-    hides nothing, or only later keys where the module was built with `causal`."""
-    rotary: Tensor | None
-    """The table of the rotary positions, for the rotation of the same kind."""
-    memory: Tensor | None
-    """The sequence that cross-attention reads, [b, k, d_memory]; None in self-attention."""
-
-
-class Linear(nn.Linear):
-    """A linear layer whose weights are filled by the spec's `init`, not on construction.
-
-    Args:
-        d_in: width of the input.
-        d_out: widths of the parts of the output; several for projections that are fused into one.
-        bias: whether it has a bias.
-        residual: whether the output is added to the residual stream.
-    """
-
-    def __init__(self, d_in: int, d_out: int | Sequence[int], *, bias: bool, residual: bool = False) -> None:
-        self.parts = [d_out] if isinstance(d_out, int) else list(d_out)
-        self.residual = residual
-        super().__init__(d_in, sum(self.parts), bias=bias)
-
-    def reset_parameters(self) -> None:
-        """Nothing: the builder fills the weights once they have a place in memory."""
-
-
-class Table(nn.Embedding):
-    """An embedding table whose weights are filled by the spec's `init`, not on construction."""
-
-    def reset_parameters(self) -> None:
-        """Nothing: the builder fills the weights once they have a place in memory."""
-
-
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of `scores` [b, h, q, k] over the keys that `mask` (see `Context`) lets through.
-
-    A query that may read no key gets zeros, as in `scaled_dot_product_attention`, and no NaN in either direction.
-    """
-    if mask is None:
-        return torch.softmax(scores, dim=-1)
-    hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
-    if mask.dtype != torch.bool:
-        scores = scores + mask.masked_fill(hidden, 0.0)
-    unreadable = hidden.all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(hidden & ~unreadable, -math.inf), dim=-1)
-    return weights.masked_fill(unreadable, 0.0)
 
 
 class Value(str):
@@ -110,6 +49,10 @@ class Program:
     def weight(self, path: str) -> Value:
         """A parameter of a child by its dotted path."""
         return self._add("get_attr", path.replace(".", "_"), path, (), {})
+
+    def hold(self, name: str, module: nn.Module) -> None:
+        """Make `module` the child `name` for the sake of its weights, without a call."""
+        self._children[name] = module
 
     def _add(self, op: str, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         self._steps.append(Step(op, name, target, args, kwargs))

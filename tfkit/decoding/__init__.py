@@ -1,0 +1,1 @@
+"""Reading sequences in pieces, and writing them token by token."""

@@ -1,0 +1,198 @@
+"""A model that reads sequences in pieces: what attention needs of earlier tokens is kept, each token is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.decoding.pieces import take_apart
+from tfkit.errors import listing
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.nn import Past
+
+
+class CachedModel:
+    """A built model that reads sequences in pieces, with the results that it has for the whole.
+
+        cached = tfkit.CachedModel(model.eval(), length=256)
+        logits = cached(prompt)                               # [b, t, vocab_size]
+        logits = cached(logits[:, -1:].argmax(dim=-1))        # [b, 1, vocab_size]
+
+    The caches are made once for `length` tokens; of a sliding window, for those within it. Padding is not kept: each
+    sequence of a batch has the positions that it would have alone.
+
+    Args:
+        model: what `tfkit.build` returned, in eval mode.
+        length: the most tokens that a sequence may have, padding included; the model's `max_len` unless given. Rotary
+            scalings that depend on the length of the sequence take this one.
+        compile: compile the step of one token with `torch.compile`. It reads all of the caches, so that its shapes stay
+            the same and it is compiled once.
+
+    Raises:
+        SpecError: the model needs its sequence as a whole, as an encoder does.
+        ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
+    """
+
+    def __init__(self, model: fx.GraphModule, *, length: int | None = None, compile: bool = False) -> None:
+        graph = graph_of(model)
+        if model.training:
+            raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
+        self.length = _checked_length(length, graph)
+        self.used = 0
+        self._parts = take_apart(graph)
+        self._graph = graph
+        self.model = model
+        self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
+        self._stepping = stepping_module(model, graph, self._parts)
+        self._takes = {str(node.target) for node in self._stepping.graph.find_nodes(op="placeholder")}
+        self._compiled = torch.compile(self._stepping, fullgraph=True, dynamic=False) if compile else None
+        self._batch: int | None = None
+        self._cache: dict[str, list[Tensor]] = {}
+        self._lengths: Tensor | None = None
+        self._first: dict[str, Tensor] = {}
+        self._always: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def start(self, batch: int, **inputs: Tensor) -> None:
+        """Forget all sequences, and read what is given once for new ones: the input of an encoder, a prefix.
+
+        Args:
+            batch: number of sequences.
+            inputs: by the names of the spec, a padding mask as `NAME_mask`.
+
+        Raises:
+            ValueError: an input is missing, unknown, or of another batch.
+        """
+        wanted = self._parts.given_once
+        _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
+        for name, value in inputs.items():
+            if value.size(0) != batch:
+                raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
+        made = self._reading(**inputs) if self._reading is not None else []
+        values = dict(inputs) | dict(zip(made_once(self._parts), made, strict=True))
+        lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
+        self._batch, self.used, self._lengths = batch, 0, None
+        self._always = {n: x for n, x in values.items() if n in self._takes and (n.endswith("_mask") or n in lengths)}
+        self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
+        self._make_caches(batch)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, *, keep: int = 0, **inputs: Tensor) -> Tensor:
+        """Read the next piece of each sequence.
+
+        Args:
+            tokens: [b, t], the next tokens.
+            mask: bool [b, t], True where there is a token. Padding may stand anywhere.
+            keep: make logits of so many last positions; of all if 0.
+            inputs: further inputs that come in pieces, by the names of the spec.
+
+        Returns:
+            Logits [b, t or keep, vocab_size], or whatever the model returns.
+
+        Raises:
+            ValueError: no place is left, or the tokens are not those of the sequences that were begun.
+        """
+        if self._batch is None:
+            self.start(tokens.size(0))
+        self._check_piece(tokens, mask, inputs)
+        if self._lengths is None and (mask is not None or self._compiled is not None):
+            self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
+        given = self._always | inputs | (self._first if self.used == 0 else {})
+        main = self._parts.given_again[0]
+        given[main] = tokens
+        if mask is not None and f"{main}_mask" in self._takes:
+            given[f"{main}_mask"] = mask
+        result = self._step(given, tokens.size(1), keep)
+        self.used += tokens.size(1)
+        if self._lengths is not None:
+            self._lengths = self._lengths + (tokens.size(1) if mask is None else mask.sum(dim=1))
+        return result
+
+    def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:
+        if self._compiled is None or t > 1 or self.used == 0:
+            return self._stepping(
+                **given, past=Past(self.used, self.length, self._lengths), cache=self._cache, keep=keep
+            )
+        past = Past(self.length - 1, self.length, self._lengths)
+        return self._compiled(**given, past=past, cache=self._cache, keep=0)
+
+    def repeat(self, n: int) -> None:
+        """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt."""
+        assert self._batch is not None, "nothing was read that could be repeated"
+        self._batch *= n
+        self._cache = {
+            name: [tensor.repeat_interleave(n, dim=0) for tensor in tensors] for name, tensors in self._cache.items()
+        }
+        self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
+        self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
+
+    def _make_caches(self, batch: int) -> None:
+        """Make the caches, or keep those that fit. New ones are zero: a mask hides a number, but not what is none."""
+        parameter = next(self.model.parameters())
+        device, dtype = parameter.device, parameter.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        for name, shapes in self._shapes(batch).items():
+            fits = [(shape, dtype, device) for shape in shapes]
+            if [(tensor.shape, tensor.dtype, tensor.device) for tensor in self._cache.get(name, [])] != fits:
+                self._cache[name] = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+    def _shapes(self, batch: int) -> dict[str, list[tuple[int, int, int, int]]]:
+        """The shapes of all caches; what is written in pieces has one slot more, for padding."""
+        shapes = {}
+        for name, (node, pieces) in self._parts.again.items():
+            if pieces.cache:
+                slots = [min(one.window or self.length, self.length) for one in pieces.cache]
+                shapes[name] = [
+                    (batch, one.heads, n + 1, one.width) for one, n in zip(pieces.cache, slots, strict=True)
+                ]
+            if pieces.memory_cache:
+                memory = self._first[str(node.wires["memory"])]
+                shapes[f"{name}.memory"] = [
+                    (batch, one.heads, memory.size(1), one.width) for one in pieces.memory_cache
+                ]
+        return shapes
+
+    def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:
+        if tokens.size(0) != self._batch:
+            raise ValueError(f"{tokens.size(0)} rows of tokens, and {self._batch} sequences were begun: call `start`")
+        if mask is not None and mask.shape != tokens.shape[:2]:
+            raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {tuple(tokens.shape[:2])}")
+        t = tokens.size(1)
+        if self.used + t > self.length:
+            message = f"{t} more tokens do not fit: {self.used} of {self.length} places are taken"
+            raise ValueError(message)
+        optional = {name for name in self._parts.given_again if self._graph.inputs[name].optional}
+        wanted = self._parts.given_again[1:]
+        _check_names(inputs, [name for name in wanted if name not in optional], wanted)
+        for name, value in self._always.items():
+            if self.used == 0 and name in self._parts.given_once and value.numel() and int(value.max()) > t:
+                raise ValueError(
+                    f"`{name}` is up to {int(value.max())}, and the first piece has {t} tokens: it is read at once"
+                )
+
+
+def _checked_length(length: int | None, graph: Graph) -> int:
+    limit = max_len(graph)
+    length = limit if length is None else length
+    if length is None:
+        raise ValueError(f"`{graph.name}` has no max_len: say how long sequences may be, `length=...`")
+    if length < 1:
+        raise ValueError(f"length ({length}) must be positive")
+    if limit is not None and length > limit:
+        raise ValueError(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}")
+    return length
+
+
+def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: Collection[str]) -> None:
+    """Raise ValueError when an input is missing, or unknown; each known one may bring its mask."""
+    if missing := [name for name in required if name not in given]:
+        raise ValueError(f"missing: {listing(missing)}")
+    if unknown := [name for name in given if name.removesuffix("_mask") not in known]:
+        raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(known) or 'nothing'}")

@@ -1,0 +1,86 @@
+"""The modules that run the two parts of a model: the calls are written anew, what is called is the model's own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, fx
+
+from tfkit.builder import call, masks_in_use
+from tfkit.component import Pieces
+from tfkit.decoding.pieces import Parts
+from tfkit.graph.expand import Graph, Node, table_owner
+from tfkit.nn import Past, Program, Value
+
+
+def reading_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.GraphModule:
+    """What runs when a sequence begins: the inputs given once, and their masks -> a list of `made_once`."""
+    program = Program()
+    values = {name: program.input(name) for name in parts.given_once}
+    values |= _masks(program, graph, parts.given_once, parts.once)
+    for node in parts.once:
+        _hold_tables(program, model, graph, node)
+        values |= call(program, graph, node, model.get_submodule(node.name), values)
+    return program.build_graph_module([values[name] for name in made_once(parts)], "Reading")
+
+
+def made_once(parts: Parts) -> list[str]:
+    """The values and masks that the first part hands to the second."""
+    read = [node for node in parts.once if node.name in parts.read_once]
+    return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
+
+
+def stepping_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.GraphModule:
+    """What runs for each piece.
+
+    Its forward takes the inputs that come in pieces; `past`, a `tfkit.nn.Past`; `cache`, the caches by name; `keep`,
+    the number of last positions to make logits of, 0 for all; then padding masks, and what is read once.
+    """
+    program, nodes = Program(), [node for node, _ in parts.again.values()]
+    optional = [name for name in parts.given_again if graph.inputs[name].optional]
+    values = {name: program.input(name) for name in parts.given_again if name not in optional}
+    past, cache = program.input("past", Past), program.input("cache", dict[str, list[Tensor]])
+    keep = program.input("keep", int)
+    values |= {name: program.input(name, optional=True) for name in (*optional, *parts.read_once)}
+    values |= _masks(program, graph, (*parts.given_again, *parts.read_once), nodes)
+    for node, pieces in parts.again.values():
+        _hold_tables(program, model, graph, node)
+        seen = values
+        if node.output.type == "logits" and node.signals["input"].type == "sequence":
+            source = str(node.wires["input"])
+            seen = values | {source: program.apply(f"{source}_last", last, values[source], keep)}
+        module, further = model.get_submodule(node.name), _further(program, node, pieces, past, cache)
+        values |= call(program, graph, node, module, seen, **further)
+    outputs = [values[name] for name in graph.outputs]
+    return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
+
+
+def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:
+    """The padding masks of inputs and nodes, as arguments, where one of the `nodes` reads them."""
+    signals = [graph.inputs[name] if name in graph.inputs else graph.node(name).output for name in sources]
+    names = dict.fromkeys(signal.mask for signal in signals if signal.mask in masks_in_use(nodes))
+    return {name: program.input(name, optional=True) for name in names if name is not None}
+
+
+def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:
+    further: dict[str, Any] = {"past": past} if pieces.past else {}
+    if pieces.cache:
+        further["cache"] = program.apply(f"{node.name}_cache", operator.getitem, cache, node.name)
+    if pieces.memory_cache:
+        name = f"{node.name}.memory"
+        further["memory_cache"] = program.apply(f"{node.name}_memory_cache", operator.getitem, cache, name)
+    return further
+
+
+def _hold_tables(program: Program, model: fx.GraphModule, graph: Graph, node: Node) -> None:
+    """Bring along the owner of a table that the node uses: it may run in the other part."""
+    if isinstance(tie := node.wires.get("tie"), str):
+        owner = table_owner(graph, tie)
+        program.hold(owner, model.get_submodule(owner))
+
+
+def last(x: Tensor, keep: int) -> Tensor:
+    """The last `keep` positions of x [b, t, ...]; all of them if 0."""
+    return x if keep == 0 else x[:, -keep:]

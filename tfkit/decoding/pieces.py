@@ -1,0 +1,86 @@
+"""A graph taken apart: what runs once for a sequence, and what runs for each piece of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfkit.component import Pieces, WireMarker, marker
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.order import as_list
+from tfkit.spec.complaints import refused
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The two parts of a model that reads a sequence in pieces."""
+
+    once: tuple[Node, ...]
+    """The nodes that run when a sequence begins: an encoder."""
+    again: dict[str, tuple[Node, Pieces]]
+    """The nodes that run for every piece, by name, with what they need for it."""
+    given_once: tuple[str, ...]
+    """Inputs of the model that are given when a sequence begins."""
+    given_again: tuple[str, ...]
+    """Inputs that come in pieces; the first is the one whose tokens are predicted."""
+    read_once: tuple[str, ...]
+    """Inputs and nodes of the first part that the second one reads."""
+
+
+def take_apart(graph: Graph) -> Parts:
+    """Take a graph apart; raises SpecError when the model needs its sequence as a whole."""
+    nodes = {node.name: node for node in graph.nodes}
+    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
+    read_once = {
+        source: None
+        for name in flowing
+        if name in nodes
+        for field, sources in nodes[name].wires.items()
+        if wire_of(nodes[name], field).whole
+        for source in as_list(sources)
+    }
+    fixed = _reached(list(read_once), nodes, whole=True)
+    for name in fixed:
+        if name in flowing:
+            raise SpecError(Diagnostic(f"`{name}` is read as a whole and in pieces", path=f"graph.{name}"))
+    again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
+    given_again = [name for name in graph.inputs if name in flowing]
+    return Parts(
+        once=tuple(node for node in graph.nodes if node.name in fixed),
+        again=again,
+        given_once=tuple(name for name in graph.inputs if name in fixed),
+        given_again=tuple(sorted(given_again, key=lambda name: graph.inputs[name].optional)),
+        read_once=tuple(read_once),
+    )
+
+
+def wire_of(node: Node, field: str) -> WireMarker:
+    """The marker of a field that is a wire."""
+    found = marker(type(node.config).model_fields[field], WireMarker)
+    assert found is not None
+    return found
+
+
+def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[str, None]:
+    """The named nodes and inputs and all that they read, directly or not; what is read as a whole only if `whole`."""
+    seen: dict[str, None] = {}
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen[name] = None
+        for field, sources in nodes[name].wires.items() if name in nodes else ():
+            wire = wire_of(nodes[name], field)
+            if wire.value == "output" and (whole or not wire.whole):
+                pending += as_list(sources)
+    return seen
+
+
+def _pieces(node: Node, graph: Graph) -> Pieces:
+    try:
+        return node.config.pieces(node.signals)
+    except Invalid as wrong:
+        complaint = refused(wrong, ("graph", node.name), graph.spec.provenance)
+        note = f"`{graph.name}` cannot be decoded token by token"
+        raise SpecError(Diagnostic(complaint.message, complaint.span, complaint.path, (note,))) from None

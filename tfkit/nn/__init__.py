@@ -1,0 +1,22 @@
+"""The torch side of the contract: what every component's module is built from or called with."""
+
+from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
+from tfkit.nn.layers import Linear, Table, masked_softmax
+from tfkit.nn.program import Program, Value, Written, written_class
+
+__all__ = [
+    "Cache",
+    "Context",
+    "Linear",
+    "Past",
+    "Program",
+    "Table",
+    "Value",
+    "Written",
+    "count_positions",
+    "later",
+    "masked_softmax",
+    "own",
+    "remember",
+    "written_class",
+]

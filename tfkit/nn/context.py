@@ -1,0 +1,109 @@
+"""What attention receives besides x, and what it keeps of the tokens that it has read.
+
+Annotations are evaluated here, because TorchScript does not resolve those of a `NamedTuple` that are text.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Past(NamedTuple):
+    """How much of each sequence was read before, when sequences are read in pieces."""
+
+    start: int
+    """Columns read before, padding among them: no sequence has more tokens than these."""
+    length: int
+    """Columns that the caches are made for."""
+    lengths: Tensor | None
+    """Tokens read before, by sequence, [b]; None where that is `start` for all."""
+
+
+class Cache(NamedTuple):
+    """What one attention keeps of each token, where the new tokens go, and what is read.
+
+    There are three cases. At the start, the new tokens alone are read: `before` and `after` are 0. Where the slots hold
+    all that may be read, old and new, `after` of them are read once the new tokens are written. Where new tokens
+    overwrite what others of them still read, `before` of the slots are read together with the new tokens.
+    """
+
+    tensors: list[Tensor]
+    """[b, heads, slots + 1, width] each; the last slot takes what padding would write."""
+    slots: Tensor
+    """The slots of the last so many new tokens: [t], or [b, t] where they differ by sequence."""
+    before: int
+    after: int
+
+
+class Context(NamedTuple):
+    """What attention receives besides x. Computed once per forward by the stack, for all layers that share it.
+
+    b batch, h heads, q queries, k keys.
+    """
+
+    mask: Tensor | None
+    """Which keys a query reads: bool, True to read, or float, added to the scores; [b or 1, h or 1, q or 1, k]. None
+    hides nothing, or only later keys where the module was built with `causal`."""
+    rotary: Tensor | None
+    """The table of the rotary positions of the new tokens, for the rotation of the same kind."""
+    memory: Tensor | None
+    """The sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once it is cached."""
+    cache: Cache | None = None
+    """What is kept of each token; None where sequences are read whole."""
+
+
+def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
+    """Positions of the tokens x [b, t, ...], counted over those that are not padding, [b or 1, t].
+
+    Padding has the position of the token in front of it, or one less than the first.
+    """
+    if mask is None:
+        positions = torch.arange(x.size(1), device=x.device)[None]
+    else:
+        positions = mask.long().cumsum(dim=1) - 1
+    if past is None:
+        return positions
+    lengths = past.lengths
+    return positions + past.start if lengths is None else positions + lengths[:, None]
+
+
+def remember(new: Tensor, context: Context, index: int) -> Tensor:
+    """Keep what attention computed of the new tokens, and return it for all tokens that it reads.
+
+    Args:
+        new: [b, heads, t, width], for instance the rotated keys.
+        context: of this forward; without a cache, `new` comes back.
+        index: which of the cache's tensors it is.
+    """
+    cache = context.cache
+    if cache is None:
+        return new
+    kept = cache.tensors[index]
+    seen = new = new.to(kept.dtype)
+    if cache.before > 0:
+        seen = torch.cat((kept[:, :, : cache.before], new), dim=2)
+    written = new[:, :, -cache.slots.size(-1) :]
+    if cache.slots.dim() == 1:
+        kept.index_copy_(2, cache.slots, written)
+    else:
+        rows = torch.arange(kept.size(0), device=kept.device)[:, None]
+        kept.transpose(1, 2).index_put_((rows, cache.slots), written.transpose(1, 2))
+    return seen if cache.after == 0 else kept[:, :, : cache.after]
+
+
+def own(context: Context, tensors: list[Tensor] | None, first: int, count: int) -> Context:
+    """The context of one layer: its own `count` tensors, from `first` on, in place of all layers'."""
+    cache = context.cache
+    if cache is None or tensors is None:
+        return context
+    part = Cache(tensors[first : first + count], cache.slots, cache.before, cache.after)
+    return Context(context.mask, context.rotary, context.memory, part)
+
+
+def later(context: Context, first: int) -> Context:
+    """The context of a further attention in the same layer: its tensors come behind the `first` ones."""
+    cache = context.cache
+    if cache is None:
+        return context
+    return own(context, cache.tensors, first, len(cache.tensors) - first)
