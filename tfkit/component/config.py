@@ -114,5 +114,8 @@ class Component(Config):
 class Make(Protocol):
     """What `build` is given: calls the `build` of a child's config, and remembers what the child is."""
 
+    recompute: bool
+    """Whether a layer keeps only its arguments for the backward, and runs a second time then."""
+
     def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
         """Build `config`; the further arguments are those that its slot's `build` takes."""

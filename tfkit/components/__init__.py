@@ -13,7 +13,9 @@ MODULES = (
     "alibi",
     "attention",
     "combine",
+    "decoder",
     "embedding",
+    "encoder",
     "feedforward",
     "head",
     "init",
@@ -23,7 +25,6 @@ MODULES = (
     "rope",
     "rope_scaling",
     "sinusoidal",
-    "stack",
 )
 
 

@@ -1,4 +1,4 @@
-"""Encoder and decoder: layers that repeat, differ by a pattern, or share their weights.
+"""A stack: layers that repeat, differ by a pattern, or share their weights. `encoder` and `decoder` are the two kinds.
 
 What all layers of the same attention share (mask, rotary table, position bias) is computed once per forward.
 """
@@ -6,7 +6,6 @@ What all layers of the same attention share (mask, rotary table, position bias) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,9 @@ from tfkit.component import (
     BlockConfig,
     Count,
     Kept,
-    LengthsWire,
     Make,
     MaskConfig,
     MaskedWire,
-    MemoryWire,
     NormConfig,
     Pieces,
     Signal,
@@ -27,11 +24,11 @@ from tfkit.component import (
     divisors,
     expect,
 )
-from tfkit.components.context import SharedContext, View, additive
+from tfkit.components.context import SharedContext, View
 from tfkit.components.layer import LayerConfig, SublayerName, build_layer
 from tfkit.components.pattern import BASE, LayersConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Cache, Context, Past, own
+from tfkit.nn import Context, Past, own, recomputed
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -90,6 +87,10 @@ class StackConfig(LayerConfig, BlockConfig):
         signal = expect(inputs, "input", "sequence", width=self.d_model)
         return Signal("sequence", width=self.d_model, mask=signal.mask)
 
+    def module(self, inputs: Signals) -> type[Stack]:
+        """The class of the module that runs the layers."""
+        return Stack
+
     def view(self, layer: LayerConfig, inputs: Signals) -> View:
         """What a layer's self-attention shares with that of others."""
         given = layer.attention.mask if layer.attention else None
@@ -127,88 +128,21 @@ class StackConfig(LayerConfig, BlockConfig):
             views.append(names[view])
             layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))
         norm = self.closing_norm()
-        stack = Stack if memory is None else MemoryStack
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
-        return stack(
+        return self.module(inputs)(
             shared={name: shared[name] for name in order},
             layers=layers,
             views=[order.index(name) for name in views],
             kept=[self._n_kept(layer, "attention", memory) for _, layer in self.plan()],
             memory_kept=[self._n_kept(layer, "cross_attention", memory) for _, layer in self.plan()],
             repeats=self.repeats(),
+            recompute=make.recompute,
             final_norm=None if norm is None else make(norm, self.d_model),
         )
 
     def _n_kept(self, layer: LayerConfig, sublayer: SublayerName, memory: Signal | None) -> int:
         steps = layer.steps(memory=memory is not None)
         return sum(len(layer.attention_of(sublayer).kept or ()) for step in steps if step.sublayer == sublayer)
-
-
-class EncoderConfig(StackConfig):
-    """Layers that read the whole sequence."""
-
-    block: Literal["encoder"] = "encoder"
-
-    def check(self) -> None:
-        """Refuse cross-attention: an encoder has no memory."""
-        super().check()
-        for path, layer in self.distinct():
-            if (place := layer.place_of_cross_attention()) is not None:
-                raise Invalid(
-                    f"{path}{place}",
-                    "an encoder has no cross-attention: it has no memory to read",
-                    help="use `block: decoder` and `memory: NODE`",
-                )
-
-
-class DecoderConfig(StackConfig):
-    """Layers that read only what came before; with a memory, they have cross-attention too."""
-
-    block: Literal["decoder"] = "decoder"
-    memory: MemoryWire | None = None
-    """The sequence that cross-attention reads."""
-    prefix: LengthsWire | None = None
-    """An input of lengths: so many first tokens are read by every query."""
-
-    def default_mask(self) -> MaskConfig:
-        return MaskConfig(right=0)
-
-    def check(self) -> None:
-        """Refuse a decoder that looks ahead, and cross-attention without a memory."""
-        super().check()
-        for path, layer in self.distinct():
-            mask = layer.attention.mask if layer.attention else None
-            if mask is not None and not mask.causal:
-                raise Invalid(
-                    f"{path}attention.mask{'' if mask.right is None else '.right'}",
-                    "a decoder's self-attention must not read later keys",
-                    help="write `right: 0`, or use `block: encoder` for attention in both directions",
-                )
-            place = layer.place_of_cross_attention()
-            if self.memory is None and place is not None:
-                raise Invalid(
-                    f"{path}{place}",
-                    "cross-attention needs a memory to read",
-                    help="add `memory: NODE` to the decoder",
-                )
-            steps = layer.steps(memory=self.memory is not None)
-            if self.memory is not None and not any(step.sublayer == "cross_attention" for step in steps):
-                raise Invalid(
-                    "memory",
-                    "`memory` has no effect: no sublayer reads it",
-                    help="add `cross_attention` to `sublayers`",
-                )
-            if self.memory is not None and layer.cross() is None:
-                raise Invalid("cross_attention", "a decoder with a memory needs `attention` or `cross_attention`")
-        if self.memory is not None and self.prefix is not None:
-            raise Invalid("prefix", "a decoder has either a memory or a prefix")
-
-    def output(self, inputs: Signals) -> Signal:
-        if "memory" in inputs:
-            expect(inputs, "memory", "sequence")
-        if "prefix" in inputs:
-            expect(inputs, "prefix", "lengths")
-        return super().output(inputs)
 
 
 class Stack(nn.Module):
@@ -227,6 +161,7 @@ class Stack(nn.Module):
         kept: list[int],
         memory_kept: list[int],
         repeats: int,
+        recompute: bool,
         final_norm: nn.Module | None,
     ) -> None:
         super().__init__()
@@ -236,6 +171,7 @@ class Stack(nn.Module):
         self.kept = kept
         self.memory_kept = memory_kept
         self.repeats = repeats
+        self.recompute = recompute
         self.final_norm = final_norm
         first = [repeats * sum(kept[: views.index(view)]) for view in range(len(shared))]
         self.first_kept = [place if kept[views.index(view)] else -1 for view, place in enumerate(first)]
@@ -252,7 +188,11 @@ class Stack(nn.Module):
         place = 0
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
-                x = layer(x, own(contexts[self.views[i]], cache, place, self.kept[i]))
+                context = own(contexts[self.views[i]], cache, place, self.kept[i])
+                if torch.jit.is_scripting() or not self.recompute:  # type: ignore[attr-defined]
+                    x = layer(x, context)
+                else:
+                    x = recomputed(layer, x, context)
                 place += self.kept[i]
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -269,31 +209,3 @@ class Stack(nn.Module):
                 n_slots = cache[self.first_kept[i]].size(2) - 1
             contexts.append(shared(x, mask, prefix, past, n_slots))
         return contexts
-
-
-class MemoryStack(Stack):
-    """Layers that also read a memory. Where the sequence comes in pieces, it is given with the first one."""
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        cache: list[Tensor] | None = None,
-        memory_cache: list[Tensor] | None = None,
-        past: Past | None = None,
-    ) -> Tensor:
-        contexts = self.contexts(x, mask, None, cache, past)
-        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
-        place = memory_place = 0
-        for i, layer in enumerate(self.layers):
-            for _ in range(self.repeats):
-                kept: Cache | None = None
-                if memory_cache is not None:
-                    kept = Cache(memory_cache[memory_place : memory_place + self.memory_kept[i]], x, 0, 0)
-                cross = Context(tokens, None, memory, kept)
-                x = layer(x, own(contexts[self.views[i]], cache, place, self.kept[i]), cross)
-                place += self.kept[i]
-                memory_place += self.memory_kept[i]
-        return x if self.final_norm is None else self.final_norm(x)

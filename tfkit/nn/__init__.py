@@ -2,7 +2,7 @@
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
 from tfkit.nn.layers import Linear, Table, masked_softmax
-from tfkit.nn.program import Program, Value, Written, written_class
+from tfkit.nn.program import Program, Value, Written, recomputed, written_class
 
 __all__ = [
     "Cache",
@@ -17,6 +17,7 @@ __all__ = [
     "later",
     "masked_softmax",
     "own",
+    "recomputed",
     "remember",
     "written_class",
 ]

@@ -5,7 +5,9 @@ import linecache
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
+import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Value(str):
@@ -73,6 +75,11 @@ class Program:
         for name, child in self._children.items():
             root.add_module(name, child)
         return fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+
+
+def recomputed(layer: nn.Module, *args: Any) -> Any:
+    """The result of a layer, of which only the arguments are kept for the backward: it then runs a second time."""
+    return checkpoint(layer, *args, use_reentrant=False) if torch.is_grad_enabled() else layer(*args)
 
 
 class Written(nn.Module):
