@@ -14,6 +14,7 @@ from tfkit.cli.options import Reader, command, json_option
 if TYPE_CHECKING:
     import torch
 
+    from tfkit.tools.cache import CacheSize
     from tfkit.tools.params import By, Params, Row
     from tfkit.tools.trial import Trial
 
@@ -198,10 +199,22 @@ def _summary(count: Params) -> str:
 
 
 def _notes(count: Params) -> Iterator[str]:
-    """What stands below the table: trainable and buffers, tied and shared weights."""
+    """What stands below the table: trainable and buffers, tied and shared weights, the KV cache."""
     frozen = count.total - count.trainable
     yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
     yield from count.notes
+    if count.cache is not None:
+        yield _cache_note(count.cache)
+
+
+def _cache_note(size: CacheSize) -> str:
+    from tfkit.tools.memory import bytes_text
+
+    each = f"{bytes_text(size.per_token)} per token"
+    if size.per_memory_token:
+        each += f", {bytes_text(size.per_memory_token)} per token of the memory"
+    whole = "" if size.at_max_len is None else f", {bytes_text(size.at_max_len)} at {size.max_len:,} tokens"
+    return f"KV cache in {size.dtype}: {each}{whole}"
 
 
 def _show_side_by_side(counts: Sequence[Params]) -> None:

@@ -132,6 +132,11 @@ class CachedModel:
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
         self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the caches take."""
+        return sum(tensor.nbytes for tensors in self._cache.values() for tensor in tensors)
+
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or keep those that fit. New ones are zero: a mask hides a number, but not what is none."""
         parameter = next(self.model.parameters())

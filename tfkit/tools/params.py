@@ -11,6 +11,7 @@ from torch import nn
 
 from tfkit.builder import build
 from tfkit.graph.expand import Graph, table_owner
+from tfkit.tools.cache import CacheSize, cache_size
 
 By = Literal["component", "node", "layer", "module"]
 
@@ -44,6 +45,8 @@ class Params:
     buffers: int
     notes: tuple[str, ...]
     """Which weights are tied or shared."""
+    cache: CacheSize | None
+    """What is kept of one sequence while it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def count_params(graph: Graph, by: By = "component") -> Params:
         trainable=sum(weight.count for weight in weights if weight.trainable),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         notes=(*_tied(graph, model), *_repeated(graph, model)),
+        cache=cache_size(graph),
     )
 
 

@@ -1,0 +1,56 @@
+"""What a model keeps of each token while it decodes: the KV cache, counted without making one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tfkit.component import Kept
+from tfkit.decoding.pieces import take_apart
+from tfkit.errors import SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes that are kept for one sequence."""
+
+    dtype: str
+    """Type of what is kept."""
+    per_token: int
+    """Of each token, as long as it is within every window."""
+    windows: tuple[int, ...]
+    """Layers with one of these windows keep no more tokens than that."""
+    per_memory_token: int
+    """Of each token that cross-attention reads."""
+    max_len: int | None
+    """The most tokens that the model is meant for."""
+    at_max_len: int | None
+    """Of a sequence of that length, without what cross-attention reads."""
+
+
+def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
+    """Count what a model keeps of one sequence; None if it needs its sequence as a whole, as an encoder does."""
+    try:
+        parts = take_apart(graph)
+    except SpecError:
+        return None
+    own = [one for _, pieces in parts.again.values() for one in pieces.cache]
+    memory = [one for _, pieces in parts.again.values() for one in pieces.memory_cache]
+    if not own:
+        return None
+    limit = max_len(graph)
+    return CacheSize(
+        dtype=str(dtype).removeprefix("torch."),
+        per_token=_values(own, 1) * dtype.itemsize,
+        windows=tuple(sorted({one.window for one in own if one.window is not None})),
+        per_memory_token=_values(memory, 1) * dtype.itemsize,
+        max_len=limit,
+        at_max_len=None if limit is None else _values(own, limit) * dtype.itemsize,
+    )
+
+
+def _values(kept: list[Kept], tokens: int) -> int:
+    return sum(one.heads * one.width * min(one.window or tokens, tokens) for one in kept)
