@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tfkit.component import (
     ActivationConfig,
@@ -29,7 +28,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Linear, Program
+from tfkit.nn import Linear, Program, linear
 
 
 class TransformConfig(Config):
@@ -123,7 +122,7 @@ class TiedOutput(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight, self.bias)
+        return linear(x, weight, self.bias)
 
 
 class PoolerConfig(BlockConfig):

@@ -1,7 +1,7 @@
 """The torch side of the contract: what every component's module is built from or called with."""
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
-from tfkit.nn.layers import Linear, Table, masked_softmax
+from tfkit.nn.layers import Linear, Softmax, Table, linear, masked_softmax
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class
 
 __all__ = [
@@ -10,11 +10,13 @@ __all__ = [
     "Linear",
     "Past",
     "Program",
+    "Softmax",
     "Table",
     "Value",
     "Written",
     "count_positions",
     "later",
+    "linear",
     "masked_softmax",
     "own",
     "recomputed",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Linear(nn.Linear):
@@ -24,6 +25,34 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: the builder fills the weights once they have a place in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
+
+LARGE = 2**19
+"""Elements of a weight from which on the kernel counts for more than its call."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Weight [d_out, d_in] times x [..., d_in], plus bias: `torch.nn.functional.linear`.
+
+    Large float32 weights on the CPU are multiplied by oneDNN where nothing needs a gradient: it reads them up to twice
+    as fast as what torch calls otherwise, and that is most of the time of a token (`tools/bench/README.md`).
+    """
+    if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
+        if weight.numel() >= LARGE and _onednn_takes(x, weight):
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def _onednn_takes(x: Tensor, weight: Tensor) -> bool:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    plain = weight.is_cpu and x.is_cpu and x.dtype == weight.dtype == torch.float32
+    return plain and weight.is_contiguous() and torch.backends.mkldnn.is_available()
 
 
 class Table(nn.Embedding):
@@ -46,3 +75,10 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     unreadable = hidden.all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(hidden & ~unreadable, -math.inf), dim=-1)
     return weights.masked_fill(unreadable, 0.0)
+
+
+class Softmax(nn.Module):
+    """`masked_softmax` as a module: what it returns are the attention weights, and a hook can read them."""
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return masked_softmax(scores, mask)
