@@ -78,7 +78,7 @@ class FailsConfig(tfkit.FFNConfig):
 def tfkit_register(register):
     register(FailsConfig)
 '''
-COMMANDS = ["build", "params", "list", "validate", "show", "diff", "schema", "components", "plugins"]
+COMMANDS = ["build", "params", "generate", "list", "validate", "show", "diff", "schema", "components", "plugins"]
 Golden = Callable[[str, str], None]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfkit.builder import build as build
     from tfkit.component import ActivationConfig as ActivationConfig
+    from tfkit.component import AttentionBackend as AttentionBackend
     from tfkit.component import AttentionConfig as AttentionConfig
     from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
     from tfkit.component import BlockConfig as BlockConfig
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from tfkit.component import optional_slot as optional_slot
     from tfkit.component import slot as slot
     from tfkit.decoding.cached import CachedModel as CachedModel
+    from tfkit.decoding.generate import Generated as Generated
+    from tfkit.decoding.generate import generate as generate
     from tfkit.errors import Invalid as Invalid
     from tfkit.errors import SpecError as SpecError
     from tfkit.graph.expand import Graph as Graph
@@ -58,17 +61,23 @@ if TYPE_CHECKING:
     from tfkit.nn import Linear as Linear
     from tfkit.nn import Past as Past
     from tfkit.nn import Program as Program
+    from tfkit.nn import Softmax as Softmax
     from tfkit.nn import Table as Table
-    from tfkit.nn import masked_softmax as masked_softmax
     from tfkit.nn import remember as remember
     from tfkit.plugin.hookspecs import Register as Register
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
+    from tfkit.tools.attention import attention_weights as attention_weights
+    from tfkit.training.loss import Loss as Loss
+    from tfkit.training.loss import loss as loss
+    from tfkit.training.optimizer import adamw as adamw
+    from tfkit.training.optimizer import parameter_groups as parameter_groups
 
 _NAMES = {
     "tfkit.builder": ["build"],
     "tfkit.component": [
         "ActivationConfig",
+        "AttentionBackend",
         "AttentionConfig",
         "AttentionPositionConfig",
         "BlockConfig",
@@ -104,11 +113,15 @@ _NAMES = {
         "slot",
     ],
     "tfkit.decoding.cached": ["CachedModel"],
+    "tfkit.decoding.generate": ["Generated", "generate"],
     "tfkit.errors": ["Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
-    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Table", "masked_softmax", "remember"],
+    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "remember"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
     "tfkit.plugin.manager": ["load_plugins"],
+    "tfkit.training.loss": ["Loss", "loss"],
+    "tfkit.training.optimizer": ["adamw", "parameter_groups"],
+    "tfkit.tools.attention": ["attention_weights"],
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -8,14 +8,15 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from tfkit.component import BlockConfig, Component, WireMarker, marker
+from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
+from tfkit.graph.pieces import wire_of
 from tfkit.nn import Linear, Program
 from tfkit.spec.complaints import crashed, refused
 
@@ -32,7 +33,8 @@ class FailedError(Exception):
 class Builder:
     """Builds the children of a component, and remembers which module came from which config."""
 
-    def __init__(self, *, recompute: bool = False) -> None:
+    def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
+        self.attention_backend = attention_backend
         self.recompute = recompute
         self.made: dict[nn.Module, Component] = {}
 
@@ -57,6 +59,7 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
+    attention_backend: AttentionBackend = "sdpa",
     recompute: bool = False,
 ) -> torch.fx.GraphModule:
     """Build the model of a spec.
@@ -68,6 +71,12 @@ def build(
         dtype: type of its parameters; torch's default unless given.
         seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
             the others' weights bit-identical.
+        attention_backend: what computes attention. No number changes.
+            `sdpa`: torch's fused kernels, where they can express it (they have no soft-cap).
+            `eager`: every step written out; `tfkit.attention_weights` does it for any model.
+            `flex`: FlexAttention on CUDA for windows, prefixes, padding, soft-caps and ALiBi, without a mask of
+            [queries, keys]; `sdpa` for everything else, heads narrower than 16 and dropout of the weights among it.
+            A kind from a plugin that does not know them keeps its own.
         recompute: run every layer a second time in the backward instead of keeping what it computed (activation
             checkpointing): less memory, about a third more time. No number changes.
 
@@ -78,11 +87,15 @@ def build(
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed.
+        ValueError: there is no such attention backend.
     """
+    if attention_backend not in get_args(AttentionBackend):
+        known = ", ".join(get_args(AttentionBackend))
+        raise ValueError(f"unknown attention backend `{attention_backend}`; there are {known}")
     graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
     device = torch.device(device)
     with torch.device("meta"), _collection_paused():
-        model = assemble(graph, recompute=recompute)
+        model = assemble(graph, attention_backend=attention_backend, recompute=recompute)
         if dtype is not None:
             model.to(dtype)
     if device.type != "meta":
@@ -103,9 +116,11 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def assemble(graph: Graph, *, recompute: bool = False) -> torch.fx.GraphModule:
+def assemble(
+    graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False
+) -> torch.fx.GraphModule:
     """The module of a graph on the current device, its parameters not filled; see `build`."""
-    builder, program = Builder(recompute=recompute), Program()
+    builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
     used = masks_in_use(graph.nodes)
@@ -163,15 +178,9 @@ def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
     used: set[str | None] = set()
     for node in nodes:
         for field, signal in node.signals.items():
-            if _marker(node.config, field).mask:
+            if wire_of(node, field).mask:
                 used |= {s.mask for s in (signal if isinstance(signal, list) else [signal])}
     return used
-
-
-def _marker(config: BlockConfig, field: str) -> WireMarker:
-    wire = marker(type(config).model_fields[field], WireMarker)
-    assert wire is not None
-    return wire
 
 
 def _arguments(
@@ -181,7 +190,7 @@ def _arguments(
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for field, source in node.wires.items():
-        wire, signal = _marker(node.config, field), node.signals[field]
+        wire, signal = wire_of(node, field), node.signals[field]
         if wire.value == "table":
             assert isinstance(source, str)
             kwargs[field] = program.weight(f"{table_owner(graph, source)}.tokens.weight")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from tfkit.cli.generate import generate
 from tfkit.cli.language import components, plugins, schema
 from tfkit.cli.models import build, params
 from tfkit.cli.options import Command, Group
@@ -21,7 +22,7 @@ from tfkit.errors import SpecError
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 SECTIONS = {
-    "Models": [build, params],
+    "Models": [build, params, generate],
     "Specs": [list_, validate, show, diff],
     "The language": [schema, components, plugins],
 }

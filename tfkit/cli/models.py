@@ -61,6 +61,8 @@ def build(
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
+    if output is not None and device == "meta":
+        raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
     graph = reader.load(spec)
     import torch
 
@@ -70,9 +72,7 @@ def build(
     if output is not None:
         check_folder(output, force=force)
     with out.stages() as stage:
-        model, trial = try_model(
-            graph, device=_device(device, output), dtype=getattr(torch, dtype), seed=seed, stage=stage
-        )
+        model, trial = try_model(graph, device=device_of(device), dtype=getattr(torch, dtype), seed=seed, stage=stage)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
@@ -83,7 +83,7 @@ def build(
         _show_trial(trial, files)
 
 
-def _device(name: str, output: Path | None) -> torch.device:
+def device_of(name: str) -> torch.device:
     """The device of that name; wrong usage if there is none here."""
     import torch
 
@@ -98,8 +98,6 @@ def _device(name: str, output: Path | None) -> torch.device:
     except (RuntimeError, AssertionError) as wrong:
         reason = str(wrong).partition("\n")[0]
         raise click.BadParameter(f"`{name}` cannot be used here: {reason}", param_hint="--device") from None
-    if device.type == "meta" and output is not None:
-        raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
     return device
 
 

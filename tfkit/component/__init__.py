@@ -17,6 +17,7 @@ from tfkit.component.block import (
     expect,
 )
 from tfkit.component.config import (
+    AttentionBackend,
     Component,
     Config,
     Count,
@@ -57,6 +58,7 @@ from tfkit.component.slots import (
 __all__ = [
     "OWN_MASK",
     "ActivationConfig",
+    "AttentionBackend",
     "AttentionConfig",
     "AttentionPositionConfig",
     "BlockConfig",

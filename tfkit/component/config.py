@@ -63,6 +63,9 @@ Extent = Annotated[int, Field(ge=0, le=2**31)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
+AttentionBackend = Literal["sdpa", "eager", "flex"]
+"""What computes attention: torch's fused kernels, steps written out one by one, or FlexAttention. No number changes."""
+
 
 def slot(default: str) -> Any:
     """A field that the kind `default` fills when the spec does not say.
@@ -114,6 +117,8 @@ class Component(Config):
 class Make(Protocol):
     """What `build` is given: calls the `build` of a child's config, and remembers what the child is."""
 
+    attention_backend: AttentionBackend
+    """What computes attention, where a kind has the choice."""
     recompute: bool
     """Whether a layer keeps only its arguments for the backward, and runs a second time then."""
 

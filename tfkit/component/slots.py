@@ -6,7 +6,7 @@ from abc import abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tfkit.component.config import Component, Config, Count, Dim, Extent, Make, Probability, Shared
+from tfkit.component.config import AttentionBackend, Component, Config, Count, Dim, Extent, Make, Probability, Shared
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
@@ -103,13 +103,16 @@ class AttentionConfig(Component):
         """Width of one head."""
         return self.d_head or self.d_model // self.n_heads
 
-    @property
-    def causal_flag(self) -> bool:
+    def causal_flag(self, backend: AttentionBackend) -> bool:
         """Whether the module can be told `causal` instead of being handed the causal mask.
 
         Every other kind gets its mask written out, so that one that knows nothing of flags is never silently
-        bidirectional.
+        bidirectional. `backend` is what the model is built with; a kind that does not know it need not look at it.
         """
+        return False
+
+    def flex_mask(self, backend: AttentionBackend) -> bool:
+        """Whether the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
         return False
 
     @property

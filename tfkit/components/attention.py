@@ -3,26 +3,25 @@
     project -> norm over the full width -> heads -> norm per head -> rotate -> norm after it
     -> scores (scale, soft-cap, position bias, mask) -> softmax -> values -> output
 
-`mha`, `gqa` and `mqa` are the same module with a different number of key-value heads. A plugin that scores in another
-way subclasses `MultiHeadConfig` and overrides `build_core`.
+`mha`, `gqa` and `mqa` are the same module with a different number of key-value heads. Everything from the scores to the
+values is a core of its own, see `attention_core.py` and `flex.py`. A plugin that scores in another way subclasses
+`MultiHeadConfig` and overrides `build_core`.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, n all heads of a fused projection, d d_head.
+Heads are split and merged in plain torch: in decoding token by token, an einops layer takes more than twice the time.
 
 Attention: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
 Grouped-query: https://arxiv.org/abs/2305.13245. Query-key norm: https://arxiv.org/abs/2010.04245.
-Soft-cap: https://arxiv.org/abs/2408.00118.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from einops.layers.torch import Rearrange
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tfkit.component import (
+    AttentionBackend,
     AttentionConfig,
     Config,
     Count,
@@ -33,8 +32,10 @@ from tfkit.component import (
     Shared,
     divisors,
 )
+from tfkit.components.attention_core import Eager, ScaledDotProduct
+from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, masked_softmax, remember
+from tfkit.nn import Context, Linear, remember
 
 
 class Attention(nn.Module):
@@ -60,7 +61,6 @@ class Attention(nn.Module):
         self.q_norm_rotated = q_norm_rotated
         self.k_norm_rotated = k_norm_rotated
         self.core = core
-        self.merge = Rearrange("b h q d -> b q (h d)")
         self.output = output
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -75,7 +75,7 @@ class Attention(nn.Module):
             q, k = self.q_norm_rotated(q), self.k_norm_rotated(k)
         k, v = remember(k, context, 0), remember(v, context, 1)
         mixed = self.core(q, k, v, context.mask)
-        return self.output(self.merge(mixed))
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
 
 class CrossAttention(Attention):
@@ -92,7 +92,7 @@ class CrossAttention(Attention):
             q = self.q_norm_rotated(q)
         k, v = self.memory(context)
         mixed = self.core(q, k, v, context.mask)
-        return self.output(self.merge(mixed))
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
     def memory(self, context: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory, [b, g, k, d] each."""
@@ -116,14 +116,13 @@ class FusedProjection(nn.Module):
 
     def __init__(self, config: MultiHeadConfig) -> None:
         super().__init__()
-        d = config.head_width
+        self.d_head = config.head_width
         self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
-        self.qkv = Linear(config.d_model, [n * d for n in self.heads], bias=config.biases.q)
-        self.split = Rearrange("b t (n d) -> b t n d", d=d)
+        self.qkv = Linear(config.d_model, [n * self.d_head for n in self.heads], bias=config.biases.q)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Cut before the heads move: the gradients are then joined in the layout of qkv's output, without a copy.
-        q, k, v = self.split(self.qkv(x)).split_with_sizes(self.heads, dim=2)
+        q, k, v = self.qkv(x).unflatten(2, (-1, self.d_head)).split_with_sizes(self.heads, dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -140,7 +139,7 @@ class SeparateProjection(nn.Module):
         self.v = Linear(d_source, config.kv_heads * d, bias=biases.v)
         self.q_norm = q_norm
         self.k_norm = k_norm
-        self.split = Rearrange("b t (n d) -> b n t d", d=d)
+        self.d_head = d
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v = self.keys_values(x)
@@ -153,56 +152,16 @@ class SeparateProjection(nn.Module):
             q = self.q_norm(q)
         return self.split(q)
 
+    def split(self, x: Tensor) -> Tensor:
+        """[b, t, n * d] -> [b, n, t, d]."""
+        return x.unflatten(2, (-1, self.d_head)).transpose(1, 2)
+
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """[b, k, d_source] -> [b, g, k, d] twice."""
         k, v = self.k(source), self.v(source)
         if self.k_norm is not None:
             k = self.k_norm(k)
         return self.split(k), self.split(v)
-
-
-class ScaledDotProduct(nn.Module):
-    """Softmax of the scaled products, by torch's fused kernel."""
-
-    def __init__(self, config: MultiHeadConfig, *, causal: bool) -> None:
-        super().__init__()
-        self.scale = config.scale
-        self.dropout = config.dropout
-        self.causal = causal
-        self.grouped = config.kv_heads != config.n_heads
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        causal = self.causal and mask is None
-        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
-            causal = False
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-            scale=self.scale,
-            enable_gqa=self.grouped,
-        )
-
-
-class SoftCapped(nn.Module):
-    """Scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap)."""
-
-    def __init__(self, config: MultiHeadConfig, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-        self.scale = config.head_width**-0.5 if config.scale is None else config.scale
-        self.dropout = config.dropout
-        self.group = Rearrange("b (g r) q d -> b g r q d", g=config.kv_heads)
-        self.ungroup = Rearrange("b g r q k -> b (g r) q k")
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        scores = self.ungroup(self.group(q * self.scale) @ k.unsqueeze(2).transpose(-2, -1))
-        weights = masked_softmax(self.cap * torch.tanh(scores / self.cap), mask)
-        weights = F.dropout(weights, self.dropout, self.training)
-        return self.ungroup(self.group(weights) @ v.unsqueeze(2))
 
 
 class ProjectionBiases(Config):
@@ -243,9 +202,16 @@ class MultiHeadConfig(AttentionConfig):
             return ProjectionBiases(q=self.bias, k=self.bias, v=self.bias, o=self.bias)
         return self.bias
 
+    def causal_flag(self, backend: AttentionBackend) -> bool:
+        return self._cores_are_ours and self.softcap is None and backend != "eager"
+
+    def flex_mask(self, backend: AttentionBackend) -> bool:
+        return self._cores_are_ours and backend == "flex" and self.dropout == 0 and self.head_width >= MIN_WIDTH
+
     @property
-    def causal_flag(self) -> bool:
-        return self.softcap is None
+    def _cores_are_ours(self) -> bool:
+        """Whether no subclass has a core of its own, which may know nothing of flags and of masks as rules."""
+        return type(self).build_core is MultiHeadConfig.build_core
 
     @property
     def kept(self) -> tuple[tuple[int, int], ...]:
@@ -254,10 +220,12 @@ class MultiHeadConfig(AttentionConfig):
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:
         """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
 
-        A module with parameters of its own fills them in `reset_parameters`. One that does not know what `causal` means
-        goes with a `causal_flag` of False: then it is never set, and the mask is written out.
+        A subclass that overrides it gets its mask written out, and `causal` is never set. A module with parameters of
+        its own fills them in `reset_parameters`; one with a softmax takes `tfkit.nn.Softmax`, which shows the weights.
         """
-        return ScaledDotProduct(self, causal=causal) if self.softcap is None else SoftCapped(self, self.softcap)
+        eager = self.softcap is not None or make.attention_backend == "eager"
+        core = Eager(self) if eager else ScaledDotProduct(self, causal=causal)
+        return FlexAttention(self, core) if self.flex_mask(make.attention_backend) else core
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, norm, rotated = self.head_width, self.qk_norm, self.qk_norm_rotated

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
+    AttentionBackend,
     AttentionConfig,
     AttentionPositionConfig,
     Make,
@@ -16,7 +18,9 @@ from tfkit.component import (
     RotaryConfig,
     ScoreBiasConfig,
 )
-from tfkit.nn import Cache, Context, Past, count_positions
+from tfkit.components.alibi import Alibi
+from tfkit.components.flex import flex_mask, serves
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class View:
     prefix: bool
     flag: bool
     """The causal mask is left to the attention's own flag."""
+    flex: bool = False
+    """The mask may be a rule for FlexAttention."""
     position: AttentionPositionConfig | None = None
     heads: tuple[int, int] | None = None
     """Number and width of the heads, where there are positions."""
@@ -34,16 +40,19 @@ class View:
     """The first of the attentions that share it."""
 
     @classmethod
-    def of(cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool) -> View:
+    def of(
+        cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool, backend: AttentionBackend
+    ) -> View:
         """The view of a layer's attention."""
         if attention is None:
             return cls(MaskConfig(), prefix=False, flag=False)
         position = attention.position
         biased = isinstance(position, ScoreBiasConfig)
-        flag = attention.causal_flag and mask == MaskConfig(right=0) and not prefix and not biased
+        flag = attention.causal_flag(backend) and mask == MaskConfig(right=0) and not prefix and not biased
+        flex = attention.flex_mask(backend)
         if position is None:
-            return cls(mask, prefix, flag)
-        return cls(mask, prefix, flag, position, (attention.n_heads, attention.head_width), attention)
+            return cls(mask, prefix, flag, flex)
+        return cls(mask, prefix, flag, flex, position, (attention.n_heads, attention.head_width), attention)
 
     @property
     def window(self) -> int | None:
@@ -80,6 +89,8 @@ class SharedContext(nn.Module):
         self.reads_all = view.reads_all
         self.rotary = rotary
         self.position = position
+        self.slopes = position.slopes if isinstance(position, Alibi) else None
+        self.flex = view.flex and (position is None or self.slopes is not None)
 
     def forward(
         self, x: Tensor, padding: Tensor | None, prefix: Tensor | None, past: Past | None = None, n_slots: int = 0
@@ -96,12 +107,22 @@ class SharedContext(nn.Module):
         rotary: Tensor | None = None
         if self.rotary is not None:
             rotary = self.rotary(queries, n_keys).to(x.dtype)
+        # TorchScript skips this `if`; it would compile a condition that stands beside it.
+        if not is_scripting():  # noqa: SIM102
+            if self.flex and past is None and serves(x):
+                return Context(self.rule(x, padding, prefix), rotary, None)
         visible = self.visible(queries, keys, tokens, prefix, counted=past is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
         return Context(mask, rotary, None, cache)
+
+    def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
+        """The mask as a `FlexMask`; None where the causal flag says it."""
+        if self.flag and padding is None:
+            return None
+        return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes)
 
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool

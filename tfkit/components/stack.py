@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
+    AttentionBackend,
     BlockConfig,
     Count,
     Kept,
@@ -91,10 +92,11 @@ class StackConfig(LayerConfig, BlockConfig):
         """The class of the module that runs the layers."""
         return Stack
 
-    def view(self, layer: LayerConfig, inputs: Signals) -> View:
+    def view(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> View:
         """What a layer's self-attention shares with that of others."""
         given = layer.attention.mask if layer.attention else None
-        return View.of(layer.attention, given or self.default_mask(), prefix="prefix" in inputs)
+        mask = given or self.default_mask()
+        return View.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
 
     def pieces(self, inputs: Signals) -> Pieces:
         cache: list[Kept] = []
@@ -121,7 +123,7 @@ class StackConfig(LayerConfig, BlockConfig):
         names: dict[View, str] = {}
         layers, views = [], []
         for name, layer in self.plan():
-            view = self.view(layer, inputs)
+            view = self.view(layer, inputs, make.attention_backend)
             if view not in names:
                 names[view] = name
                 shared[name] = view.build(make)

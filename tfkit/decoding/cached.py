@@ -10,10 +10,10 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.decoding.pieces import take_apart
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
 from tfkit.nn import Past
 
 

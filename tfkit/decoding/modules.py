@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from tfkit.builder import call, masks_in_use
 from tfkit.component import Pieces
-from tfkit.decoding.pieces import Parts
 from tfkit.graph.expand import Graph, Node, table_owner
+from tfkit.graph.pieces import Parts
 from tfkit.nn import Past, Program, Value
 
 

@@ -1,7 +1,7 @@
 """The torch side of the contract: what every component's module is built from or called with."""
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
-from tfkit.nn.layers import Linear, Softmax, Table, linear, masked_softmax
+from tfkit.nn.layers import Linear, Softmax, Table, is_scripting, linear
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "Value",
     "Written",
     "count_positions",
+    "is_scripting",
     "later",
     "linear",
-    "masked_softmax",
     "own",
     "recomputed",
     "remember",

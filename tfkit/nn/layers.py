@@ -62,23 +62,19 @@ class Table(nn.Embedding):
         """Nothing: the builder fills the weights once they have a place in memory."""
 
 
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of `scores` [b, h, q, k] over the keys that `mask` (see `Context`) lets through.
-
-    A query that may read no key gets zeros, as in `scaled_dot_product_attention`, and no NaN in either direction.
-    """
-    if mask is None:
-        return torch.softmax(scores, dim=-1)
-    hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
-    if mask.dtype != torch.bool:
-        scores = scores + mask.masked_fill(hidden, 0.0)
-    unreadable = hidden.all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(hidden & ~unreadable, -math.inf), dim=-1)
-    return weights.masked_fill(unreadable, 0.0)
-
-
 class Softmax(nn.Module):
-    """`masked_softmax` as a module: what it returns are the attention weights, and a hook can read them."""
+    """Softmax of scores [b, h, q, k] over the keys that a mask (see `Context`) lets through: the attention weights.
+
+    A query that may read no key gets zeros, as in `scaled_dot_product_attention`, and no NaN in either direction. It is
+    a module so that a hook can read the weights; `tfkit.attention_weights` does.
+    """
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        return masked_softmax(scores, mask)
+        if mask is None:
+            return torch.softmax(scores, dim=-1)
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        if mask.dtype != torch.bool:
+            scores = scores + mask.masked_fill(hidden, 0.0)
+        unreadable = hidden.all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(hidden & ~unreadable, -math.inf), dim=-1)
+        return weights.masked_fill(unreadable, 0.0)

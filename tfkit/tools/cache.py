@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from tfkit.component import Kept
-from tfkit.decoding.pieces import take_apart
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,13 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
-from tfkit.nn import masked_softmax
+from tfkit.nn import Softmax
 
 
 class AdditiveConfig(MultiHeadConfig):
     """Scores by a small network: weight . tanh(q + k)."""
 
     kind: Literal["additive"] = "additive"
-
-    @property
-    def causal_flag(self) -> bool:
-        return False
 
     def check(self) -> None:
         """Refuse what only makes sense for products."""
@@ -47,6 +43,7 @@ class Additive(nn.Module):
     def __init__(self, n_heads: int, d_head: int, dropout: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_heads, d_head))
+        self.softmax = Softmax()
         self.dropout = dropout
 
     def reset_parameters(self) -> None:
@@ -56,7 +53,7 @@ class Additive(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         pairs = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))
         scores = (pairs @ self.weight[:, None, :, None]).squeeze(-1)
-        weights = masked_softmax(scores, mask)
+        weights = self.softmax(scores, mask)
         return F.dropout(weights, self.dropout, self.training) @ v
 
 

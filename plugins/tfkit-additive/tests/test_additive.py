@@ -114,6 +114,17 @@ def test_a_spec_asks_for_it_by_name() -> None:
     assert model(source, target).shape == (2, 3, 11)
 
 
+def test_its_weights_can_be_seen() -> None:
+    model = tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS), attention_backend="flex")
+    tokens = torch.randint(11, (2, 5))
+    found = tfkit.attention_weights(model, tokens, tokens[:, :3])
+    shapes = {"decoder.layers.0.attention": (2, 4, 3, 3), "decoder.layers.0.cross_attention": (2, 4, 3, 5)}
+    assert {name: weights.shape for name, weights in found.items()} == shapes
+    assert not found["decoder.layers.0.attention"].triu(1).any()
+    for weights in found.values():
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 4, 3))
+
+
 def test_another_seed_gives_other_weights_within_the_bound() -> None:
     weights = [
         tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS), seed=seed).state_dict()[

@@ -1,0 +1,118 @@
+"""Each core of attention against a loop, and which of them a model gets."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.component import AttentionBackend
+from tfkit.components.attention import GroupedQueryConfig
+from tfkit.components.attention_core import Eager, ScaledDotProduct
+from tfkit.components.flex import FlexAttention, flex_mask
+
+from .attentions import BACKENDS, cores, run_flex_on_the_cpu, spec
+
+
+@pytest.fixture
+def flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_flex_on_the_cpu(monkeypatch)
+
+
+SIZES = {"b": 3, "h": 4, "g": 2, "t": 6, "d": 16}
+
+
+@torch.no_grad()
+def naive(q: Tensor, k: Tensor, v: Tensor, readable: Tensor, *, cap: float | None, slopes: list[float]) -> Tensor:
+    """Query by query in plain numbers; `readable` [b, q, k]."""
+    out = torch.zeros_like(q)
+    group = q.size(1) // k.size(1)
+    for b, h, i in product(*map(range, q.shape[:3])):
+        keys = [j for j in range(k.size(2)) if readable[b, i, j]]
+        scores = [float(q[b, h, i] @ k[b, h // group, j]) / math.sqrt(q.size(3)) for j in keys]
+        if cap is not None:
+            scores = [cap * math.tanh(score / cap) for score in scores]
+        powers = [math.exp(score - slopes[h] * abs(i - j)) for score, j in zip(scores, keys, strict=True)]
+        for power, j in zip(powers, keys, strict=True):
+            out[b, h, i] += power / sum(powers) * v[b, h // group, j]
+    return out
+
+
+def tensors() -> list[Tensor]:
+    """Queries, keys and values."""
+    b, h, g, t, d = SIZES.values()
+    generator = torch.Generator().manual_seed(0)
+    return [(2 * torch.randn(b, n, t, d, generator=generator)).requires_grad_() for n in (h, g, g)]
+
+
+def core_of(name: str, cap: float | None) -> nn.Module:
+    config = GroupedQueryConfig(d_model=64, n_heads=SIZES["h"], n_kv_heads=SIZES["g"], softcap=cap)
+    dense = ScaledDotProduct(config, causal=False) if cap is None else Eager(config)
+    return {"sdpa": dense, "eager": Eager(config), "flex": FlexAttention(config, dense)}[name]
+
+
+@pytest.mark.usefixtures("flex")
+@pytest.mark.parametrize("sloped", [False, True], ids=["flat", "sloped"])
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_core_is_the_formula_and_gives_zeros_where_nothing_is_read(
+    name: str, cap: float | None, sloped: bool
+) -> None:
+    q, k, v = tensors()
+    t, slopes = SIZES["t"], [0.5, 0.25, 0.125, 1.0] if sloped else [0.0] * 4
+    padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    distance = torch.arange(t)[:, None] - torch.arange(t)
+    readable = ((distance >= 0) & (distance <= 2))[None] & padding[:, None]
+    mask: Any = torch.zeros(3, 1, t, t).masked_fill(~readable[:, None], -math.inf)
+    mask = mask - torch.tensor(slopes)[:, None, None] * distance.abs() if sloped else mask
+    if name == "flex":
+        mask = flex_mask(torch.zeros(3, t, 64), padding, None, left=2, right=0, slopes=slopes if sloped else None)
+        assert mask.blocks.shape == (3, 1, t, t)
+    found = core_of(name, cap)(q, k, v, mask)
+    torch.testing.assert_close(found, naive(q, k, v, readable, cap=cap, slopes=slopes), rtol=1e-5, atol=1e-5)
+    assert not found[2].any()
+    assert not found[1, :, :2].any()
+    found.square().sum().backward()
+    for gradient in (q.grad, k.grad, v.grad):
+        assert gradient is not None
+        assert gradient.isfinite().all()
+        assert not gradient[2].any()
+
+
+@pytest.mark.usefixtures("flex")
+@pytest.mark.parametrize("given", ["nothing", "slopes", "cap"])
+def test_flex_without_a_rule_reads_everything(given: str) -> None:
+    q, k, v = tensors()
+    cap, slopes = 2.0 if given == "cap" else None, [0.5, 0.25, 0.125, 1.0]
+    mask = flex_mask(
+        torch.zeros(3, SIZES["t"], 64), None, None, left=None, right=None, slopes=slopes if given == "slopes" else None
+    )
+    assert mask.blocks is None
+    everything = torch.ones(3, SIZES["t"], SIZES["t"], dtype=torch.bool)
+    want = naive(q, k, v, everything, cap=cap, slopes=slopes if given == "slopes" else [0.0] * 4)
+    torch.testing.assert_close(core_of("flex", cap)(q, k, v, mask), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backend", "attention", "expected"),
+    [
+        ("sdpa", {}, ScaledDotProduct),
+        ("sdpa", {"softcap": 3.0}, Eager),
+        ("eager", {}, Eager),
+        ("flex", {}, FlexAttention),
+        ("flex", {"dropout": 0.1}, ScaledDotProduct),
+        ("flex", {"dropout": 0.1, "softcap": 3.0}, Eager),
+        ("flex", {"d_head": 8}, ScaledDotProduct),
+    ],
+)
+def test_the_core_is_chosen_when_the_model_is_built(
+    backend: AttentionBackend, attention: dict[str, Any], expected: type[nn.Module]
+) -> None:
+    model = tfkit.build(spec("decoder", attention), attention_backend=backend)
+    assert [type(core) for core in cores(model)] == [expected] * 2
+    assert model.state_dict().keys() == tfkit.build(spec("decoder", {})).state_dict().keys()

@@ -1,0 +1,40 @@
+"""What `CachedModel` should be equal to: the same interface, and the whole forward for every piece."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of
+from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
+
+
+class Recomputed:
+    """Keeps all tokens, and runs the model's own forward on them."""
+
+    def __init__(self, model: fx.GraphModule, *, length: int | None = None) -> None:
+        self.model = model
+        self.length = length or max_len(graph_of(model)) or 10_000
+        self.name = take_apart(graph_of(model)).given_again[0]
+        self.used = 0
+
+    def start(self, batch: int, **inputs: Tensor) -> None:
+        self.inputs = inputs
+        self.tokens = torch.zeros(batch, 0, dtype=torch.long)
+        self.mask = torch.zeros(batch, 0, dtype=torch.bool)
+        self.used = 0
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        self.tokens = torch.cat([self.tokens, tokens], dim=1)
+        self.mask = torch.cat([self.mask, mask], dim=1)
+        self.used += tokens.size(1)
+        assert self.used <= self.length
+        with torch.no_grad():
+            logits = self.model(**{self.name: self.tokens, f"{self.name}_mask": self.mask, **self.inputs})
+        return logits[:, -(keep or tokens.size(1)) :]
+
+    def repeat(self, n: int) -> None:
+        self.tokens, self.mask = (one.repeat_interleave(n, dim=0) for one in (self.tokens, self.mask))
+        self.inputs = {name: value.repeat_interleave(n, dim=0) for name, value in self.inputs.items()}

@@ -1,0 +1,267 @@
+"""Generation equals Hugging Face's, and the whole forward recomputed for every token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.decoding.cached import CachedModel
+from tfkit.decoding.generate import Generated, generate, left_padded
+
+from ..parity.decoders import DECODERS
+from ..parity.encoders import ENCODERS
+from ..parity.test_huggingface import port, reference
+from .recomputed import Recomputed
+
+PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 60, 1, 4]]
+SPEC = """\
+tfkit: 1
+name: small
+d_model: 16
+vocab_size: 20
+max_len: 12
+dropout: 0.5
+graph:
+  embedding: {block: embedding, position: learned}
+  decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 32}}
+  logits: {block: lm_head}
+init: {kind: normal, std: 1.0}
+"""
+
+
+@pytest.fixture
+def model() -> torch.fx.GraphModule:
+    """A model in train mode, with a dropout that would be seen."""
+    return tfkit.build(tfkit.loads(SPEC))
+
+
+def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, **given: Any) -> list[list[int]]:
+    """Hugging Face's own generation, greedy, each prompt by itself; `start` is the decoder's token, if it has one."""
+    config = {"do_sample": False, "num_beams": 1, "max_new_tokens": new, "pad_token_id": 0, "eos_token_id": None}
+    if start is not None:  # their cache of T5 has as many layers as the encoder
+        config |= {"decoder_start_token_id": start, "forced_eos_token_id": None, "use_cache": False}
+    rows = [theirs.generate(torch.tensor([prompt]), **config | given)[0].tolist() for prompt in PROMPTS]  # type: ignore[operator]
+    return [row[1 if start is not None else len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)]
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["recomputed", "cached"])
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "mistral_7b"])
+def test_greedy_equals_hugging_face(name: str, penalty: float, cached: bool) -> None:
+    theirs = reference(DECODERS[name])
+    ours = port(theirs, DECODERS[name])
+    expected = theirs_continues(theirs, 10, repetition_penalty=penalty)
+    model = ours if cached else Recomputed(ours)
+    found = generate(model, PROMPTS, max_new_tokens=10, repetition_penalty=penalty)  # type: ignore[arg-type]
+    assert found.rows() == expected
+    assert len({tuple(row) for row in expected}) == 3
+    assert found.ended == ("length",) * 3
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["recomputed", "cached"])
+@pytest.mark.parametrize(("name", "start"), [("t5_v1_0", 0), ("bart_base", 2)])
+def test_encoder_decoder_equals_hugging_face(name: str, start: int, cached: bool) -> None:
+    theirs = reference(ENCODERS[name])
+    ours = port(theirs, ENCODERS[name])
+    expected = theirs_continues(theirs, 8, start=start, repetition_penalty=1.5)
+    model = ours if cached else Recomputed(ours)
+    found = generate(model, [[start]] * 3, max_new_tokens=8, repetition_penalty=1.5, source=PROMPTS)  # type: ignore[arg-type]
+    assert found.rows() == expected
+    assert len({tuple(row) for row in expected}) == 3
+
+
+def test_a_stop_token_equals_hugging_face() -> None:
+    theirs = reference(DECODERS["gpt2"])
+    free = theirs_continues(theirs, 10)
+    end = free[0][4]
+    found = generate(port(theirs, DECODERS["gpt2"]), PROMPTS, max_new_tokens=10, stop=[end], pad=1)  # type: ignore[arg-type]
+    assert found.rows() == theirs_continues(theirs, 10, eos_token_id=end)
+    assert found.rows()[0][-1] == end
+    assert found.ended[0] == "stop"
+    assert all(set(row[length:]) <= {1} for row, length in zip(found.tokens.tolist(), found.lengths, strict=True))
+
+
+def test_cached_samples_are_the_recomputed_ones(model: torch.fx.GraphModule) -> None:
+    given = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 15, "top_p": 0.99, "n_samples": 3, "seed": 3}
+    prompts = [[1, 2, 3], [4]]
+    found = generate(model, prompts, **given)  # type: ignore[arg-type]
+    expected = generate(Recomputed(tfkit.build(tfkit.loads(SPEC)).eval()), prompts, **given)  # type: ignore[arg-type]
+    assert torch.equal(found.tokens, expected.tokens)
+    assert len({tuple(row) for row in found.rows()}) == 6
+
+
+def test_a_cache_may_be_used_again(model: torch.fx.GraphModule) -> None:
+    cached = CachedModel(model.eval(), length=12)
+    for prompts in ([[1, 2, 3], [4]], [[5, 6], [7, 8]], [[9] * 7]):
+        assert generate(cached, prompts, max_new_tokens=4).rows() == generate(model, prompts, max_new_tokens=4).rows()
+    with pytest.raises(ValueError, match=r"^length and compile have no effect on a CachedModel"):
+        generate(cached, [[1]], max_new_tokens=1, length=4)
+    with pytest.raises(ValueError, match=r"max_new_tokens can be 5 at most$"):
+        generate(cached, [[1] * 7], max_new_tokens=6)
+
+
+def test_the_model_stays_in_its_mode(model: torch.fx.GraphModule) -> None:
+    model.embedding.eval()  # type: ignore[union-attr]
+    before = {name: module.training for name, module in model.named_modules()}
+    assert len(set(before.values())) == 2
+    generate(model, [[1]], max_new_tokens=1)
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+# ---- prompts ----
+
+
+@pytest.mark.parametrize("side", ["lists", "left", "right", "anywhere"])
+def test_padding_may_stand_anywhere(model: torch.fx.GraphModule, side: str) -> None:
+    rows = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
+    expected = [generate(model, [row], max_new_tokens=5).rows()[0] for row in rows]
+    places = {
+        "left": [[2, 3, 4, 5], [4, 5], [3, 4, 5]],
+        "right": [[0, 1, 2, 3], [0, 1], [0, 1, 2]],
+        "anywhere": [[0, 1, 2, 4], [0, 5], [1, 3, 4]],
+    }
+    if side == "lists":
+        assert generate(model, rows, max_new_tokens=5).rows() == expected
+        return
+    tokens, mask = torch.full((3, 6), 11), torch.zeros(3, 6, dtype=torch.bool)
+    for row, (ids, columns) in enumerate(zip(rows, places[side], strict=True)):
+        tokens[row, columns], mask[row, columns] = torch.tensor(ids), True
+    assert generate(model, tokens, mask=mask, max_new_tokens=5).rows() == expected
+
+
+def test_left_padded() -> None:
+    tokens, mask = left_padded(torch.tensor([[9, 1, 2, 9], [9, 9, 3, 9]]), torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0]]))
+    assert tokens.tolist() == [[1, 2], [0, 3]]
+    assert mask is not None
+    assert mask.tolist() == [[True, True], [False, True]]
+    assert left_padded([[1], [2]])[1] is None
+
+
+# ---- ends ----
+
+
+def script(*rows: Sequence[int]) -> Any:
+    """In the place of a cache: a model that says these rows, whatever it reads."""
+    model = tfkit.build(tfkit.loads(SPEC)).eval()
+
+    class Script(Recomputed):
+        def __call__(self, tokens: Tensor, mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
+            step = self.used
+            self.used += 1
+            return nn.functional.one_hot(torch.tensor([row[step] for row in rows]), 20).float()[:, None]
+
+    return Script(model, length=100)
+
+
+def said(rows: Sequence[Sequence[int]], most: int = 9, **given: Any) -> Generated:
+    return generate(script(*rows), [[1]] * len(rows), max_new_tokens=most, **given)
+
+
+def test_rows_end_one_by_one() -> None:
+    rows = [[5, 6, 7, 8, 9, 4, 4, 4, 4], [5, 8, 6, 7, 6, 4, 4, 4, 4], [4, 4, 4, 4, 4, 4, 4, 9, 4]]
+    found = said(rows, stop=[9, (6, 7)], pad=3)
+    assert found.rows() == [[5, 6, 7], [5, 8, 6, 7], [4, 4, 4, 4, 4, 4, 4, 9]]
+    assert found.tokens.tolist()[0] == [5, 6, 7, 3, 3, 3, 3, 3]
+    assert found.lengths == (3, 4, 8)
+    assert said(rows, stop=[9, (6, 7)], most=4).ended == ("stop", "stop", "length")
+    assert said(rows, stop=[9, (6, 7)], most=4).tokens.shape == (3, 4)
+
+
+def test_a_stop_sequence_is_not_found_in_the_prompt_and_the_answer_together() -> None:
+    assert said([[2, 3, 1, 2, 5]], most=5, stop=[(1, 2)]).rows() == [[2, 3, 1, 2]]
+
+
+def test_on_token_sees_every_step_and_may_end_rows() -> None:
+    steps = []
+
+    def take(tokens: Sequence[int | None]) -> list[int] | None:
+        steps.append(list(tokens))
+        return [1] if len(steps) == 2 else None
+
+    found = said([[5, 6, 9, 4], [7, 8, 9, 4]], most=4, stop=[9], on_token=take)
+    assert steps == [[5, 7], [6, 8], [9, None]]
+    assert found.rows() == [[5, 6, 9], [7, 8]]
+    assert found.ended == ("stop", "stop")
+
+
+def test_each_token_is_read_once_and_the_last_not_at_all() -> None:
+    model = script([5, 6, 7, 8])
+    generate(model, [[1]], max_new_tokens=3)
+    assert model.used == 3
+
+
+# ---- refusals ----
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "message"),
+    [
+        ([[1] * 13], {}, "the prompt has 13 tokens, longer than a sequence of this model can be (12)"),
+        ([[1] * 12], {}, "the prompt has 12 tokens, as long as a sequence of this model can be (12)"),
+        (
+            [[1] * 10],
+            {"max_new_tokens": 3},
+            "a prompt of 10 tokens with 3 new ones is longer than a sequence of this model can be (12): "
+            "max_new_tokens can be 2 at most",
+        ),
+        ([[1] * 10], {"length": 10}, "the prompt has 10 tokens, as long as a sequence of this model can be (10)"),
+        ([[1], []], {}, "prompt 2 of 2 has no tokens, and a model can only continue some"),
+        ([], {}, "tokens must be whole numbers [b, t], not torch.float32 [0]"),
+        ([1, 2], {}, "tokens must be a tensor [b, t] or a list of lists of token ids: one prompt is [[1, 2, 3]]"),
+        (torch.zeros(2), {}, "tokens must be whole numbers [b, t], not torch.float32 [2]"),
+        (torch.ones(1, 2), {}, "tokens must be whole numbers [b, t], not torch.float32 [1, 2]"),
+        ([[1]], {"mask": torch.ones(1, 1)}, "mask has no effect beside lists, which have no padding"),
+        (
+            torch.ones(1, 2).long(),
+            {"mask": torch.ones(1, 1)},
+            "mask must have the shape of tokens, [1, 2], not [1, 1]",
+        ),
+        ([[1, 20]], {}, "20 is no token id of this model: `tokens` may be 0 to 19"),
+        ([[1, -1]], {}, "-1 is no token id of this model: `tokens` may be 0 to 19"),
+        ([[1], [1, 2]], {"pad": 99}, "99 is no token id of this model: `tokens` may be 0 to 19"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
+        ([[1]], {"n_samples": 0}, "n_samples must be 1 or more, not 0"),
+        ([[1]], {"n_samples": 2}, "2 samples at temperature 0 are 2 times the same: give a temperature"),
+        ([[1]], {"stop": [()]}, "a stop sequence must have a token"),
+        ([[1]], {"top_p": 2.0}, "top_p must be more than 0 and at most 1, not 2.0"),
+    ],
+)
+def test_what_is_refused(model: torch.fx.GraphModule, tokens: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        generate(model, tokens, **{"max_new_tokens": 1, **given})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_logits_that_are_no_numbers(
+    model: torch.fx.GraphModule, break_at: Callable[[nn.Module, int], None], temperature: float, when: str
+) -> None:
+    said: list[object] = []
+    break_at(model.logits, 0 if when == "at once" else 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^the model's logits are NaN, in torch\.float32: its weights are broken"):
+        generate(model, [[1]], max_new_tokens=5, temperature=temperature, on_token=said.append)
+    assert bool(said) == (when == "later")
+
+
+@pytest.fixture
+def break_at() -> Callable[[nn.Module, int], None]:
+    """`break_at(module, n)` makes all outputs of a module NaN from its call number n on."""
+
+    def install(module: nn.Module, first: int) -> None:
+        calls = []
+
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            calls.append(module)
+            return output * NAN if len(calls) > first else output
+
+        module.register_forward_hook(hook)
+
+    return install

@@ -1,0 +1,139 @@
+"""What the command `generate` was asked for, from its options to token ids."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+
+if TYPE_CHECKING:
+    from tfkit.decoding.text import Tokenizer
+    from tfkit.graph.expand import Graph
+
+MOST = 100
+"""New tokens where nothing is said about them and they fit."""
+TOKENIZERS = ("tokenizer.json", "chars.json")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command was asked for, beside the spec."""
+
+    weights: Path | None
+    tokenizer: Path | None
+    prompt: tuple[str, ...]
+    prompt_file: tuple[Path, ...]
+    tokens: tuple[str, ...]
+    start: str | None
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+    stop: tuple[str, ...]
+    samples: int
+    seed: int
+    device: str
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `tfkit.generate` is called with, and the texts that it comes from."""
+
+    prompts: list[str]
+    tokenizer: Tokenizer
+    tokens: list[list[int]]
+    inputs: dict[str, Any]
+    max_new_tokens: int
+    stop_ids: list[int]
+    stop_texts: list[str]
+
+
+def job_of(asked: Asked, graph: Graph) -> Job:
+    """Everything that can be wrong with the request, before the model takes memory and time."""
+    from tfkit.decoding.generate import vocab_size
+    from tfkit.graph.limits import max_len
+    from tfkit.graph.pieces import take_apart
+
+    parts = take_apart(graph)
+    main, once = parts.given_again[0], parts.given_once
+    for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
+        if not graph.inputs[name].optional:
+            raise SpecError(Diagnostic(f"`{graph.name}` also reads `{name}`, which a prompt does not have"))
+    tokenizer = _tokenizer(asked)
+    _check_vocabulary(tokenizer, vocab_size(graph, main))
+    prompts = _prompts(asked)
+    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    tokens, inputs = rows, {}
+    if once:
+        tokens, inputs = [[_start(asked, graph, tokenizer)]] * len(rows), {once[0]: rows}
+    elif asked.start is not None:
+        raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
+    longest, limit = max(map(len, tokens)), max_len(graph)
+    fit = MOST if limit is None else max(1, min(MOST, limit - longest))
+    stops = {stop: tokenizer.special(stop) for stop in asked.stop}
+    return Job(
+        prompts=prompts,
+        tokenizer=tokenizer,
+        tokens=tokens,
+        inputs=inputs,
+        max_new_tokens=asked.max_new_tokens or fit,
+        stop_ids=[token for token in stops.values() if token is not None],
+        stop_texts=[text for text, token in stops.items() if token is None],
+    )
+
+
+def _tokenizer(asked: Asked) -> Tokenizer:
+    from tfkit.decoding.text import NumberTokenizer, load_tokenizer
+
+    if asked.tokens:
+        return NumberTokenizer()
+    if asked.tokenizer is not None:
+        return load_tokenizer(asked.tokenizer)
+    beside = [asked.weights.parent / name for name in TOKENIZERS] if asked.weights is not None else []
+    for path in beside:
+        if path.exists():
+            return load_tokenizer(path)
+    where = " beside the weights" if asked.weights is not None else ""
+    help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"
+    raise SpecError(Diagnostic(f"there is no {' or '.join(TOKENIZERS)}{where}", help=help))
+
+
+def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:
+    if rows is not None and tokenizer.vocab_size > rows:
+        message = f"the tokenizer has {tokenizer.vocab_size} tokens, and the model's vocabulary is {rows}"
+        raise SpecError(Diagnostic(message, help="take the tokenizer that the model was trained with"))
+
+
+def _prompts(asked: Asked) -> list[str]:
+    prompts = [_text(None) if prompt == "-" else prompt for prompt in asked.prompt]
+    return [*prompts, *map(_text, asked.prompt_file), *asked.tokens]
+
+
+def _text(path: Path | None) -> str:
+    """The text of a file, or else of standard input, without its last line break."""
+    name = "standard input" if path is None else quoted(str(path))
+    try:
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        return re.sub(r"\r?\n\Z", "", data.decode("utf-8"))
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot read {name}: {error.strerror}")) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(Diagnostic(f"cannot read {name}: it is not UTF-8")) from error
+
+
+def _start(asked: Asked, graph: Graph, tokenizer: Tokenizer) -> int:
+    if asked.start is None:
+        message = f"{graph.name} has an encoder that reads the prompt: its decoder needs a first token"
+        raise SpecError(Diagnostic(message, help="give --start, as a special token or an id: T5 has 0, BART 2"))
+    token = tokenizer.special(asked.start)
+    if token is None and not asked.start.isdecimal():
+        raise SpecError(Diagnostic(f"--start {quoted(asked.start)} is neither a special token nor a number"))
+    return int(asked.start) if token is None else token

@@ -1,0 +1,284 @@
+"""Generation: read the prompts once, then one token per step until every row has ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import graph_of
+from tfkit.decoding.cached import CachedModel
+from tfkit.decoding.sampling import Sampler, Sampling
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
+
+End: TypeAlias = Literal["stop", "length"]
+Tokens: TypeAlias = Tensor | Sequence[Sequence[int]]
+OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model said after its prompts. Rows are the samples of the first prompt, then those of the next."""
+
+    tokens: Tensor
+    """New tokens, [b * n_samples, t], without the prompt and with what made a row stop; padded on the right."""
+    lengths: tuple[int, ...]
+    """How many of them each row has."""
+    ended: tuple[End, ...]
+    """Why each row ended: at a stop, or because it had all the tokens that it might have."""
+
+    def rows(self) -> list[list[int]]:
+        """The new tokens of each row without padding."""
+        return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths, strict=True)]
+
+
+@torch.no_grad()
+def generate(
+    model: fx.GraphModule | CachedModel,
+    tokens: Tokens,
+    *,
+    max_new_tokens: int,
+    mask: Tensor | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: Iterable[int | Sequence[int]] = (),
+    n_samples: int = 1,
+    seed: int = 0,
+    pad: int = 0,
+    on_token: OnToken | None = None,
+    length: int | None = None,
+    compile: bool = False,
+    **inputs: Any,
+) -> Generated:
+    """Continue prompts with a model; without dropout, whatever mode the model is in.
+
+    Args:
+        model: what `build` returned; or a `CachedModel` of it, which keeps its memory and what it has compiled.
+        tokens: the prompts, [b, t] or a list of lists of token ids. Of an encoder-decoder, those of the decoder: as a
+            rule only its start token (T5: 0, BART: 2).
+        max_new_tokens: the most tokens that a row may get.
+        mask: bool [b, t], True where there is a token; padding may stand on either side.
+        temperature: see `Sampling`, as for the next three; at 0 the same prompt always gives the same tokens.
+        top_k: only the k likeliest tokens.
+        top_p: only the likeliest tokens that together have this probability.
+        repetition_penalty: above 1, tokens of the prompt and of the row become less likely.
+        stop: token ids that end a row, or sequences of them.
+        n_samples: rows of each prompt.
+        seed: where the random numbers start; each row has its own.
+        pad: the token that fills places without a token.
+        on_token: called after each step with a token id of every row, None for rows that have ended before. It may
+            return numbers of rows that shall end with this token.
+        length: the most tokens that prompt and answer may have, see `CachedModel`.
+        compile: whether to compile the step of one token, see `CachedModel`.
+        inputs: what else the model reads, by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
+            lists of lists get their mask from here.
+
+    Raises:
+        ValueError: a prompt is empty, or longer than the model's `max_len`, or leaves too little room for
+            `max_new_tokens`; an argument is out of its range; the logits are NaN.
+    """
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    _check_counts(max_new_tokens, n_samples, sampling)
+    ends = _Ends(_stops(stop), on_token)
+    prompt, mask = left_padded(tokens, mask, pad=pad)
+    with evaluating(model if isinstance(model, fx.GraphModule) else model.model):
+        cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
+        graph, device = graph_of(cached.model), next(cached.model.parameters()).device
+        given = _padded_inputs(inputs, pad)
+        for name, ids in {take_apart(graph).given_again[0]: prompt, **given}.items():
+            _check_input(graph, name, ids)
+        cached.start(prompt.size(0), **{name: value.to(device) for name, value in given.items()})
+        prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
+        sampler = Sampler(sampling, prompt.size(0), n_samples, max_new_tokens, seed=seed, device=device)
+        logits = cached(prompt, mask, keep=1)[:, -1]
+        if n_samples > 1:
+            cached.repeat(n_samples)
+            logits, prompt = (one.repeat_interleave(n_samples, dim=0) for one in (logits, prompt))
+            mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
+        sampler.read(prompt, mask, logits.size(-1))
+        steps = list(_steps(cached, logits, sampler, ends, max_new_tokens))
+    return ends.generated(torch.stack(steps, dim=1), pad)
+
+
+def _cached(
+    model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool
+) -> CachedModel:
+    """A cache with room for what will be read; raises ValueError where the model holds less."""
+    if isinstance(model, fx.GraphModule):
+        limits = [one for one in (length, max_len(graph_of(model))) if one is not None]
+        _check_room(prompt, new, min(limits, default=prompt + new))
+        return CachedModel(model, length=length or prompt + new, compile=compile)
+    if length is not None or compile:
+        raise ValueError("length and compile have no effect on a CachedModel: they are said when it is made")
+    _check_room(prompt, new, model.length)
+    return model
+
+
+def _steps(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
+    """The tokens [b] of each step."""
+    _check_numbers(logits)
+    for step in range(most):
+        tokens = sampler(logits)
+        yield tokens
+        if ends.after(tokens) or step == most - 1:
+            break
+        logits = cached(tokens[:, None], keep=1)[:, -1]
+    _check_numbers(logits)  # NaN in the cache stays there, so that a look at the end suffices
+
+
+class _Ends:
+    """Which rows have ended, after how many tokens and why. Nothing is read from the device if nothing can end them."""
+
+    def __init__(self, stops: Sequence[tuple[int, ...]], on_token: OnToken | None) -> None:
+        self._stops = stops
+        self._on_token = on_token
+        self._tails: defaultdict[int, list[int]] = defaultdict(list)
+        self._lengths: dict[int, int] = {}
+        self._longest = max(map(len, stops), default=0)
+        self._steps = 0
+
+    def after(self, tokens: Tensor) -> bool:
+        """Take in the tokens [b] of a step; whether all rows have ended."""
+        self._steps += 1
+        if not self._stops and self._on_token is None:
+            return False
+        ids = tokens.tolist()
+        running = [row for row in range(len(ids)) if row not in self._lengths]
+        ended = {row for row in running if self._stops_at(row, ids[row])}
+        if self._on_token is not None:
+            shown = [None if row in self._lengths else token for row, token in enumerate(ids)]
+            ended |= set(self._on_token(shown) or ()) & set(running)
+        self._lengths.update(dict.fromkeys(ended, self._steps))
+        return len(self._lengths) == len(ids)
+
+    def _stops_at(self, row: int, token: int) -> bool:
+        tail = self._tails[row]
+        tail.append(token)
+        del tail[: -self._longest or len(tail)]
+        return any(len(tail) >= len(stop) and tuple(tail[-len(stop) :]) == stop for stop in self._stops)
+
+    def generated(self, tokens: Tensor, pad: int) -> Generated:
+        """The result from the tokens [b, t] of all steps."""
+        rows = range(tokens.size(0))
+        lengths = tuple(self._lengths.get(row, self._steps) for row in rows)
+        ended: tuple[End, ...] = tuple("stop" if row in self._lengths else "length" for row in rows)
+        counts = torch.tensor(lengths, device=tokens.device)[:, None]
+        padding = torch.arange(tokens.size(1), device=tokens.device) >= counts
+        return Generated(tokens.masked_fill(padding, pad), lengths, ended)
+
+
+def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Sequences with all padding in front, so that every last column is a token: tokens and mask [b, t].
+
+    The mask is None where there is no padding. Raises ValueError for what are no sequences of tokens.
+    """
+    if not isinstance(tokens, Tensor):
+        if mask is not None:
+            raise ValueError("mask has no effect beside lists, which have no padding")
+        tokens, mask = _from_lists(tokens, pad)
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.size(0) == 0:
+        shape = ", ".join(map(str, tokens.shape))
+        raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
+    tokens = tokens.long()
+    mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(tokens.device, torch.bool)
+    if mask.shape != tokens.shape:
+        raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}, not {list(mask.shape)}")
+    empty = [row for row, count in enumerate(mask.sum(dim=1).tolist()) if count == 0]
+    if empty:
+        raise ValueError(f"prompt {empty[0] + 1} of {len(tokens)} has no tokens, and a model can only continue some")
+    order = mask.int().argsort(dim=1, stable=True)  # padding first, tokens as they were
+    tokens, mask = tokens.gather(1, order).masked_fill(~mask.gather(1, order), pad), mask.gather(1, order)
+    first = int(mask.any(dim=0).int().argmax())
+    tokens, mask = tokens[:, first:], mask[:, first:]
+    return tokens, None if bool(mask.all()) else mask
+
+
+def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    if not all(isinstance(row, Sequence) for row in rows):
+        raise ValueError("tokens must be a tensor [b, t] or a list of lists of token ids: one prompt is [[1, 2, 3]]")
+    width = max(map(len, rows), default=0)
+    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return tokens, mask
+
+
+def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
+    """The model's further inputs, with masks for those that are given as lists."""
+    made: dict[str, Tensor] = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            made[name] = value
+        elif value is not None:
+            made[name], mask = left_padded(value, pad=pad)
+            made |= {} if mask is None else {f"{name}_mask": mask}
+    return made
+
+
+def _check_input(graph: Graph, name: str, tokens: Tensor) -> None:
+    """Raise ValueError for a sequence beyond the model's `max_len`, and for token ids that are not in its table."""
+    limit, rows = max_len(graph), vocab_size(graph, name)
+    if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
+        raise ValueError(f"`{name}` has {tokens.size(1)} tokens, and a sequence of this model can have {limit}")
+    if rows is None or not tokens.numel():
+        return
+    least, most = (int(one) for one in tokens.aminmax())
+    if least < 0 or most >= rows:
+        wrong = least if least < 0 else most
+        raise ValueError(f"{wrong} is no token id of this model: `{name}` may be 0 to {rows - 1}")
+
+
+def vocab_size(graph: Graph, name: str) -> int | None:
+    """Rows of the table in which tokens of an input are looked up; None where there is none."""
+    tables = [node.config.table() for node in graph.nodes if node.wires.get("input") == name]
+    return min((table.rows for table in tables if table is not None and table.rows is not None), default=None)
+
+
+def _check_counts(max_new_tokens: int, n_samples: int, sampling: Sampling) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be 1 or more, not {max_new_tokens}")
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be 1 or more, not {n_samples}")
+    if n_samples > 1 and sampling.temperature == 0:
+        raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
+
+
+def _check_room(prompt: int, new: int, length: int) -> None:
+    if prompt >= length:
+        what = "longer than" if prompt > length else "as long as"
+        raise ValueError(f"the prompt has {prompt} tokens, {what} a sequence of this model can be ({length})")
+    if prompt + new > length:
+        message = f"a prompt of {prompt} tokens with {new} new ones is longer than a sequence of this model can be"
+        raise ValueError(f"{message} ({length}): max_new_tokens can be {length - prompt} at most")
+
+
+def _check_numbers(logits: Tensor) -> None:
+    if bool(logits.isnan().any()):
+        raise ValueError(f"the model's logits are NaN, in {logits.dtype}: its weights are broken, or too large for it")
+
+
+def _stops(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:
+    made = [(one,) if isinstance(one, int) else tuple(one) for one in stop]
+    if () in made:
+        raise ValueError("a stop sequence must have a token")
+    return made
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, every part of it as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,146 @@
+"""From logits to the next token: penalty, temperature, top-k, top-p, in the order of the field, then a draw.
+
+Top-k: https://arxiv.org/abs/1805.04833, top-p: https://arxiv.org/abs/1904.09751, repetition penalty:
+https://arxiv.org/abs/1909.05858. b rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GRID = 2**32
+"""Draws are multiples of 1 / GRID: fine for any vocabulary, and times a sum always less than that sum in float64."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Args:
+        temperature: divides the logits; 0 takes the likeliest token, always.
+        top_k: only the k likeliest tokens; those as likely as the last of them too.
+        top_p: only the likeliest tokens that together reach this probability.
+        repetition_penalty: above 1, tokens that have been seen become less likely: positive logits are divided by it,
+            negative ones multiplied.
+
+    Raises:
+        ValueError: a value is out of its range, or has no effect.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be 1 or more, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be more than 0 and at most 1, not {self.top_p}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty must be more than 0, not {self.repetition_penalty}")
+        for name in ("top_k", "top_p") if self.temperature == 0 else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")
+
+    def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Logits [b, V] as changed by all of it, -inf where a token is out; in float32 at least.
+
+        `seen` is bool [b, V], True for the tokens that the repetition penalty is for.
+        """
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.repetition_penalty != 1 and seen is not None:
+            scores = torch.where(seen, penalized(scores, self.repetition_penalty), scores)
+        if self.temperature > 0:
+            scores = scores / self.temperature
+        if self.top_k is not None:
+            scores = top_k(scores, self.top_k)
+        if self.top_p is not None:
+            scores = top_p(scores, self.top_p)
+        return scores
+
+
+def penalized(scores: Tensor, penalty: float) -> Tensor:
+    """Scores [b, V] of tokens that have been seen already."""
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Scores [b, V], -inf for all that are less than the k-th largest of their row."""
+    least = scores.topk(min(k, scores.size(-1))).values[:, -1:]
+    return scores.masked_fill(scores < least, -math.inf)
+
+
+def top_p(scores: Tensor, p: float) -> Tensor:
+    """Scores [b, V], -inf for the least likely tokens of a row, as many as have at most 1 - p together."""
+    ascending, order = scores.sort(dim=-1)
+    out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    out[:, -1] = False  # rounding must not leave a row without a token
+    return scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -math.inf)
+
+
+class Sampler:
+    """Chooses the next token of each row, step after step.
+
+    Every row has random numbers of its own, from the seed, the number of its prompt and the number of its sample: more
+    prompts, more samples or more steps leave what is drawn for a row as it was. They are drawn on the CPU, so that all
+    devices get the same, and before the first step, so that no step waits for them.
+
+    Args:
+        sampling: how to choose.
+        prompts: different prompts.
+        n_samples: rows of each prompt, next to each other.
+        steps: the most tokens that will be asked for.
+        seed: where the random numbers start.
+        device: where the logits live.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompts: int, n_samples: int, steps: int, *, seed: int, device: torch.device
+    ) -> None:
+        self.sampling = sampling
+        self._seen: Tensor | None = None
+        self._step = 0
+        rows = [(prompt, sample) for prompt in range(prompts) for sample in range(n_samples)]
+        greedy = sampling.temperature == 0
+        self._draws = None if greedy else torch.stack([_draws(seed, *row, steps) for row in rows], dim=1).to(device)
+
+    def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
+        """Let the repetition penalty know of tokens [b, t] where `mask`, bool [b, t], is True; all unless given."""
+        if self.sampling.repetition_penalty == 1:
+            return
+        if self._seen is None:  # with a place for what is padding
+            self._seen = torch.zeros(tokens.size(0), vocab_size + 1, dtype=torch.bool, device=tokens.device)
+        self._seen.scatter_(1, tokens if mask is None else tokens.masked_fill(~mask, vocab_size), True)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The next tokens, [b], from logits [b, V]."""
+        scores = self.sampling.scores(logits, None if self._seen is None else self._seen[:, :-1])
+        tokens = scores.argmax(dim=-1) if self._draws is None else drawn(scores, self._draws[self._step])
+        self._step += 1
+        self.read(tokens[:, None], None, logits.size(-1))
+        return tokens
+
+
+def drawn(scores: Tensor, draws: Tensor) -> Tensor:
+    """The token of each row, [b], at which the summed probabilities of scores [b, V] first exceed draws [b] in [0, 1).
+
+    In float64, where the many small probabilities of a large vocabulary do not get lost in the sum.
+    """
+    sums = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    tokens = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
+    return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # logits that are NaN point behind the last token
+
+
+def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
+    name = f"{seed}/{prompt}/{sample}".encode()
+    own = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1
+    generator = torch.Generator().manual_seed(own)
+    return torch.randint(GRID, (steps,), generator=generator).double() / GRID

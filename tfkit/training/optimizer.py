@@ -1,0 +1,56 @@
+"""AdamW (https://arxiv.org/abs/1711.05101) with the decay where it belongs: on matrices, and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+FUSED = ("cpu", "cuda", "mps", "xpu")
+"""Devices on which torch updates all parameters in one kernel."""
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[str, Any]]:
+    """The parameters of a model in two groups for an optimizer, each once: those that decay, then the others.
+
+    Matrices decay; norms, biases, embedding tables, those of positions among them, and all other vectors do not. A
+    matrix that is an embedding table too, as of a tied head, is a table. Frozen parameters are there as well: without a
+    gradient they stay as they are.
+
+    Args:
+        model: what `tfkit.build` returned, or a module that contains it.
+        weight_decay: of the first group.
+    """
+    spared = {parameter for module in _spared(model) for parameter in module.parameters()}
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        (decaying if parameter.dim() > 1 and parameter not in spared else others).append(parameter)
+    return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _spared(model: nn.Module) -> Iterator[nn.Module]:
+    """Embedding tables, and what fills a slot `norm`, also where its weight is no vector."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            yield module
+        if isinstance(module, fx.GraphModule):
+            components = module.meta.get("components", {})
+            yield from (one for path, one in module.named_modules() if components.get(path, ("",))[0] == "norm")
+
+
+def adamw(model: nn.Module, lr: float, *, weight_decay: float = 0.1, **options: Any) -> torch.optim.AdamW:
+    """AdamW on the `parameter_groups` of a model, in one fused kernel where its devices have one.
+
+    Args:
+        model: see `parameter_groups`.
+        lr: the learning rate.
+        weight_decay: of the parameters that decay.
+        options: further arguments of `torch.optim.AdamW`: `betas`, `eps`.
+    """
+    fused = all(one.device.type in FUSED and one.is_floating_point() for one in model.parameters())
+    return torch.optim.AdamW(
+        parameter_groups(model, weight_decay=weight_decay), **{"lr": lr, "fused": fused or None} | options
+    )

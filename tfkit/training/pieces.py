@@ -1,0 +1,131 @@
+"""Cross-entropy of logits that are never there as a whole: as many rows at a time as fit, forward and backward at once.
+
+The gradients of a piece are computed while its logits exist, so that nothing is computed twice, and nothing of the size
+of the logits is kept. Done for a linear head in https://github.com/linkedin/Liger-Kernel; here for any head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+PIECES = 8
+"""Enough to make the logits small beside the rest; each piece adds to the gradient of the whole vocabulary."""
+LEAST_LOGITS = 2**25
+"""In a piece: shorter ones cost time, and save little."""
+MOST_ROWS = 4096
+"""In a piece: longer ones save no time."""
+
+
+def count_pieces(n_rows: int, vocab_size: int) -> int:
+    """In how many pieces to compute so many rows of logits."""
+    rows = min(max(n_rows // PIECES, LEAST_LOGITS // vocab_size), MOST_ROWS)
+    return max(1, -(-n_rows // max(rows, 1)))
+
+
+class PiecewiseLoss:
+    """The summed cross-entropy of a head's logits, in pieces.
+
+    n rows, d their width, v vocabulary.
+
+    Args:
+        head: [n, d] -> logits [n, v]; computes every row alone.
+        given: what the head is called with beside the rows: weights that belong to other modules.
+        options: of `torch.nn.functional.cross_entropy`.
+    """
+
+    def __init__(self, head: nn.Module, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+        self.head, self.given, self.options = head, given, options
+        self.own = dict(head.named_parameters())
+        self.weights = [*self.own.values(), *given.values()]
+
+    def __call__(self, rows: Tensor, targets: Tensor, pieces: int) -> Tensor:
+        """The sum over all rows, float32 or wider; `rows` [n, d], `targets` [n]."""
+        values = [rows, *self.weights]
+        learned = [i for i, value in enumerate(values) if value.requires_grad] if torch.is_grad_enabled() else []
+        with torch.no_grad():
+            total, gradients = self._walk(rows, targets, pieces, learned)
+        if not learned:
+            return total
+        return _WithGradients.apply(total, len(learned), *gradients, *[values[i] for i in learned])
+
+    def _walk(self, rows: Tensor, targets: Tensor, pieces: int, learned: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and its gradients with respect to the learned ones of rows (0) and weights (from 1 on)."""
+        weights = [_leaf(weight, i in learned) for i, weight in enumerate(self.weights, 1)]
+        found = [torch.zeros_like(weights[i - 1], dtype=_wide(weights[i - 1].dtype)) for i in learned if i > 0]
+        total = rows.new_zeros((), dtype=_wide(rows.dtype))
+        of_rows: list[Tensor] = []
+        ends = [rows.size(0) * i // pieces for i in range(pieces + 1)]  # `split` would make each length another graph
+        for start, end in pairwise(ends):
+            values = [_leaf(rows[start:end], 0 in learned), *weights]
+            loss, of_piece = self._add_piece(found, values, targets[start:end], learned)
+            total = total + loss
+            of_rows += of_piece
+        return total, [torch.cat(of_rows), *found] if of_rows else found
+
+    def _add_piece(
+        self, found: Sequence[Tensor], values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Add the gradients of the weights to `found`, where they lie only once; the loss, and the rows' gradient."""
+        loss, gradients = self._gradients(values, targets, learned)
+        n = len(gradients) - len(found)
+        for of_all, of_piece in zip(found, gradients[n:], strict=True):
+            of_all += of_piece
+        return loss, gradients[:n]
+
+    def _gradients(
+        self, values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of one piece, and its gradients with respect to the learned values."""
+        if not learned:
+            return self._loss(targets, *values), []
+        if torch.compiler.is_compiling():  # it cannot trace `autograd.grad`, which takes less memory
+            both = torch.func.grad_and_value(partial(self._loss, targets), argnums=tuple(learned))
+            gradients, loss = both(*values)
+            return loss, list(gradients)
+        with torch.enable_grad():
+            loss = self._loss(targets, *values)
+        return loss.detach(), list(torch.autograd.grad(loss, [values[i] for i in learned], materialize_grads=True))
+
+    def _loss(self, targets: Tensor, rows: Tensor, *weights: Tensor) -> Tensor:
+        n = len(self.own)
+        own = dict(zip(self.own, weights[:n], strict=True))
+        # Views, because torch's counters of operations hook what a module is called with, and cannot hook leaves here.
+        given = {name: weight.view_as(weight) for name, weight in zip(self.given, weights[n:], strict=True)}
+        logits = functional_call(self.head, own, (rows.view_as(rows),), given)
+        return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="sum", **self.options)
+
+
+def _leaf(tensor: Tensor, learned: bool) -> Tensor:
+    """The same memory with gradients of its own: hooks of a parameter wait for the gradient of all pieces."""
+    alone = tensor.detach()
+    return alone if torch.compiler.is_compiling() else alone.requires_grad_(learned)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to add up in: sums of many pieces would lose digits in half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _WithGradients(torch.autograd.Function):
+    """A number whose gradients are known: (total, n, n gradients, n tensors) -> total."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, n: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors[:n])
+        ctx.dtypes = [tensor.dtype for tensor in tensors[n:]]
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("the loss in pieces has no second derivative: take the loss of the model's logits")
+        found = [(one * outer).to(dtype) for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
+        return None, None, *[None] * len(found), *found

@@ -1,0 +1,101 @@
+"""A built model without its head: the calls are written anew, what is called is the model's own."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of
+from tfkit.component import Pieces
+from tfkit.errors import Invalid, SpecError, listing
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.pieces import take_apart, wire_of
+
+Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
+"""(model, *inputs) -> what the head reads, its padding mask, the tokens to predict, the weights of others that the head
+uses."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the path of a model through its head begins and ends."""
+
+    head: str
+    """The node that makes the logits."""
+    vocab_size: int
+    """How many of them."""
+    mask: str | None
+    """The padding mask of the sequence that it reads."""
+    tokens: str | None
+    """The input whose next tokens the logits predict; None where they may have been seen."""
+
+
+def find_ends(model: fx.GraphModule) -> Ends:
+    """What the graph of a model says of its head; raises ValueError where no loss of single rows can be taken."""
+    if not isinstance(model, fx.GraphModule):
+        raise ValueError(f"a loss takes what `tfkit.build` returned, and wraps it; this is {type(model).__name__}")
+    graph = graph_of(model)
+    if len(graph.outputs) > 1:
+        raise ValueError(
+            f"`{graph.name}` returns {listing(graph.outputs)}, and a loss is taken of one of them: "
+            f"build it with sets=['outputs=[NODE]']"
+        )
+    head = graph.node(graph.outputs[0])
+    if head.output.type != "logits":
+        raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, and a loss is taken of logits")
+    signal, vocab_size = head.signals[_read(head)], head.output.width
+    assert vocab_size is not None
+    return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted(graph))
+
+
+def _read(head: Node) -> str:
+    """The wire by which the head gets its rows; raises ValueError where it does not compute each of them alone."""
+    read = [field for field in head.wires if wire_of(head, field).value == "output"]
+    if len(read) != 1 or not isinstance(head.wires[read[0]], str):
+        raise ValueError(f"`{head.name}` reads {listing(read)}, and a head in pieces has one input")
+    try:
+        alone = head.config.pieces(head.signals) == Pieces()
+    except Invalid:
+        alone = False
+    if not alone:
+        raise ValueError(f"`{head.name}` does not compute every position alone, so that it has no loss in pieces")
+    return read[0]
+
+
+def _predicted(graph: Graph) -> str | None:
+    try:
+        parts = take_apart(graph)
+    except SpecError:
+        return None
+    # The tokens of a prefix are read by all of it.
+    prefix = any(graph.inputs[name].type == "lengths" for name in parts.given_once)
+    tokens = [name for name in parts.given_again if graph.inputs[name].type == "tokens"]
+    return None if prefix or len(tokens) != 1 else tokens[0]
+
+
+def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
+    """The forward of a model up to its head, as a function of the model; raises ValueError if the head is not there."""
+    graph, copies = fx.Graph(), cast(dict[fx.Node, fx.Node], {})
+    head = graph.graph_copy(model.graph, copies)
+    if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
+        raise ValueError(f"the model's graph was edited: it does not end in `{ends.head}` any more")
+    nodes = {node.name: copy for node, copy in copies.items()}
+    found = [nodes.get(name or "") for name in (ends.mask, ends.tokens)]
+    graph.output((head.args[0], *found, dict(head.kwargs)))
+    graph.erase_node(head)
+    return _function(graph)
+
+
+def _function(graph: fx.Graph) -> Trunk:
+    text = graph.python_code("self")
+    code = text.src.strip() + "\n"
+    file = f"<tfkit trunk {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for tracebacks
+    names: dict[str, Any] = dict(text.globals)
+    exec(compile(code, file, "exec"), names)
+    return cast(Trunk, names["forward"])

@@ -1,0 +1,187 @@
+"""What does a token cost: greedy decoding with a cache, of tfkit and of Hugging Face transformers.
+
+    python tools/bench/decode.py [--shape gpt2 | llama] [--batch 1 8] [--rounds 10] [--tokens 24] [--compile] [--json]
+
+One process, one thread, float32; on a GPU bfloat16. All contenders have the same weights, read the same prompt and must
+write the same tokens. They take turns; the figure is the CPU time of a token, without the prompt, on a GPU the time
+between two CUDA events. `loop` is the least that one has to write around the forward of transformers, `generate` what
+it offers; both keep what they have read in its default cache.
+
+A token must read every weight and the caches once: the share of the limit is the time in which this machine reads so
+many bytes, with every row of a matrix of that size summed in the same rounds, over the time of the token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from measure import accelerator, compare_speeds, machine, ratio, seconds, take_turns
+from peers import Shape, peer
+from torch import Tensor, fx, nn
+
+import tfkit
+
+SHAPES = {
+    "gpt2": Shape("gpt2", 12, 768, 12, 12, 3072, vocab_size=50257, length=1024, batch=1),
+    "llama": Shape("llama", 12, 768, 12, 12, 3072, vocab_size=32000, length=1024, batch=1),
+}
+GOALS = {"transformers loop": 1.05, "transformers generate": 1.10}
+PROMPT = 8
+Contender = Callable[[int], Tensor]
+"""How many tokens to write -> those tokens, [b, n]."""
+
+
+class Tfkit:
+    """A `CachedModel` in a loop of its own, and `tfkit.generate`."""
+
+    def __init__(self, model: fx.GraphModule, prompt: Tensor, length: int, *, compile: bool) -> None:
+        self.cached = tfkit.CachedModel(model.eval(), length=length, compile=compile)
+        self.prompt = prompt
+
+    def loop(self, n: int) -> Tensor:
+        """The least that one has to write."""
+        self.cached.start(self.prompt.size(0))
+        tokens = [self.cached(self.prompt, keep=1).argmax(dim=-1)]
+        for _ in range(n - 1):
+            tokens.append(self.cached(tokens[-1], keep=1).argmax(dim=-1))
+        return torch.cat(tokens, dim=1)
+
+    def generate(self, n: int) -> Tensor:
+        """What tfkit offers."""
+        return tfkit.generate(self.cached, self.prompt, max_new_tokens=n).tokens
+
+
+class Transformers:
+    """The same with its own forward and `generate`."""
+
+    def __init__(self, model: nn.Module, prompt: Tensor) -> None:
+        self.model = model.eval()
+        self.prompt = prompt
+
+    def loop(self, n: int) -> Tensor:
+        """The least that one has to write."""
+        result: Any = self.model(self.prompt, use_cache=True, logits_to_keep=1)
+        tokens = [result.logits.argmax(dim=-1)]
+        for _ in range(n - 1):
+            result = self.model(tokens[-1], past_key_values=result.past_key_values, use_cache=True, logits_to_keep=1)
+            tokens.append(result.logits.argmax(dim=-1))
+        return torch.cat(tokens, dim=1)
+
+    def generate(self, n: int) -> Tensor:
+        """What transformers offers."""
+        settings = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
+        model: Any = self.model
+        return model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), **settings)[:, PROMPT:]
+
+
+def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, Contender], int]:
+    """Everybody, and the bytes that a token has to read: weights and the caches half way."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(shape.vocab_size, (shape.batch, PROMPT), generator=generator).to(device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = peer("tfkit").build(shape)
+    state = model.state_dict()
+    theirs = peer("transformers").build(shape, state).to(device, dtype)
+    assert isinstance(model, fx.GraphModule)
+    ours = Tfkit(model.to(device, dtype), prompt, shape.length, compile=compile)
+    other = Transformers(theirs, prompt)
+    found: dict[str, Contender] = {"tfkit loop": ours.loop, "tfkit generate": ours.generate}
+    found |= {"transformers loop": other.loop, "transformers generate": other.generate}
+    untied = [name for name in state if not (name == "embedding.tokens.weight" and shape.family == "llama")]
+    return found, sum(state[name].numel() for name in untied) * dtype.itemsize
+
+
+def per_token(run: Contender, n: int, device: str) -> Callable[[], float]:
+    """Seconds of a token: those of `n` + 1 tokens without those of the first, which has the prompt to read."""
+
+    def measure() -> float:
+        with torch.inference_mode():
+            return (seconds(lambda: run(n + 1), device) - seconds(lambda: run(1), device)) / n
+
+    return measure
+
+
+def reading(size: int, device: str) -> Callable[[], float]:
+    """Seconds in which `size` bytes are read from memory."""
+    data = torch.ones(size // 4 // 1024, 1024, device=device)
+    return lambda: seconds(lambda: data.sum(dim=1), device)
+
+
+def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+    """All contenders on one shape."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    everybody, size = contenders(shape, compile=options.compile, device=device)
+    with torch.inference_mode():
+        texts = {name: run(8) for name, run in everybody.items()}
+    want = texts["tfkit loop"]
+    same = {name: torch.equal(text, want) for name, text in texts.items()}
+    if device == "cpu" and not all(same.values()):
+        raise SystemExit(f"the contenders write different tokens: {same}")
+    running = {name: per_token(run, options.tokens, device) for name, run in everybody.items()}
+    turns = take_turns({**running, "memory": reading(size, device)}, options.rounds, warm_up=1)
+    memory = turns.pop("memory")
+    return {"shape": str(shape), "batch": shape.batch, "bytes": size, "seconds": turns, "memory_seconds": memory}
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table, tokens per second and share of the limit, the goals."""
+    turns, batch = found["seconds"], found["batch"]
+    print(f"\n{found['shape'].rpartition(',')[0]}, batch {batch}, {found['bytes'] / 1e6:.0f} MB a token")
+    print(compare_speeds(turns))
+    limit = min(found["memory_seconds"])
+    for name in ("tfkit loop", "transformers loop"):
+        best, middle = min(turns[name]), statistics.median(turns[name])
+        speed = f"{batch / best:>9.1f} tokens/s at best, {batch / middle:.1f} in the median"
+        print(f"  {name:20}{speed}; {limit / best:.0%} of the limit")
+    for name, goal in GOALS.items():
+        ours = turns["tfkit loop" if name.endswith("loop") else "tfkit generate"]
+        held = ratio(turns[name], ours)
+        verdict = "met" if held.of_minima >= goal else "within the spread" if held.high >= goal else "MISSED"
+        print(f"  at least {goal:.2f} x {name}: {held.of_minima:.3f}, {held.median:.3f} in the median: {verdict}")
+
+
+def overhead(rounds: int) -> dict[str, list[float]]:
+    """Seconds of a token where there is next to nothing to compute: 12 layers of width 16."""
+    shape = Shape("gpt2", 12, 16, 2, 2, 16, vocab_size=16, length=1024, batch=1)
+    everybody, _ = contenders(shape, compile=False, device="cpu")
+    return take_turns({name: per_token(run, 64, "cpu") for name, run in everybody.items()}, rounds, warm_up=1)
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences at once (default 1 8)")
+    parser.add_argument("--rounds", type=int, default=10, help="how often each runs (default 10)")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of a run (default 24)")
+    parser.add_argument("--compile", action="store_true", help="tfkit's step of one token compiled")
+    parser.add_argument("--json", action="store_true", help="print every round as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    shapes = [SHAPES[options.shape]] if options.shape else list(SHAPES.values())
+    found = [measure(replace(shape, batch=batch), options) for shape in shapes for batch in options.batch]
+    empty = overhead(options.rounds)
+    if options.json:
+        about = {"date": str(date.today()), "machine": machine(), "gpu": accelerator(), "versions": versions}
+        print(json.dumps({**about, "compiled": options.compile, "found": found, "overhead": empty}, indent=2))
+        return
+    print(machine(), ", ".join(f"{name} {text}" for name, text in versions.items()), sep="\n")
+    print(f"greedy decoding behind a prompt of {PROMPT} tokens, {options.tokens} tokens, {options.rounds} rounds")
+    for one in found:
+        show(one)
+    print("\nwhat a token costs without its arithmetic: 12 layers of width 16")
+    print(compare_speeds(empty))
+    print("\n" + (accelerator() or "not measured: anything on a GPU (there is none here)"))
+
+
+if __name__ == "__main__":
+    main()

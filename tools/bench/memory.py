@@ -1,0 +1,130 @@
+"""Memory and time of a training step with a vocabulary of 128,256: the loss in pieces against that of all logits.
+
+    python tools/bench/memory.py [--rounds 3] [--json]
+
+A Llama of 4 layers of width 512 with the vocabulary of Llama 3; forward and backward of 4 x 512 tokens, next-token
+loss, with and without computing the layers twice. Every step runs in a fresh process, the contenders take turns.
+`tensors` is the most memory that the step had allocated at once, beside the weights; `process` is all that the system
+gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from measure import WIDTH, Contender, accelerator, compare, machine, race, ratio, seconds
+from torch import Tensor
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+import tfkit
+
+VOCABULARY, WIDE, BATCH, LENGTH = 128_256, 512, 4, 512
+SETS = [
+    f"d_model={WIDE}",
+    f"vocab_size={VOCABULARY}",
+    "decoder.n_layers=4",
+    "decoder.attention.n_heads=8",
+    "decoder.attention.n_kv_heads=2",
+    "decoder.ffn.d_ff=1408",
+]
+CONTENDERS = ("in pieces", "all logits", "in pieces, recompute", "all logits, recompute")
+MEGABYTE = 2**20
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="how often each contender runs (default 3)")
+    parser.add_argument("--step", choices=CONTENDERS, help="run one step in this process and print what it took")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
+    options = parser.parse_args()
+    if options.step is not None:
+        print(json.dumps(step(options.step)))
+        return
+    missing = [] if accelerator() else ["memory and time on a GPU: there is none"]
+    contenders = [Contender(name, [sys.executable, __file__, "--step", name]) for name in CONTENDERS]
+    race(contenders, options.rounds)
+    found = targets(contenders)
+    where = f"{machine()}, {accelerator() or 'no GPU'}, torch {torch.__version__}"
+    if options.json:
+        runs = {one.name: one.runs for one in contenders}
+        about = {"date": str(date.today()), "machine": where}
+        print(json.dumps({**about, "runs": runs, "targets": found, "not_measured": missing}, indent=2))
+    else:
+        print(where)
+        show(contenders, found, missing)
+    sys.exit(not all(held <= limit for held, limit in found.values()))
+
+
+def step(name: str) -> dict[str, float]:
+    """One training step of one contender: seconds, and megabytes of tensors beside the weights."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = tfkit.build("llama3_8b", sets=SETS, device=device, dtype=dtype, recompute=name.endswith("recompute"))
+    made = tfkit.Loss(model) if name.startswith("in pieces") else None
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
+
+    def run(tokens: Tensor = tokens) -> None:
+        loss = next_token_loss(model, tokens) if made is None else made(tokens)
+        loss.backward()
+
+    run(tokens[:1, :8])
+    model.zero_grad(set_to_none=True)
+    took, peak = (on_gpu if device == "cuda" else on_cpu)(run)
+    return {"seconds": took, "tensors": peak / MEGABYTE}
+
+
+def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """The usual form."""
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
+    """Seconds, and the most bytes that were allocated beside those that were there before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    took = seconds(run, "cuda")
+    return took, torch.cuda.max_memory_allocated() - before
+
+
+def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
+    """The same; torch counts memory of the CPU only in a profile."""
+    torch.set_num_threads(1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        took = seconds(run)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        found.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    return took, max(one["args"]["Total Allocated"] for one in events if one.get("name") == "[memory]")
+
+
+def targets(contenders: list[Contender]) -> dict[str, tuple[float, float]]:
+    """What was found and its limit, by what it is: both of the loss in pieces as a share of the loss of all logits."""
+    pieces, logits = contenders[:2]
+    memory = ratio(pieces.values("tensors"), logits.values("tensors")).of_minima
+    time = ratio(pieces.values("seconds"), logits.values("seconds")).of_minima
+    return {"memory of the step": (memory, 1 / 3), "time of the step": (time, 1.1)}
+
+
+def show(contenders: list[Contender], found: dict[str, tuple[float, float]], missing: list[str]) -> None:
+    """Print the tables, each line within 80 columns."""
+    titles = {"tensors": "tensors of a step, MB", "rss": "process, MB", "seconds": "seconds of a step"}
+    for key, title in titles.items():
+        print(f"\n{title}\n{compare(contenders, key)}")
+    print("\ntargets, in pieces / all logits")
+    for what, (held, limit) in found.items():
+        print(f"  {'met' if held <= limit else 'MISSED':7}{what}: {held:.2f}, at most {limit:.2f}")
+    print(*(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
