@@ -83,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         graph = tfkit.load(made / f"{name}.yaml")
         save(tfkit.build(graph, seed=4), graph, made / out)
         byte_level(LINES, 60).save(str(made / out / "tokenizer.json"))
+    (made / "empty").mkdir()
     return made
 
 
@@ -388,7 +389,7 @@ def test_wrong_usage(run: Run, golden: Golden, name: str, arguments: list[str]) 
         ("no_start", ["pair.yaml", "--tokens", "1"]),
         ("start_unknown", ["pair.yaml", "--weights", "pair/model.safetensors", "--prompt", "a", "--start", "<s>"]),
         ("weights_missing", ["small.yaml", "--weights", "out/nowhere.safetensors", "--prompt", "a"]),
-        ("weights_folder", ["small.yaml", "--weights", "out", "--tokens", "1"]),
+        ("weights_folder", ["small.yaml", "--weights", "empty", "--tokens", "1"]),
         ("weights_of_another", ["small.yaml", "--weights", "pair/model.safetensors", "--prompt", "a"]),
         ("weights_of_other_sizes", ["small.yaml", *PROMPT, "--set", "decoder.n_layers=3", "--set", "max_len=50"]),
     ],
@@ -407,7 +408,7 @@ def test_not_utf8(run: Run, tmp_path: Path) -> None:
 
 
 def test_logits_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
-    weights = {name: tensor * float("nan") for name, tensor in load_file("out/model.safetensors").items()}
+    weights = {name: tensor * 1e38 for name, tensor in load_file("out/model.safetensors").items()}
     save_file(weights, tmp_path / "w.safetensors")
     err = run("small.yaml", "--weights", str(tmp_path / "w.safetensors"), "--tokens", "1", status=1)[1]
     assert err == "error: the model's logits are NaN, in torch.float32: its weights are broken, or too large for it\n"

@@ -46,8 +46,8 @@ TITLE = 40
 @click.option(
     "--weights",
     type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A safetensors file; random weights unless given.",
+    metavar="PATH",
+    help="Safetensors, a file or folder; random unless given.",
 )
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", multiple=True, metavar="TEXT", help="What to continue; - for standard input; repeatable.")

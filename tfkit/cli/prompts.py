@@ -97,7 +97,8 @@ def _tokenizer(asked: Asked) -> Tokenizer:
         return NumberTokenizer()
     if asked.tokenizer is not None:
         return load_tokenizer(asked.tokenizer)
-    beside = [asked.weights.parent / name for name in TOKENIZERS] if asked.weights is not None else []
+    folder = None if asked.weights is None else asked.weights if asked.weights.is_dir() else asked.weights.parent
+    beside = [] if folder is None else [folder / name for name in TOKENIZERS]
     for path in beside:
         if path.exists():
             return load_tokenizer(path)

@@ -5,65 +5,55 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, fx
 
 from tfkit.builder import build, initialize
+from tfkit.checkpoint.files import Checkpoint, check_finite
+from tfkit.checkpoint.header import TensorInfo
 from tfkit.errors import Diagnostic, SpecError, closest, quoted
 from tfkit.graph.expand import Graph
 from tfkit.tools.memory import check_memory
 from tfkit.tools.show import ranges
 
-PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""How the files of `torch.save` begin."""
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-
-
-class Held(NamedTuple):
-    """A tensor of a file: its type as safetensors names it, and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def build_with_weights(
     graph: Graph, path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> fx.GraphModule:
-    """Build a model and fill it from a file as `save` writes it, tensor by tensor and never twice in memory.
+    """Build a model and fill it from what `save` wrote, tensor by tensor and never twice in memory.
 
     Args:
         graph: the model.
-        path: a safetensors file with the names of the model's state dict.
+        path: safetensors with the names of the model's state dict: a file, the index of several, or their folder.
         device: where its parameters live.
         dtype: their type; that of the file unless given, or float32 if the file has several.
 
     Raises:
-        SpecError: the file cannot be read, or does not hold exactly this model; or the memory does not suffice.
+        SpecError: the file cannot be read, or does not hold exactly this model; a value is not finite; or the memory
+            does not suffice.
     """
-    _refuse_pickle(path)
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            held = {name: _held(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            model = build(graph, device="meta", dtype=dtype or _dtype(held))
-            check_names(model.state_dict(), held, path)
-            check_memory(model, device)
-            model.to_empty(device=device)
-            if len(list(model.buffers())):  # those that no file holds
-                initialize(model, graph)
-            with torch.no_grad():
-                for name, value in model.state_dict().items():
-                    value.copy_(file.get_tensor(name))
-    except (OSError, SafetensorError) as error:
-        cause = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise SpecError(Diagnostic(f"cannot read the weights {quoted(str(path))}: {cause}")) from error
+    with Checkpoint.open(path) as checkpoint:
+        model = build(graph, device="meta", dtype=dtype or _dtype(checkpoint.names))
+        check_names(model.state_dict(), checkpoint.names, path)
+        check_memory(model, device)
+        model.to_empty(device=device)
+        if len(list(model.buffers())):  # those that no file holds
+            initialize(model, graph)
+        state = model.state_dict()
+        with torch.no_grad():
+            for name, info in checkpoint.names.items():
+                value = checkpoint.read(name)
+                check_finite(name, value, info.file)
+                state[name].copy_(value)
     return model
 
 
-def check_names(model: Mapping[str, Tensor], file: Mapping[str, Held], path: Path) -> None:
+def check_names(model: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
     """Raise SpecError unless a file holds the tensors of a state dict, all of them, no others, and of its shapes."""
     name = quoted(path.name)
     missing = _collapsed({key: tuple(value.shape) for key, value in model.items() if key not in file})
@@ -81,34 +71,15 @@ def check_names(model: Mapping[str, Tensor], file: Mapping[str, Held], path: Pat
         notes = [f"{key}: {list(theirs)} in the file, {list(ours)} in the model" for key, (theirs, ours) in shapes]
         found.append((f"{name} has tensors of other shapes than the model", notes))
     if types:
-        found.append((f"{name} has tensors that are no floating-point numbers", [f"{k}: {type}" for k, type in types]))
+        notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
+        found.append((f"{name} has tensors that are no floating-point numbers", notes))
     if found:
         raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in found])
 
 
-def _refuse_pickle(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot read the weights {quoted(str(path))}: {error.strerror}")) from error
-    if start.startswith(PICKLES):
-        raise SpecError(
-            Diagnostic(
-                f"{quoted(str(path))} is a pickle, which can run any code when it is read",
-                help="write its tensors to a safetensors file: "
-                "`safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`",
-            )
-        )
-
-
-def _held(tensor: Any) -> Held:
-    return Held(tensor.get_dtype(), tuple(tensor.get_shape()))
-
-
-def _dtype(held: Mapping[str, Held]) -> torch.dtype:
-    types = {one.dtype for one in held.values()} & FLOATS.keys()
-    return FLOATS[types.pop()] if len(types) == 1 else torch.float32
+def _dtype(held: Mapping[str, TensorInfo]) -> torch.dtype:
+    types = {one.dtype for one in held.values()} & FLOATS
+    return types.pop() if len(types) == 1 else torch.float32
 
 
 def _near(name: str, surplus: Iterable[tuple[str, Any]]) -> str:

@@ -1,0 +1,48 @@
+"""A small sound checkpoint, files made by hand, and what an error begins and ends with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.errors import SpecError
+
+TENSORS = {"up": torch.arange(6.0).reshape(2, 3), "down": torch.arange(4).to(torch.bfloat16)}
+AGAIN = "   = help: the file is damaged or was made to look like a checkpoint: fetch it again from its source"
+CONVERT = """\
+   = help: write its tensors to a safetensors file:
+     `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, or
+     `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"""
+
+
+def refused(path: str) -> str:
+    with pytest.raises(SpecError) as error:
+        Checkpoint.open(path)
+    return str(error.value)
+
+
+def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(start: Any = 0, end: Any = 8, shape: Any = (2,), dtype: Any = "F32", **others: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end], **others}
+
+
+def assert_holds(checkpoint: Checkpoint, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
+    found = {name: checkpoint.read(name) for name in checkpoint.names}
+    assert_same(found, tensors)
+    assert all(checkpoint.names[name][:2] == (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items())
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """The same names, types, shapes and bits."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))

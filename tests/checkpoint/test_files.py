@@ -1,0 +1,277 @@
+"""Checkpoints on disk: the tensors of sound ones bit for bit, and one clear error for every other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tfkit.checkpoint import files
+from tfkit.checkpoint.files import INDEX, WEIGHTS, Checkpoint, check_finite
+from tfkit.checkpoint.header import DTYPES, MAX_HEADER, TensorInfo
+from tfkit.errors import SpecError
+
+from .sound import AGAIN, CONVERT, TENSORS, assert_holds, refused
+
+pytestmark = pytest.mark.usefixtures("here")
+
+TYPES = """
+    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 bool
+    int64 int32 int16 int8 uint64 uint32 uint16 uint8
+""".split()  # noqa: SIM905
+
+
+def write_shards(folder: Path = Path(), shards: dict[str, dict[str, torch.Tensor]] | None = None) -> dict[str, str]:
+    """Two files and their index; the `weight_map` of the index."""
+    shards = shards or {"1.safetensors": {"up": TENSORS["up"]}, "2.safetensors": {"down": TENSORS["down"]}}
+    folder.mkdir(exist_ok=True, parents=True)
+    for file, tensors in shards.items():
+        save_file(tensors, folder / file)
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    write_index(weight_map, folder)
+    return weight_map
+
+
+def write_index(weight_map: Any, folder: Path = Path()) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 32}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("path", ["folder", f"folder/{WEIGHTS}", "./folder/../folder"])
+def test_one_file(path: str) -> None:
+    Path("folder").mkdir()
+    save_file(TENSORS, f"folder/{WEIGHTS}", metadata={"format": "pt"})
+    with Checkpoint.open(path) as checkpoint:
+        assert_holds(checkpoint)
+
+
+@pytest.mark.parametrize("path", ["folder", f"folder/{INDEX}"])
+def test_shards_in_the_order_of_the_index(path: str) -> None:
+    write_shards(Path("folder"))
+    with Checkpoint.open(Path(path)) as checkpoint:
+        assert checkpoint.names == {
+            "up": TensorInfo(torch.float32, (2, 3), Path("folder/1.safetensors")),
+            "down": TensorInfo(torch.bfloat16, (4,), Path("folder/2.safetensors")),
+        }
+        assert_holds(checkpoint)
+        assert_holds(checkpoint)
+
+
+def test_shards_may_have_more_than_the_index_names_and_be_named_in_two_ways() -> None:
+    write_shards(shards={"1.safetensors": TENSORS | {"norm": torch.ones(3)}})
+    write_index({"up": "1.safetensors", "down": "./1.safetensors"})
+    with Checkpoint.open(".") as checkpoint:
+        assert_holds(checkpoint, TENSORS | {"norm": torch.ones(3)})
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type(name: str) -> None:
+    dtype = getattr(torch, name)
+    assert len(DTYPES) == len(TYPES)
+    tensors = {
+        "a": torch.tensor([[0, 1, 1]]).to(dtype),
+        "empty": torch.empty(0, 3, dtype=dtype),
+        "one": torch.ones((), dtype=dtype),
+    }
+    save_file(tensors, WEIGHTS)
+    with Checkpoint.open(".") as checkpoint:
+        assert_holds(checkpoint, tensors)
+
+
+def test_tensors_are_views_that_outlive_the_checkpoint_and_leave_the_file_alone() -> None:
+    save_file(TENSORS, WEIGHTS)
+    before = Path(WEIGHTS).read_bytes()
+    with Checkpoint.open(".") as checkpoint:
+        up, down = checkpoint.read("up"), checkpoint.read("down")
+        assert down.data_ptr() - up.data_ptr() in (24, -8)
+    up.fill_(7.0)
+    assert up.tolist() == [[7.0] * 3] * 2
+    assert Path(WEIGHTS).read_bytes() == before
+    with pytest.raises(KeyError, match="gate"):
+        checkpoint.read("gate")
+
+
+def test_only_what_is_held_stays_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"w{i}": torch.full((1000,), i) for i in range(8)}
+    save_file(tensors, WEIGHTS)
+    opened: list[str] = []
+
+    def counted(path: str, **options: Any) -> Any:
+        opened.append(path)
+        return safe_open(path, **options)
+
+    safe_open = files.safe_open
+    monkeypatch.setattr(files, "safe_open", counted)
+    monkeypatch.setattr(files, "MAPPED", 20_000)
+    with Checkpoint.open(".") as checkpoint:
+        held = {name: checkpoint.read(name) for name in tensors}
+    assert len(opened) == 1 + 3
+    assert all(torch.equal(held[name], tensor) for name, tensor in tensors.items())
+
+
+def test_folders_without_weights() -> None:
+    Path("f").mkdir()
+    neither = f"error: `f` has neither `{WEIGHTS}` nor `{INDEX}`\n"
+    assert refused("f") == f"{neither}   = it is empty"
+    Path("f/config.json").write_text("{}")
+    Path("f/training_args.bin").write_bytes(b"")
+    assert refused("f") == (
+        "error: `f` has only pickles, which can run any code when they are read\n"
+        f"   = it has `training_args.bin`\n{CONVERT}"
+    )
+    Path("f/training_args.bin").unlink()
+    assert refused("f") == f"{neither}   = it has `config.json`"
+    Path("f/lora.safetensors").write_bytes(b"")
+    assert refused("f") == (
+        f"{neither}   = it has `config.json`, `lora.safetensors`\n   = help: name the file itself: f/lora.safetensors"
+    )
+
+
+def test_paths_that_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(f"folder/{WEIGHTS}").mkdir(parents=True)
+    os.mkfifo("pipe.safetensors")
+    Path("loop").symlink_to("loop")
+    special = "it is a folder, a pipe or a device, not a file"
+    assert refused("no.safetensors") == "error: cannot read `no.safetensors`: No such file or directory"
+    assert refused("folder") == f"error: cannot read `folder/{WEIGHTS}`: {special}"
+    assert refused("pipe.safetensors") == f"error: cannot read `pipe.safetensors`: {special}"
+    assert refused("/dev/zero") == f"error: cannot read `/dev/zero`: {special}"
+    assert refused("loop") == "error: cannot read `loop`: Too many levels of symbolic links"
+    assert refused("a\0b") == "error: cannot read `a\\x00b`: embedded null byte"
+
+    def denied(*_: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    assert refused("w.safetensors") == "error: cannot read `w.safetensors`: Permission denied"
+
+
+def test_a_name_that_is_not_utf8() -> None:
+    name = os.fsdecode(b"\xff.safetensors")
+    save_file(TENSORS, "w.safetensors")
+    Path("w.safetensors").rename(name)
+    assert refused(name).startswith("error: cannot read `\\udcff.safetensors`: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "its JSON is broken at character 0: Expecting value"),
+        (b"[]", "its JSON is not an object"),
+        (b"{}", "it has no `weight_map` from the names of tensors to files"),
+        (b'{"weight_map": ["w"]}', "it has no `weight_map` from the names of tensors to files"),
+        (b'{"weight_map": {}}', "it has no `weight_map` from the names of tensors to files"),
+        (b'{"weight_map": {"w": 1}}', "its `weight_map` has no file for tensor `w`"),
+        (b'{"weight_map": {"w": ""}}', "its `weight_map` has no file for tensor `w`"),
+        (b'{"weight_map": {"w": "a", "w": "b"}}', "its JSON has the key `w` twice"),
+    ],
+)
+def test_what_is_no_sound_index(content: bytes, reason: str) -> None:
+    Path(INDEX).write_bytes(content)
+    assert refused(INDEX) == f"error: `{INDEX}` is no sound index: {reason}\n{AGAIN}"
+
+
+def test_an_index_of_absurd_size() -> None:
+    with Path(INDEX).open("wb") as file:
+        file.truncate(MAX_HEADER + 1)
+    assert refused(".") == f"error: `{INDEX}` is no sound index: it has more than 100,000,000 bytes\n{AGAIN}"
+
+
+@pytest.mark.parametrize(
+    "way", ["../out.safetensors", "sub/../../out.safetensors", "absolute", "link", "linked_folder"]
+)
+def test_an_index_that_leaves_its_folder(way: str, tmp_path: Path) -> None:
+    save_file(TENSORS, "out.safetensors")
+    Path("f/sub").mkdir(parents=True)
+    Path("f/link").symlink_to("../out.safetensors")
+    Path("f/linked_folder").symlink_to("..")
+    name = {"absolute": f"{tmp_path}/out.safetensors", "linked_folder": "linked_folder/out.safetensors"}.get(way, way)
+    write_index({"up": name}, Path("f"))
+    first, second = refused("f").split("\n")
+    assert first.startswith(f"error: `f/{INDEX}` names a file outside its folder: `{name[:50]}")
+    assert second == "   = help: the files of a checkpoint lie beside their index"
+
+
+def test_the_links_of_a_hub_cache_are_followed() -> None:
+    """Every file of a snapshot is a link to ../../blobs; links to anywhere else are not followed there either."""
+    write_shards(Path("models--a--b/blobs"))
+    snapshot = Path("models--a--b/snapshots/0123")
+    snapshot.mkdir(parents=True)
+    for name in ("1.safetensors", "2.safetensors", INDEX):
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    with Checkpoint.open(snapshot) as checkpoint:
+        assert_holds(checkpoint)
+    save_file({"up": TENSORS["up"]}, "models--a--b/1.safetensors")
+    (snapshot / "1.safetensors").unlink()
+    (snapshot / "1.safetensors").symlink_to("../../1.safetensors")
+    assert "names a file outside its folder: `1.safetensors`" in refused(str(snapshot))
+
+
+def test_an_index_that_its_files_contradict() -> None:
+    weight_map = write_shards()
+    write_index(weight_map | {"gate": "3.safetensors"})
+    assert refused(".") == "error: cannot read `3.safetensors`: No such file or directory"
+    write_index(weight_map | {"gate": "a\0b"})
+    assert refused(".") == "error: cannot read `a\\x00b`: embedded null byte"
+    write_index(weight_map | {"upp": "1.safetensors", "gate": "1.safetensors"})
+    assert refused(".") == (
+        f"error: `{INDEX}` says that `1.safetensors` has tensor `upp`, and it has not\n"
+        "   = so it does of 1 more\n   = help: it has `up`"
+    )
+    save_file(TENSORS, "2.safetensors")
+    write_index(weight_map)
+    assert refused(".") == "error: tensor `up` is in two files: `1.safetensors` and `2.safetensors`"
+    torch.save(TENSORS, "2.safetensors")
+    assert refused(".").startswith("error: `2.safetensors` is a pickle, ")
+
+
+def test_files_that_change_or_vanish() -> None:
+    changed = "error: `2.safetensors` was changed while it was in use\n   = help: load it anew"
+    write_shards()
+    with Checkpoint.open(".") as checkpoint:
+        checkpoint.read("up")
+        content = Path("2.safetensors").read_bytes()
+        Path("2.safetensors").write_bytes(content[:-1])
+        with pytest.raises(SpecError) as error:
+            checkpoint.read("down")
+        assert str(error.value) == changed
+        Path("2.safetensors").unlink()
+        with pytest.raises(SpecError) as error:
+            checkpoint.read("down")
+        assert str(error.value) == "error: cannot read `2.safetensors`: No such file or directory"
+        Path("2.safetensors").write_bytes(content)
+        with pytest.raises(SpecError) as error:
+            checkpoint.read("down")
+        assert str(error.value) == changed
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [one for one in DTYPES.values() if one.is_floating_point or one.is_complex])
+def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
+    tensor = torch.ones(3, 4).to(dtype)
+    check_finite("w", tensor, Path("f.safetensors"))
+    check_finite("w", tensor[:0], Path("f.safetensors"))
+    if not torch.tensor(value).to(dtype).to(torch.complex64).isfinite():
+        tensor[1, 2] = tensor[2, 0] = value
+        with pytest.raises(SpecError) as error:
+            check_finite("w", tensor, Path("f.safetensors"))
+        shown = "nan" if dtype == torch.float8_e4m3fn else value
+        assert str(error.value) == (
+            "error: tensor `w` of `f.safetensors` has 2 values that are infinite or NaN\n"
+            f"   = the first is {shown} at [1, 2]"
+        )
+
+
+def test_finite_in_the_last_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHUNK", 5)
+    tensor = torch.zeros(3, 7)
+    tensor[2, 6] = torch.inf
+    with pytest.raises(SpecError, match=r"the first is inf at \[2, 6\]"):
+        check_finite("w", tensor, Path("f"))
+    with pytest.raises(SpecError, match=r"the first is nan at \[\]"):
+        check_finite("w", torch.tensor(torch.nan), Path("f"))
+    check_finite("w", torch.tensor([2**31 - 1, -5]), Path("f"))

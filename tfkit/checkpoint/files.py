@@ -1,0 +1,232 @@
+"""The files of a checkpoint: opened for reading only, mapped into memory, and nothing in them believed unchecked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tfkit.checkpoint.foreign import HOW_TO_CONVERT, PICKLES
+from tfkit.checkpoint.header import (
+    AGAIN,
+    MAX_HEADER,
+    Header,
+    Malformed,
+    TensorInfo,
+    open_regular,
+    parse_object,
+    read_header,
+    shown,
+    stamp,
+    unreadable,
+)
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAPPED = 2**27
+"""After so many bytes a file is mapped anew: what was read and is held no longer leaves memory."""
+FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
+"""What safetensors and torch raise when a file cannot be mapped."""
+CHUNK = 2**20
+"""How many values are looked at together where torch has no kernel that needs no copy."""
+
+
+class Checkpoint:
+    """The tensors of one file or of a sharded checkpoint, by name.
+
+    Attributes:
+        names: type, shape and file of every tensor, file by file and in the order of their data: whoever reads them in
+            this order has one file mapped at a time.
+    """
+
+    def __init__(self, headers: dict[Path, Header]) -> None:
+        self.names: dict[str, TensorInfo] = {}
+        self._headers = headers
+        self._file: Any = None
+        self._path: Path | None = None
+        self._read = 0
+        for header in headers.values():
+            for name, info in header.tensors.items():
+                if name in self.names:
+                    raise _twice(name, self.names[name].file, info.file)
+                self.names[name] = info
+
+    @classmethod
+    def open(cls, path: Path | str) -> Checkpoint:
+        """Open a checkpoint: the headers of its files are read and checked, no tensor is.
+
+        Args:
+            path: a safetensors file; a folder with `model.safetensors`, or with `model.safetensors.index.json` and its
+                shards; or the index itself.
+
+        Raises:
+            SpecError: a file is missing, unreadable, unsound, a pickle or of another foreign kind; or the index names
+                files outside its folder, or tensors that its files do not have.
+        """
+        path = Path(path)
+        path = _in_folder(path) if os.path.isdir(path) else path
+        headers: dict[Path, Header] = {}
+        if path.name.endswith(".index.json"):
+            for shard, names in _shards(path).items():
+                file = _inside(path, shard)
+                headers[file] = headers.get(file) or read_header(file)
+                _check_listed(path, file, names, headers[file])
+        else:
+            headers[path] = read_header(path)
+        checkpoint = cls(headers)
+        for file in headers:  # the library has the last word, and nothing was loaded yet
+            checkpoint._map(file)
+        checkpoint.close()
+        return checkpoint
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, as a view of its file: its bytes come into memory when they are used.
+
+        Writing to it does not change the file. It stays valid when the checkpoint is closed, but not when the file is
+        cut short: copy what shall outlive the file.
+
+        Raises:
+            KeyError: there is no such tensor.
+            SpecError: its file was changed or taken away since the checkpoint was opened, or cannot be mapped.
+        """
+        info = self.names[name]
+        self._check_unchanged(info.file)
+        if info.file != self._path or self._read > MAPPED:
+            self._map(info.file)
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except FAILURES as error:
+            raise unreadable(info.file, error) from error
+        self._read += tensor.nbytes
+        return tensor
+
+    def close(self) -> None:
+        """Give up the mapping; tensors that were read stay as they are."""
+        self._file = self._path = None
+
+    def _map(self, path: Path) -> None:
+        self.close()
+        try:
+            self._file = safe_open(str(path), framework="pt")
+        except FAILURES as error:
+            self._check_unchanged(path)
+            raise unreadable(path, error) from error
+        self._check_unchanged(path)
+        self._path, self._read = path, 0
+
+    def _check_unchanged(self, path: Path) -> None:
+        try:
+            now = stamp(path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if now != self._headers[path].stamp:
+            raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load it anew"))
+
+
+def check_finite(name: str, tensor: Tensor, file: Path) -> None:
+    """Raise SpecError if a tensor of floating-point numbers has one that is infinite or NaN, and say where.
+
+    No copy is made: memory stays as it is.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if values.itemsize > 1 and all(bound.isfinite() for bound in values.aminmax()):
+        return
+    bad, first = 0, None
+    for index, chunk in enumerate(values.flatten().split(CHUNK)):
+        wrong = ~chunk.float().isfinite() if values.itemsize == 1 else ~chunk.isfinite()
+        if first is None and wrong.any():
+            first = index * CHUNK + int(wrong.int().argmax())
+        bad += int(wrong.sum())
+    if first is not None:
+        place = [int(one) for one in torch.unravel_index(torch.tensor(first), values.shape)][: tensor.dim()]
+        message = f"tensor {quoted(name)} of {shown(file)} has {bad:,} values that are infinite or NaN"
+        raise SpecError(Diagnostic(message, notes=(f"the first is {values.flatten()[first].item()} at {place}",)))
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file that stands for the weights of a folder."""
+    for name in (WEIGHTS, INDEX):
+        if os.path.lexists(folder / name):
+            return folder / name
+    try:
+        names = sorted(one.name for one in folder.iterdir())
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
+    pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
+    if pickles and not weights:
+        message = f"{shown(folder)} has only pickles, which can run any code when they are read"
+        raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=HOW_TO_CONVERT))
+    raise SpecError(
+        Diagnostic(
+            f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
+            notes=(f"it has {listing(map(quoted, names))}" if names else "it is empty",),
+            help=f"name the file itself: {listing(str(folder / name) for name in weights)}" if weights else None,
+        )
+    )
+
+
+def _shards(index: Path) -> dict[str, list[str]]:
+    """The files that an index names, with the tensors that it says they have."""
+    with open_regular(index) as file:
+        try:
+            raw = file.read(MAX_HEADER + 1)
+            if len(raw) > MAX_HEADER:
+                raise Malformed(f"it has more than {MAX_HEADER:,} bytes")
+            files = parse_object(raw).get("weight_map")
+            if not isinstance(files, dict) or not files:
+                raise Malformed("it has no `weight_map` from the names of tensors to files")
+            shards: dict[str, list[str]] = {}
+            for name, shard in files.items():
+                if not isinstance(shard, str) or not shard:
+                    raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
+                shards.setdefault(shard, []).append(name)
+        except OSError as error:
+            raise unreadable(index, error) from error
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"{shown(index)} is no sound index: {error}", help=AGAIN)) from error
+    return shards
+
+
+def _inside(index: Path, shard: str) -> Path:
+    """The path of a shard, unless it leaves the folder of the index, be it by a link.
+
+    In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
+    """
+    folder = index.parent
+    allowed = [folder]
+    if folder.absolute().parent.name == "snapshots":
+        allowed.append(folder.absolute().parent.parent / "blobs")
+    if "\0" not in shard:  # no system has such a name: it fails when the file is opened
+        real = Path(os.path.realpath(folder / shard))
+        if not any(real.is_relative_to(os.path.realpath(one)) for one in allowed):
+            message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
+            raise SpecError(Diagnostic(message, help="the files of a checkpoint lie beside their index"))
+    return folder / shard
+
+
+def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header) -> None:
+    missing = [name for name in names if name not in header.tensors]
+    if missing:
+        near = closest(missing[0], header.tensors)
+        message = f"{shown(index)} says that {quoted(file.name)} has tensor {quoted(missing[0])}, and it has not"
+        more = (f"so it does of {len(missing) - 1:,} more",) if missing[1:] else ()
+        raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
+
+
+def _twice(name: str, one: Path, other: Path) -> SpecError:
+    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(one)} and {shown(other)}"))

@@ -1,0 +1,236 @@
+"""The header of a safetensors file, read with suspicion: whatever a file may do to a reader is refused here.
+
+A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
+name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without a hole.
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from tfkit.checkpoint.foreign import refuse_foreign
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+MAX_HEADER = 100_000_000
+"""The format's own limit, in bytes; indices keep to it too."""
+MAX_PARTS = 1_000_000
+"""How many values a JSON text may have, for each takes some memory: enough for 100,000 tensors a file."""
+MAX_DIMS = 16
+MAX_BYTES = 2**63 - 1
+AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
+
+
+class Malformed(ValueError):  # noqa: N818 - it says what the file is
+    """What is wrong with a text or a tensor, to be said after the name of the file."""
+
+
+class TensorInfo(NamedTuple):
+    """A tensor as a header announces it: its type, its shape, and the file that holds it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path
+
+
+class Stamp(NamedTuple):
+    """By what a file is known again: device, inode, size in bytes, and when it was last written, in ns."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+
+
+class Header(NamedTuple):
+    """What a file announces: its tensors in the order of their data, and the file's stamp when it was read."""
+
+    tensors: dict[str, TensorInfo]
+    stamp: Stamp
+
+
+class _Place(NamedTuple):
+    start: int
+    end: int
+    name: str
+    info: TensorInfo
+
+
+def shown(path: Path) -> str:
+    """A path as errors name it."""
+    return quoted(str(path), 200)
+
+
+def unreadable(path: Path, error: Exception) -> SpecError:
+    """The error of a file that the system does not hand out."""
+    cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
+    return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
+
+
+def stamp(path: Path) -> Stamp:
+    """The stamp of a file as it is now; OSError if there is none."""
+    return _stamp(os.stat(path))
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a safetensors file; its data are not touched.
+
+    Raises:
+        SpecError: the file cannot be read, is of another kind, or its header does not describe its data exactly.
+    """
+    with open_regular(path) as file:
+        known = _stamp(os.fstat(file.fileno()))
+        try:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
+            raw = file.read(_checked_length(length, known.size))
+            places = _places(parse_object(raw), path, known.size - 8 - length)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"{shown(path)} is no sound safetensors file: {error}", help=AGAIN)) from error
+    return Header({one.name: one.info for one in places}, known)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, unless it is a folder, a pipe or a device: those could hang or never end.
+
+    Raises:
+        SpecError: there is no such file, it may not be read, or it is no regular file.
+    """
+    try:  # without O_NONBLOCK, opening a pipe waits for somebody who writes
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise SpecError(Diagnostic(f"cannot read {shown(path)}: it is a folder, a pipe or a device, not a file"))
+    return open(number, "rb")
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object that a text is, in memory that its limits bound.
+
+    Raises:
+        Malformed: it is none; or has a key twice, too many values, or too deep ones.
+    """
+    if sum(raw.count(mark) for mark in (b",", b"[", b"{")) > MAX_PARTS:
+        raise Malformed(f"its JSON has more than {MAX_PARTS:,} values")
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"its JSON is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise Malformed(f"its JSON is broken at character {error.pos}: {error.msg}") from None
+    except RecursionError:
+        raise Malformed("its JSON is nested too deeply") from None
+    except Malformed:
+        raise
+    except ValueError:  # Python reads no numbers of more than some thousand digits
+        raise Malformed("its JSON has a number that is too long") from None
+    if not isinstance(value, dict):
+        raise Malformed("its JSON is not an object")
+    return value
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _checked_length(length: int, size: int) -> int:
+    if size < 8:
+        raise Malformed(f"it has {size} bytes" if size else "it is empty")
+    if length > MAX_HEADER:
+        raise Malformed(f"its header would have {length:,} bytes, and at most {MAX_HEADER:,} are allowed")
+    if length > size - 8:
+        raise Malformed(f"its header would have {length:,} bytes, and only {size - 8:,} follow")
+    return length
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Malformed(f"its JSON has the key {quoted(key)} twice")
+        found[key] = value
+    return found
+
+
+def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
+    """The tensors in the order of their data, of which there are `size` bytes."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise Malformed("its `__metadata__` is not an object of texts")
+    places = []
+    for name, entry in header.items():
+        try:
+            places.append(_place(name, entry, path, size))
+        except Malformed as error:
+            raise Malformed(f"tensor {quoted(name)} {error}") from None
+    places.sort(key=lambda one: (one.start, one.end))
+    if places and places[0].start:
+        raise Malformed(f"the first {places[0].start:,} bytes of its data belong to no tensor")
+    for one, next in pairwise(places):
+        if next.start < one.end:
+            raise Malformed(f"tensors {quoted(one.name)} and {quoted(next.name)} overlap")
+        if next.start > one.end:
+            raise Malformed(f"{next.start - one.end:,} bytes after tensor {quoted(one.name)} belong to no tensor")
+    rest = size - (places[-1].end if places else 0)
+    if rest:
+        raise Malformed(f"the last {rest:,} bytes of its data belong to no tensor")
+    return places
+
+
+def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise Malformed("is not described by `dtype`, `shape` and `data_offsets`")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        kind = quoted(dtype) if isinstance(dtype, str) else "that is no text"
+        raise Malformed(f"has a type {kind}; known are {listing(DTYPES, len(DTYPES))}")
+    if not _counts(shape) or len(shape) > MAX_DIMS:
+        raise Malformed(f"has a shape that is not at most {MAX_DIMS} whole numbers from 0")
+    itemsize = DTYPES[dtype].itemsize
+    # A dimension of 0 makes the tensor empty, but its strides must still be numbers that torch can hold.
+    if math.prod(max(dim, 1) for dim in shape) * itemsize > MAX_BYTES:
+        raise Malformed(f"has a shape of more than {MAX_BYTES:,} bytes")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise Malformed("has `data_offsets` that are not a start and an end")
+    start, end = offsets
+    if end > size:
+        raise Malformed(f"ends at byte {end:,} of the data, which have {size:,}: the file is cut short")
+    needed = math.prod(shape) * itemsize
+    if end - start != needed:
+        raise Malformed(f"has {end - start:,} bytes, and {shape} of {dtype} takes {needed:,}")
+    return _Place(start, end, name, TensorInfo(DTYPES[dtype], tuple(shape), path))
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
