@@ -12,6 +12,8 @@ import yaml
 import tfkit
 from tfkit.component import Component, InputPositionConfig
 from tfkit.testing import (
+    check_cached,
+    check_cached_step,
     check_capture,
     check_causal,
     check_filled,
@@ -167,6 +169,25 @@ def test_every_pair(row: Row) -> None:
     check_gradients(model, inputs)
     check_gradients(model, example_inputs(graph, padding="rows"))
     check_script(model, inputs, example_inputs(graph, length=8, padding="left"))
+
+
+def decoding(number: int) -> Row:
+    """A row, in a decoder where it is an encoder's."""
+    row = ROWS[number]
+    return {**row, "stack": ("decoder", "memory")[number % 2]} if row["stack"] == "encoder" else row
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_every_pair_is_read_in_pieces(number: int) -> None:
+    graph = load(spec_of(decoding(number)))
+    check_cached(tfkit.build(graph), example_inputs(graph, length=9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_every_step_is_captured_and_scripted(number: int) -> None:
+    graph = load(spec_of(decoding(number)))
+    check_cached_step(tfkit.build(graph), example_inputs(graph, length=9))
 
 
 def capture(row: Row, backend: str | None = None) -> None:

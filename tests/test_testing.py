@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.testing import check_capture, check_component, check_model, example_inputs
+from tfkit.components.attention import MultiHeadConfig
+from tfkit.nn import Context
+from tfkit.testing import check_cached_step, check_capture, check_component, check_model, example_inputs
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
+TINY_GPT2 = ["d_model=16", "vocab_size=13", "max_len=32"]
+TINY_GPT2 += [f"graph.decoder.{one}" for one in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
 BUILT_IN = [(slot, k) for slot in ("activation", "init", "rope_scaling") for k in PLUGINS.registry.kinds(slot)]
 
 
@@ -151,6 +155,63 @@ def test_a_broken_promise_is_named(wrong: type[nn.Module]) -> None:
         check_component(FFNConfig, fields={"wrong": wrong.__name__}, within=[within])
 
 
+# ---- attention that is wrong when sequences come in pieces ----
+
+
+class Forgets(nn.Module):
+    """Attention that keeps nothing."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.attention(x, Context(context.mask, context.rotary, context.memory, None))
+
+
+class ForgetfulConfig(MultiHeadConfig):
+    """Says what it keeps, and keeps nothing."""
+
+    kind: Literal["forgetful"] = "forgetful"  # type: ignore[assignment]
+
+    def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        return Forgets(super().build(make, d_memory=d_memory, causal=causal))
+
+
+class WholeConfig(MultiHeadConfig):
+    """Says that it needs its sequence as a whole."""
+
+    kind: Literal["whole"] = "whole"  # type: ignore[assignment]
+
+    @property
+    def kept(self) -> None:  # type: ignore[override]
+        return None
+
+
+def test_what_is_kept_is_checked() -> None:
+    with pytest.raises(AssertionError, match=r"^read in uneven pieces, columns 3 to 3 differ from the whole by"):
+        check_component(ForgetfulConfig, within=["decoder"])
+
+
+def test_attention_may_need_the_whole() -> None:
+    check_component(WholeConfig, within=["decoder"])
+
+
+def test_a_capture_for_each_token_is_told() -> None:
+    class Counts(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.calls * 0
+
+    graph = tfkit.load("gpt2", sets=TINY_GPT2)
+    model = tfkit.build(graph).eval()
+    model.get_submodule("decoder.layers.0").ffn = Counts()
+    with pytest.raises(AssertionError, match=r"the step of one token was captured \d+ times"):
+        check_cached_step(model, example_inputs(graph, length=8))
+
+
 def test_a_capture_for_each_length_is_told() -> None:
     class ByLength(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -181,6 +242,4 @@ def test_example_inputs_hide_what_they_say(padding: Literal["left", "right", "ro
 
 
 def test_check_model_takes_any_graph() -> None:
-    sets = ["d_model=16", "vocab_size=13", "max_len=32"]
-    sets += [f"graph.decoder.{one}" for one in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
-    check_model(tfkit.load("gpt2", sets=sets), causal="tokens")
+    check_model(tfkit.load("gpt2", sets=TINY_GPT2), causal="tokens")

@@ -46,8 +46,8 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "prefix_alibi_window": ("prefix", {"position": "alibi", "mask": WINDOW}),
 }
 LEFT_TO_OTHERS = {"t5", "t5_softcap"}
-WITHOUT_PADDING = {"plain", "scale", "gqa", "encoder", "cross"}
-"""What has nothing to hide but later keys, if that, until there is padding."""
+PLAINLY_CAUSAL = {"plain", "scale", "gqa", "cross"}
+"""What the causal flag says all of, until there is padding."""
 
 
 def spec(layout: str, attention: Mapping[str, Any], plugins: Plugins | None = None) -> tfkit.Graph:
@@ -89,6 +89,8 @@ def mixed(graph: tfkit.Graph) -> dict[str, Tensor]:
     inputs = example_inputs(graph, batch=4, length=9)
     columns = torch.arange(9)
     mask = torch.stack((columns >= 0, columns >= 4, columns < 6, columns < 0))
+    if "lengths" in inputs:
+        inputs["lengths"] = torch.tensor([4, 3, 5, 0])
     return inputs | {f"{name}_mask": mask for name in ("tokens", "source") if name in inputs}
 
 

@@ -19,7 +19,7 @@ from .attentions import (
     BACKENDS,
     FEATURES,
     LEFT_TO_OTHERS,
-    WITHOUT_PADDING,
+    PLAINLY_CAUSAL,
     cores,
     mixed,
     results,
@@ -55,8 +55,8 @@ def test_outputs_and_gradients_are_equal(feature: str, padded: bool) -> None:
             assert want.isfinite().all()
             scale = float(want.abs().max().clamp(min=1))
             torch.testing.assert_close(found[backend][name] / scale, want / scale, rtol=0, atol=1e-5, msg=name)
-    own = feature not in LEFT_TO_OTHERS and (padded or feature not in WITHOUT_PADDING)
-    assert rules == [own, False] * 2 if FEATURES[feature][0] == "memory" else [own] * 2
+    own = feature not in LEFT_TO_OTHERS and (padded or feature not in PLAINLY_CAUSAL)
+    assert rules == ([own, False] if FEATURES[feature][0] == "memory" else [own]) * 2
 
 
 # ---- which core a model has ----

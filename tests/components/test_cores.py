@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import tfkit
-from tfkit.component import AttentionBackend
+from tfkit.component import AttentionBackend, MaskConfig
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.attention_core import Eager, ScaledDotProduct
+from tfkit.components.context import SharedContext, View
 from tfkit.components.flex import FlexAttention, flex_mask
 
 from .attentions import BACKENDS, cores, run_flex_on_the_cpu, spec
@@ -86,16 +88,48 @@ def test_a_core_is_the_formula_and_gives_zeros_where_nothing_is_read(
 
 @pytest.mark.usefixtures("flex")
 @pytest.mark.parametrize("given", ["nothing", "slopes", "cap"])
-def test_flex_without_a_rule_reads_everything(given: str) -> None:
+def test_what_hides_nothing_is_left_to_the_fused_kernel_if_the_scores_stay_as_they_are(given: str) -> None:
     q, k, v = tensors()
-    cap, slopes = 2.0 if given == "cap" else None, [0.5, 0.25, 0.125, 1.0]
-    mask = flex_mask(
-        torch.zeros(3, SIZES["t"], 64), None, None, left=None, right=None, slopes=slopes if given == "slopes" else None
-    )
+    cap = 2.0 if given == "cap" else None
+    slopes = [0.5, 0.25, 0.125, 1.0] if given == "slopes" else None
+    mask = flex_mask(torch.zeros(3, SIZES["t"], 64), None, None, left=None, right=None, slopes=slopes)
     assert mask.blocks is None
     everything = torch.ones(3, SIZES["t"], SIZES["t"], dtype=torch.bool)
-    want = naive(q, k, v, everything, cap=cap, slopes=slopes if given == "slopes" else [0.0] * 4)
-    torch.testing.assert_close(core_of("flex", cap)(q, k, v, mask), want, rtol=1e-5, atol=1e-5)
+    core, left = core_of("flex", cap), []
+    core.dense.register_forward_hook(lambda *_: left.append(True))
+    want = naive(q, k, v, everything, cap=cap, slopes=slopes or [0.0] * 4)
+    torch.testing.assert_close(core(q, k, v, mask), want, rtol=1e-5, atol=1e-5)
+    assert bool(left) == (given == "nothing")
+
+
+@pytest.mark.usefixtures("flex")
+def test_flex_computes_in_the_type_of_the_values() -> None:
+    """In mixed precision queries and keys may come from a rotation in float32."""
+    q, k, v = tensors()
+    mask = flex_mask(torch.zeros(3, SIZES["t"], 64), None, None, left=2, right=0, slopes=None)
+    found = core_of("flex", None)(q, k, v.bfloat16(), mask)
+    assert found.dtype == torch.bfloat16
+    want = core_of("flex", None)(q, k, v, mask)
+    torch.testing.assert_close(found.float(), want, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("prefixed", [False, True], ids=["", "prefix"])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(("left", "right"), [(None, 0), (100, 0), (40, 130)])
+def test_a_block_is_skipped_if_nothing_in_it_is_read(
+    left: int | None, right: int, padded: bool, prefixed: bool
+) -> None:
+    """The kernel never looks into the others: each block of 128 x 128 against all pairs in it."""
+    t, x = 300, torch.zeros(3, 300, 4)
+    padding = torch.arange(t) >= torch.tensor([[0], [150], [300]]) if padded else None
+    prefix = torch.tensor([140, 20, 0]) if prefixed else None
+    context = SharedContext(View(MaskConfig(left=left, right=right), prefixed, flag=False), rotary=None, position=None)
+    dense = context(x, padding, prefix).mask
+    assert dense is not None
+    pairs = F.pad(dense == 0, (0, 84, 0, 84)).view(-1, 1, 3, 128, 3, 128).any(dim=-1).any(dim=3)
+    blocks = flex_mask(x, padding, prefix, left=left, right=right, slopes=None).blocks
+    assert blocks is not None
+    assert torch.equal(blocks.to_dense().bool(), pairs)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ by one too, on any model that `tfkit.build` returned. One that fails raises Asse
 broken, where, and by how much.
 """
 
+from tfkit.testing.cached import check_cached, check_cached_step
 from tfkit.testing.checks import (
     check_capture,
     check_causal,
@@ -23,6 +24,8 @@ from tfkit.testing.inputs import call, example_inputs
 
 __all__ = [
     "call",
+    "check_cached",
+    "check_cached_step",
     "check_capture",
     "check_causal",
     "check_component",

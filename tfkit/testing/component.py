@@ -12,9 +12,13 @@ import yaml
 
 from tfkit.builder import build
 from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, loads
+from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.testing import checks
+from tfkit.testing.cached import check_cached, check_cached_step
 from tfkit.testing.inputs import example_inputs
 
 Layout = Literal["encoder", "decoder", "memory"]
@@ -22,6 +26,8 @@ Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
 """What `check_component` says for fields of these names that a component requires."""
+CACHED = 12
+"""Tokens of the sequences that are read in pieces."""
 
 
 def check_component(
@@ -112,7 +118,10 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
 
 
 def check_model(graph: Graph, *, causal: str | None = None) -> None:
-    """Run every check on the model of a graph; `causal` names the input along which it must not look ahead."""
+    """Run every check on the model of a graph; `causal` names the input along which it must not look ahead.
+
+    What is read in pieces is checked where the model can read so.
+    """
     checks.check_filled(graph)
     checks.check_state_dict(graph)
     checks.check_dtype(graph, torch.bfloat16)
@@ -126,3 +135,15 @@ def check_model(graph: Graph, *, causal: str | None = None) -> None:
     calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8)]
     checks.check_script(model, inputs, *calls)
     checks.check_capture(model, *calls)
+    if _reads_in_pieces(graph):
+        inputs = example_inputs(graph, length=min(CACHED, max_len(graph) or CACHED))
+        check_cached(model, inputs)
+        check_cached_step(model, inputs)
+
+
+def _reads_in_pieces(graph: Graph) -> bool:
+    try:
+        take_apart(graph)
+    except SpecError:
+        return False
+    return True

@@ -1,4 +1,7 @@
-"""Interleaved measurements in fresh processes: CPU time, because the clock on the wall also measures the neighbours."""
+"""Interleaved measurements: CPU time, because the clock on the wall also measures the neighbours; on a GPU its own.
+
+Contenders are fresh processes (`race`), or anything that can be called and says how long it took (`take_turns`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +41,8 @@ class Ratio:
     low: float
     high: float
     of_minima: float
+    quartiles: tuple[float, float]
+    """Half of the rounds lie between them."""
 
     def __str__(self) -> str:
         return f"{self.of_minima:.2f}  ({self.low:.2f} to {self.high:.2f})"
@@ -84,9 +90,61 @@ def environment() -> Mapping[str, str]:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Paired ratios: their median, lowest and highest, and the ratio of the two minima."""
+    """Paired ratios: their median, spread and quartiles, and the ratio of the two minima."""
     paired = [a / b for a, b in zip(above, below, strict=True)]
-    return Ratio(statistics.median(paired), min(paired), max(paired), min(above) / min(below))
+    lower, _, upper = statistics.quantiles(paired, n=4, method="inclusive") if len(paired) > 1 else paired * 3
+    return Ratio(statistics.median(paired), min(paired), max(paired), min(above) / min(below), (lower, upper))
+
+
+def seconds(run: Callable[[], object], device: str = "cpu") -> float:
+    """How long one call takes: CPU time of this process, all threads; on a GPU the time between two of its events."""
+    if device == "cpu":
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    import torch
+
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    first.record()
+    run()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1000
+
+
+def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
+    """What each contender said in each round, by name.
+
+    Everybody starts and ends a round as often as the others, and has neighbours on both sides; the first `warm_up`
+    rounds do not count.
+    """
+    names = list(contenders)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-warm_up, rounds):
+        first = number % len(names)
+        order = names[first:] + names[:first]
+        for name in reversed(order) if number % 2 else order:
+            figure = contenders[name]()
+            if number >= 0:
+                found[name].append(figure)
+    return found
+
+
+def compare_speeds(found: Mapping[str, Sequence[float]]) -> str:
+    """A table in milliseconds: how many times as fast the first contender is as each of the others.
+
+    `best` holds the two minima against each other, `median` and `spread` the ratios of single rounds.
+    """
+    first, ours = next(iter(found.items()))
+    lines = [f"  {'ms':20}{'best':>9}{'median':>9}   {first} is so many times as fast: best, median (spread)"]
+    for name, values in found.items():
+        line = f"  {name:20}{min(values) * 1000:>9.1f}{statistics.median(values) * 1000:>9.1f}"
+        if name != first:
+            held = ratio(values, ours)
+            line += f"   {held.of_minima:.3f}, {held.median:.3f} ({held.low:.2f} to {held.high:.2f})"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def compare(contenders: Sequence[Contender], key: str) -> str:
@@ -104,6 +162,13 @@ def version(package: str, python: str = sys.executable) -> str:
     """The installed version of a package as that interpreter sees it; empty where there is none."""
     source = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", source], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def accelerator() -> str | None:
+    """The name of the CUDA device, if there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def machine() -> str:

@@ -1,134 +1,220 @@
-"""Forward and backward of a small GPT-2: tfkit against the same model written by hand.
+"""What does a training step cost: forward, loss, backward and AdamW, of tfkit and of the same model elsewhere?
 
-    python tools/bench/train_step.py [--rounds 20] [--operators] [--json]
+    python tools/bench/train_step.py [--shape gpt2] [--rounds 20] [--compile] [--operators] [--json]
+                                     [--python litgpt=../peers/bin/python ...]
 
-One process, one thread, fp32, eager. The two take turns, round by round, in changing order; the figure is CPU time of
-the process. Both models have the same weights, and must give the same logits before anything is measured.
+Each contender is a process of its own, in another environment where `--python` says so. They take turns, a step each,
+on one thread; the figure is CPU time, on a GPU the time between two CUDA events. All begin with the same weights, and
+must give the same logits. With `--compile`: tfkit and the hand-written model, each compiled whole or not at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
 
-import torch
-from handwritten import GPT2
-from measure import machine, ratio
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
+from measure import accelerator, compare_speeds, machine, ratio, take_turns
+from peers import FILES, Shape
+from worker import Answer, Worker
 
-import tfkit
-
-LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 6, 384, 6, 8192, 256, 4
-
-
-def models() -> dict[str, nn.Module]:
-    """The two models with the same weights."""
-    built = tfkit.build("gpt2", sets=_sets())
-    by_hand = GPT2(n_layers=LAYERS, d_model=WIDTH, n_heads=HEADS, d_ff=4 * WIDTH, vocab_size=VOCABULARY, max_len=LENGTH)
-    by_hand.copy_from(built)
-    return {"tfkit": built, "by hand": by_hand}
-
-
-def _sets() -> list[str]:
-    return [
-        "dropout=0",
-        f"d_model={WIDTH}",
-        f"vocab_size={VOCABULARY}",
-        f"max_len={LENGTH}",
-        f"decoder.n_layers={LAYERS}",
-        f"decoder.attention.n_heads={HEADS}",
-        f"decoder.ffn.d_ff={4 * WIDTH}",
-    ]
+SHAPES = {
+    "gpt2": Shape("gpt2", 6, 384, 6, 6, 1536, vocab_size=8192, length=256, batch=4),
+    "llama": Shape("llama", 8, 512, 8, 2, 1408, vocab_size=8192, length=256, batch=4),
+}
+GOALS = {"gpt2": ["by hand"], "llama": ["litgpt", "transformers"]}
+BOTH = ["tfkit", "by hand"]
+SAME, LEARNED = 1e-5, 1e-2
+WHERE = {"cpu": "CPU time on one thread", "cuda": "time between CUDA events"}
+Operators = dict[str, tuple[int, float]]
 
 
-def forward(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The loss of predicting each next token."""
-    logits = model(tokens)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+@dataclass
+class Race:
+    """One shape, and what was found out about it."""
+
+    shape: Shape
+    goals: Sequence[str]
+    """Those that tfkit must not be slower than."""
+    contenders: dict[str, Answer] = field(default_factory=dict)
+    """What each says it is."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Who was not measured, and why."""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    loss: dict[str, float] = field(default_factory=dict)
+    """Before the last step: equal where the same was trained."""
+    operators: dict[str, Operators] = field(default_factory=dict)
+    """Calls in a step, and milliseconds."""
+
+    def verdicts(self) -> dict[str, str]:
+        """Of each goal: `met`, `level` where one is within the middle half of the rounds, or `MISSED`."""
+        found = {}
+        for name in self.goals:
+            if name in self.seconds:
+                held = ratio(self.seconds[name], self.seconds["tfkit"])
+                found[name] = "met" if held.of_minima >= 1 else "level" if held.quartiles[1] >= 1 else "MISSED"
+        return found
 
 
-def step(model: nn.Module, tokens: Tensor) -> None:
-    """Forward and backward; the gradients are dropped."""
-    forward(model, tokens).backward()
-    model.zero_grad(set_to_none=True)
+class Stepper:
+    """A contender at work: called, it takes a step and says how long that took."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.loss = float("nan")
+
+    def __call__(self) -> float:
+        answer = self.worker.ask("step")
+        self.loss = answer["loss"]
+        return answer["seconds"]
 
 
-def infer(model: nn.Module, tokens: Tensor) -> None:
-    """Forward alone."""
-    with torch.inference_mode():
-        model(tokens)
+def run(race: Race, names: Sequence[str], options: argparse.Namespace) -> None:
+    """Build all contenders, check that they are the same model, let them race."""
+    workers: dict[str, Worker] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        details = {"shape": asdict(race.shape), "folder": folder, "compiled": options.compile, "device": device()}
+        for name in names:
+            python = dict(options.python).get(name, sys.executable)
+            worker = Worker([python, str(Path(__file__).with_name("train_worker.py"))])
+            stack.callback(worker.close)
+            try:
+                race.contenders[name] = worker.ask("build", name=name, **details)
+                workers[name] = worker
+            except RuntimeError as error:
+                race.missing[name] = str(error)
+        check(race)
+        steppers = {name: Stepper(worker) for name, worker in workers.items()}
+        race.seconds = take_turns(steppers, options.rounds)
+        race.loss = {name: one.loss for name, one in steppers.items()}
+        if options.operators:
+            race.operators = operators({name: workers[name] for name in BOTH})
+    check_loss(race)
 
 
-def race(
-    run: Callable[[nn.Module, Tensor], None], both: dict[str, nn.Module], tokens: Tensor, rounds: int
-) -> dict[str, list[float]]:
-    """CPU seconds of each model's run in each round."""
-    found: dict[str, list[float]] = {name: [] for name in both}
-    for number in range(-2, rounds):
-        for name in sorted(both, reverse=number % 2 == 0):
-            start = time.process_time()
-            run(both[name], tokens)
-            if number >= 0:
-                found[name].append(time.process_time() - start)
+def device() -> str:
+    """Where the steps run."""
+    return "cuda" if accelerator() else "cpu"
+
+
+def check(race: Race) -> None:
+    """Stop if a contender is another model without saying in what, or has another torch."""
+    if "tfkit" not in race.contenders:
+        sys.exit(f"tfkit: {race.missing['tfkit']}")
+    ours = race.contenders["tfkit"]
+    for name, one in race.contenders.items():
+        same = one["parameters"] == ours["parameters"] and one["difference"] <= SAME
+        if not same and not one["differs"]:
+            found = f"{one['parameters']:,} parameters, logits off by {one['difference']:.0e}"
+            sys.exit(f"{name} is another model: {found}")
+        if one["versions"]["torch"] != ours["versions"]["torch"]:
+            sys.exit(f"{name} has torch {one['versions']['torch']}, tfkit {ours['versions']['torch']}")
+
+
+def check_loss(race: Race) -> None:
+    """Stop if one that began as the same model has not learned the same."""
+    for name, loss in race.loss.items():
+        if not race.contenders[name]["differs"] and abs(loss - race.loss["tfkit"]) > LEARNED:
+            sys.exit(f"{name} was not trained as tfkit was: loss {loss:.4f} instead of {race.loss['tfkit']:.4f}")
+
+
+def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operators]:
+    """Of each contender and operator, the calls in a step and the least time that they took in several."""
+    found: dict[str, Operators] = {name: {} for name in workers}
+    for _ in range(times):
+        for name, worker in workers.items():
+            for operator, (calls, spent) in worker.ask("operators")["operators"].items():
+                found[name][operator] = (calls, min(spent, found[name].get(operator, (0, spent))[1]))
     return found
 
 
-def operators(model: nn.Module, tokens: Tensor, times: int = 5) -> dict[str, tuple[float, float]]:
-    """Calls and CPU milliseconds of each operator in one step."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        for _ in range(times):
-            step(model, tokens)
-    return {one.key: (one.count / times, one.self_cpu_time_total / times / 1000) for one in found.key_averages()}
+def show(race: Race) -> None:
+    """Print what was found out, each line within 80 columns."""
+    print(f"\n{race.shape}")
+    print(compare_speeds(race.seconds))
+    ours = race.contenders["tfkit"]["parameters"]
+    farthest = max(one["difference"] for one in race.contenders.values() if not one["differs"])
+    print(f"  {ours:,} parameters each, logits within {farthest:.0e} of tfkit's")
+    for name, one in race.contenders.items():
+        if one["differs"]:
+            print(f"  but {name} has {one['parameters']:,}, and logits off by {one['difference']:.0e}:")
+            print(f"    {one['differs']}")
+    for name, verdict in race.verdicts().items():
+        print(f"  {verdict:8}at least as fast as {name}")
+    for name, reason in race.missing.items():
+        print(f"  not measured: {name} ({reason.partition(': ')[2] or reason}; see README.md)")
+    if race.operators:
+        show_operators(*(race.operators[name] for name in BOTH))
 
 
-def show_operators(both: dict[str, nn.Module], tokens: Tensor) -> None:
+def show_operators(ours: Operators, theirs: Operators) -> None:
     """Operators that the two call differently often, and the most expensive ones."""
-    ours, theirs = (operators(model, tokens) for model in both.values())
-    print("\noperators of a training step           calls  by hand       ms  by hand")
+    print(f"\n  {'operators of one step':38}{'calls':>7}{'by hand':>9}{'ms':>9}{'by hand':>9}")
     rows = []
     for name in {*ours, *theirs}:
-        (calls, spent), (calls_by_hand, spent_by_hand) = ours.get(name, (0, 0)), theirs.get(name, (0, 0))
-        if calls != calls_by_hand or max(spent, spent_by_hand) > 2:
-            rows.append((max(spent, spent_by_hand), name, calls, calls_by_hand, spent, spent_by_hand))
-    for _, name, calls, calls_by_hand, spent, spent_by_hand in sorted(rows, reverse=True)[:24]:
-        print(f"  {name[:36]:36}{calls:>8.0f}{calls_by_hand:>9.0f}{spent:>9.2f}{spent_by_hand:>9.2f}")
+        (calls, spent), (calls_by_hand, spent_by_hand) = ours.get(name, (0, 0.0)), theirs.get(name, (0, 0.0))
+        most = max(spent, spent_by_hand)
+        if calls != calls_by_hand or most > 2:
+            rows.append((most, f"  {name[:38]:38}{calls:>7}{calls_by_hand:>9}{spent:>9.2f}{spent_by_hand:>9.2f}"))
+    print(*(row for _, row in sorted(rows, reverse=True)[:28]), sep="\n")
+    sums = [sum(spent for _, spent in found.values()) for found in (ours, theirs)]
+    print(f"  {'all of them':54}{sums[0]:>9.2f}{sums[1]:>9.2f}")
+
+
+def interpreter(text: str) -> tuple[str, str]:
+    """NAME=PATH of `--python`."""
+    name, _, path = text.partition("=")
+    if name not in FILES or not path:
+        raise argparse.ArgumentTypeError(f"write NAME=PATH with one of {', '.join(FILES)}")
+    if not (found := shutil.which(path)):
+        raise argparse.ArgumentTypeError(f"no program {path}")
+    return name, os.path.abspath(found)  # not resolved: the link is what tells Python its environment
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
+    parser.add_argument("--rounds", type=int, default=20, help="how many steps of each count (default 20)")
+    parser.add_argument("--compile", action="store_true", help="tfkit and by hand alone, compiled")
+    parser.add_argument("--operators", action="store_true", help="compare the two operator by operator")
+    parser.add_argument("--json", action="store_true", help="print every round as JSON")
+    where = {"action": "append", "default": [], "type": interpreter, "metavar": "NAME=PATH"}
+    parser.add_argument("--python", **where, help="interpreter of a contender's own environment")
+    return parser.parse_args()
 
 
 def main() -> None:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="how often each model runs (default 20)")
-    parser.add_argument("--operators", action="store_true", help="compare the two operator by operator")
-    parser.add_argument("--json", action="store_true", help="print every round as JSON")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    tokens, both = torch.randint(VOCABULARY, (BATCH, LENGTH)), models()
-    infer(both["tfkit"], tokens)
-    torch.testing.assert_close(both["tfkit"](tokens), both["by hand"](tokens), rtol=0, atol=1e-5)
-    rounds = {"forward and backward": race(step, both, tokens, options.rounds)}
-    rounds["forward"] = race(infer, both, tokens, options.rounds)
+    options = arguments()
+    names, shapes = BOTH if options.compile else list(FILES), [options.shape] if options.shape else list(SHAPES)
+    races = [Race(SHAPES[name], BOTH[1:] if options.compile else GOALS[name]) for name in shapes]
+    for race in races:
+        run(race, names, options)
+    versions = {
+        key: text for race in races for one in race.contenders.values() for key, text in one["versions"].items()
+    }
+    about = {"date": str(date.today()), "machine": machine(), "gpu": accelerator(), "versions": versions}
     if options.json:
-        print(json.dumps({"machine": machine(), "torch": torch.__version__, "cpu_seconds": rounds}, indent=2))
-        return
-    print(f"{machine()}, torch {torch.__version__}")
-    print(f"GPT-2, {LAYERS} layers of width {WIDTH}, {BATCH} x {LENGTH} tokens, {options.rounds} rounds, CPU ms")
-    print(f"  {'':22}{'tfkit':>9}{'by hand':>9}   tfkit / by hand")
-    for name, found in rounds.items():
-        ours, theirs = found["tfkit"], found["by hand"]
-        held, spread = ratio(ours, theirs), f"({ratio(ours, theirs).low:.2f} to {ratio(ours, theirs).high:.2f})"
-        middle = statistics.median(ours), statistics.median(theirs)
-        print(f"  {name:22}{min(ours) * 1000:>9.1f}{min(theirs) * 1000:>9.1f}   {held.of_minima:.3f}")
-        print(
-            f"    {'median, by round':20}{middle[0] * 1000:>9.1f}{middle[1] * 1000:>9.1f}   {held.median:.3f} {spread}"
-        )
-    if options.operators:
-        show_operators(both, tokens)
+        found = [{**asdict(race), "verdicts": race.verdicts()} for race in races]
+        print(json.dumps({**about, "compiled": options.compile, "races": found}, indent=2))
+    else:
+        print(machine(), ", ".join(f"{package} {text}" for package, text in versions.items()), sep="\n")
+        how = "compiled" if options.compile else "eager"
+        print(f"training step, float32, {how}, {options.rounds} rounds, {WHERE[device()]}")
+        for race in races:
+            show(race)
+        print("\n" + (accelerator() or "not measured: anything on a GPU (there is none here)"))
+    sys.exit(any("MISSED" in race.verdicts().values() for race in races))
 
 
 if __name__ == "__main__":
