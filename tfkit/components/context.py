@@ -97,7 +97,7 @@ class SharedContext(nn.Module):
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
-        if past is None:
+        if past is None or n_slots == 0:
             queries = torch.arange(x.size(1), device=x.device)[None]
             keys = queries
         else:
@@ -111,7 +111,7 @@ class SharedContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
                 return Context(self.rule(x, padding, prefix), rotary, None)
-        visible = self.visible(queries, keys, tokens, prefix, counted=past is not None)
+        visible = self.visible(queries, keys, tokens, prefix, counted=cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)

@@ -41,7 +41,7 @@ class CachedModel:
 
     def __init__(self, model: fx.GraphModule, *, length: int | None = None, compile: bool = False) -> None:
         graph = graph_of(model)
-        if model.training:
+        if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length = _checked_length(length, graph)
         self.used = 0
@@ -50,7 +50,7 @@ class CachedModel:
         self.model = model
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
         self._stepping = stepping_module(model, graph, self._parts)
-        self._takes = {str(node.target) for node in self._stepping.graph.find_nodes(op="placeholder")}
+        self._takes = _placeholders(self._stepping)
         self._compiled = torch.compile(self._stepping, fullgraph=True, dynamic=False) if compile else None
         self._batch: int | None = None
         self._cache: dict[str, list[Tensor]] = {}
@@ -72,10 +72,16 @@ class CachedModel:
         wanted = self._parts.given_once
         _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
         for name, value in inputs.items():
+            hidden = inputs.get(name.removesuffix("_mask"), value).shape[:2]
             if value.size(0) != batch:
                 raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
-        made = self._reading(**inputs) if self._reading is not None else []
-        values = dict(inputs) | dict(zip(made_once(self._parts), made, strict=True))
+            if value.dim() > 1 and value.shape[:2] != hidden:
+                raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
+        values = dict(inputs)
+        if self._reading is not None:
+            taken = _placeholders(self._reading)
+            made = self._reading(**{name: value for name, value in inputs.items() if name in taken})
+            values |= {n: value for n, value in zip(made_once(self._parts), made, strict=True) if value is not None}
         lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
         self._batch, self.used, self._lengths = batch, 0, None
         self._always = {n: x for n, x in values.items() if n in self._takes and (n.endswith("_mask") or n in lengths)}
@@ -83,7 +89,7 @@ class CachedModel:
         self._make_caches(batch)
 
     @torch.no_grad()
-    def __call__(self, tokens: Tensor, mask: Tensor | None = None, *, keep: int = 0, **inputs: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, *, keep: int = 0, **inputs: Tensor) -> Tensor:
         """Read the next piece of each sequence.
 
         Args:
@@ -100,6 +106,7 @@ class CachedModel:
         """
         if self._batch is None:
             self.start(tokens.size(0))
+        mask = None if mask is None else mask.to(torch.bool)
         self._check_piece(tokens, mask, inputs)
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
@@ -126,9 +133,12 @@ class CachedModel:
         """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt."""
         assert self._batch is not None, "nothing was read that could be repeated"
         self._batch *= n
-        self._cache = {
-            name: [tensor.repeat_interleave(n, dim=0) for tensor in tensors] for name, tensors in self._cache.items()
-        }
+        with torch.inference_mode(False):
+            self._cache = {
+                name: [tensor.repeat_interleave(n, dim=0) for tensor in tensors]
+                for name, tensors in self._cache.items()
+            }
+        self._first = {name: value.repeat_interleave(n, dim=0) for name, value in self._first.items()}
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
         self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
 
@@ -138,15 +148,19 @@ class CachedModel:
         return sum(tensor.nbytes for tensors in self._cache.values() for tensor in tensors)
 
     def _make_caches(self, batch: int) -> None:
-        """Make the caches, or keep those that fit. New ones are zero: a mask hides a number, but not what is none."""
+        """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
         parameter = next(self.model.parameters())
         device, dtype = parameter.device, parameter.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         for name, shapes in self._shapes(batch).items():
-            fits = [(shape, dtype, device) for shape in shapes]
-            if [(tensor.shape, tensor.dtype, tensor.device) for tensor in self._cache.get(name, [])] != fits:
-                self._cache[name] = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+            old, fits = self._cache.get(name, []), [(shape, dtype, device) for shape in shapes]
+            if [(tensor.shape, tensor.dtype, tensor.device) for tensor in old] == fits:
+                for tensor in old:
+                    tensor.zero_()
+            else:
+                with torch.inference_mode(False):  # they may be written outside of it
+                    self._cache[name] = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
     def _shapes(self, batch: int) -> dict[str, list[tuple[int, int, int, int]]]:
         """The shapes of all caches; what is written in pieces has one slot more, for padding."""
@@ -165,22 +179,34 @@ class CachedModel:
         return shapes
 
     def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:
-        if tokens.size(0) != self._batch:
-            raise ValueError(f"{tokens.size(0)} rows of tokens, and {self._batch} sequences were begun: call `start`")
-        if mask is not None and mask.shape != tokens.shape[:2]:
-            raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {tuple(tokens.shape[:2])}")
-        t = tokens.size(1)
+        shape, t = tuple(tokens.shape[:2]), tokens.size(1)
+        if shape[0] != self._batch:
+            raise ValueError(f"{shape[0]} rows of tokens, and {self._batch} sequences were begun: call `start`")
+        if t == 0:
+            raise ValueError("a piece has at least one token")
         if self.used + t > self.length:
-            message = f"{t} more tokens do not fit: {self.used} of {self.length} places are taken"
-            raise ValueError(message)
-        optional = {name for name in self._parts.given_again if self._graph.inputs[name].optional}
+            raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
+        if mask is not None and mask.shape != shape:
+            raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {shape}")
         wanted = self._parts.given_again[1:]
-        _check_names(inputs, [name for name in wanted if name not in optional], wanted)
-        for name, value in self._always.items():
-            if self.used == 0 and name in self._parts.given_once and value.numel() and int(value.max()) > t:
-                raise ValueError(
-                    f"`{name}` is up to {int(value.max())}, and the first piece has {t} tokens: it is read at once"
-                )
+        _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
+        for name, value in inputs.items():
+            if value.shape[:2] != shape:
+                raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and the tokens are {shape}")
+        if self.used == 0:
+            self._check_prefix(tokens, mask)
+
+    def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
+        """Raise ValueError where a prefix, which every query reads, is longer than the first piece."""
+        count = torch.full((tokens.size(0),), tokens.size(1)) if mask is None else mask.sum(dim=1)
+        for name in self._parts.given_once:
+            if self._graph.inputs[name].type != "lengths":
+                continue
+            for wanted, found in zip(self._always[name].tolist(), count.tolist(), strict=True):
+                if wanted > found:
+                    raise ValueError(
+                        f"`{name}` is {wanted}, and the first piece has {found} tokens: it is read at once"
+                    )
 
 
 def _checked_length(length: int | None, graph: Graph) -> int:
@@ -201,3 +227,8 @@ def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: 
         raise ValueError(f"missing: {listing(missing)}")
     if unknown := [name for name in given if name.removesuffix("_mask") not in known]:
         raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(known) or 'nothing'}")
+
+
+def _placeholders(module: fx.GraphModule) -> set[str]:
+    """What a module may be called with."""
+    return {str(node.target) for node in module.graph.find_nodes(op="placeholder")}

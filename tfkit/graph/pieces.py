@@ -42,14 +42,16 @@ def take_apart(graph: Graph) -> Parts:
     fixed = _reached(list(read_once), nodes, whole=True)
     for name in fixed:
         if name in flowing:
-            raise SpecError(Diagnostic(f"`{name}` is read as a whole and in pieces", path=f"graph.{name}"))
+            path = f"{'graph' if name in nodes else 'inputs'}.{name}"
+            raise SpecError(Diagnostic(f"`{name}` is read as a whole and in pieces", path=path, notes=(_note(graph),)))
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
+    read = {one for node, _ in again.values() for one in as_list(node.wires.get("input", []))}
     given_again = [name for name in graph.inputs if name in flowing]
     return Parts(
         once=tuple(node for node in graph.nodes if node.name in fixed),
         again=again,
         given_once=tuple(name for name in graph.inputs if name in fixed),
-        given_again=tuple(sorted(given_again, key=lambda name: graph.inputs[name].optional)),
+        given_again=tuple(sorted(given_again, key=lambda name: (graph.inputs[name].optional, name not in read))),
         read_once=tuple(read_once),
     )
 
@@ -82,5 +84,8 @@ def _pieces(node: Node, graph: Graph) -> Pieces:
         return node.config.pieces(node.signals)
     except Invalid as wrong:
         complaint = refused(wrong, ("graph", node.name), graph.spec.provenance)
-        note = f"`{graph.name}` cannot be decoded token by token"
-        raise SpecError(Diagnostic(complaint.message, complaint.span, complaint.path, (note,))) from None
+        raise SpecError(Diagnostic(complaint.message, complaint.span, complaint.path, (_note(graph),))) from None
+
+
+def _note(graph: Graph) -> str:
+    return f"`{graph.name}` cannot be decoded token by token"

@@ -1,0 +1,41 @@
+"""Small models whose outputs show every difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import fx
+
+import tfkit
+from tfkit.graph.expand import Graph
+
+PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins/tfkit-additive/src"], entry_points=False)
+STACK = {"block": "decoder", "input": "embedding", "n_layers": 2, "ffn": {"kind": "gelu", "d_ff": 24}}
+ROPE = {"n_heads": 4, "position": "rope"}
+
+
+def spec_of(stack: Mapping[str, Any], embedding: Mapping[str, Any] | None = None, **inputs: Any) -> str:
+    """The spec of a decoder with these fields between an embedding of `tokens` and a head."""
+    graph = {
+        "embedding": {"block": "embedding", "input": "tokens", **(embedding or {})},
+        "decoder": {**STACK, **stack},
+        "logits": {"block": "lm_head"},
+    }
+    head = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 23, "max_len": 40}
+    return yaml.safe_dump({**head, "inputs": {"tokens": "tokens", **inputs}, "graph": graph}, sort_keys=False)
+
+
+def build(spec: str | Graph) -> fx.GraphModule:
+    """The model of a spec, in eval mode, with weights so large that small mistakes become large differences."""
+    graph = spec if isinstance(spec, Graph) else tfkit.loads(spec, plugins=PLUGINS)
+    model = tfkit.build(graph).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            factor = parameter.dim() == 1 and name.endswith("weight")
+            parameter.normal_(1.0 if factor else 0.0, 0.4, generator=generator)
+    return model
