@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
@@ -32,14 +33,15 @@ class CachedModel:
         length: the most tokens that a sequence may have, padding included; the model's `max_len` unless given. Rotary
             scalings that depend on the length of the sequence take this one.
         compile: compile the step of one token with `torch.compile`. It reads all of the caches, so that its shapes stay
-            the same and it is compiled once.
+            the same and it is compiled once. A text is a mode of `torch.compile`: with `reduce-overhead`, a CUDA graph
+            runs the step without any work of Python.
 
     Raises:
         SpecError: the model needs its sequence as a whole, as an encoder does.
         ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
     """
 
-    def __init__(self, model: fx.GraphModule, *, length: int | None = None, compile: bool = False) -> None:
+    def __init__(self, model: fx.GraphModule, *, length: int | None = None, compile: bool | str = False) -> None:
         graph = graph_of(model)
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
@@ -51,7 +53,8 @@ class CachedModel:
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
         self._stepping = stepping_module(model, graph, self._parts)
         self._takes = _placeholders(self._stepping)
-        self._compiled = torch.compile(self._stepping, fullgraph=True, dynamic=False) if compile else None
+        mode = compile if isinstance(compile, str) else None
+        self._compiled = torch.compile(self._stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch: int | None = None
         self._cache: dict[str, list[Tensor]] = {}
         self._lengths: Tensor | None = None
@@ -127,7 +130,8 @@ class CachedModel:
                 **given, past=Past(self.used, self.length, self._lengths), cache=self._cache, keep=keep
             )
         past = Past(self.length - 1, self.length, self._lengths)
-        return self._compiled(**given, past=past, cache=self._cache, keep=0)
+        # Compiled code may return memory that it will use again.
+        return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
     def repeat(self, n: int) -> None:
         """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt."""
@@ -138,6 +142,7 @@ class CachedModel:
                 name: [tensor.repeat_interleave(n, dim=0) for tensor in tensors]
                 for name, tensors in self._cache.items()
             }
+        self._stay_where_they_are()
         self._first = {name: value.repeat_interleave(n, dim=0) for name, value in self._first.items()}
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
         self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
@@ -161,6 +166,13 @@ class CachedModel:
             else:
                 with torch.inference_mode(False):  # they may be written outside of it
                     self._cache[name] = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        self._stay_where_they_are()
+
+    def _stay_where_they_are(self) -> None:
+        """Tell the compiler that the caches do not move, so that a CUDA graph may write to them."""
+        for tensors in self._cache.values() if self._compiled is not None else ():
+            for tensor in tensors:
+                torch._dynamo.mark_static_address(tensor)
 
     def _shapes(self, batch: int) -> dict[str, list[tuple[int, int, int, int]]]:
         """The shapes of all caches; what is written in pieces has one slot more, for padding."""

@@ -56,7 +56,7 @@ def generate(
     pad: int = 0,
     on_token: OnToken | None = None,
     length: int | None = None,
-    compile: bool = False,
+    compile: bool | str = False,
     **inputs: Any,
 ) -> Generated:
     """Continue prompts with a model; without dropout, whatever mode the model is in.
@@ -110,7 +110,7 @@ def generate(
 
 
 def _cached(
-    model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool
+    model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
     """A cache with room for what will be read; raises ValueError where the model holds less."""
     if isinstance(model, fx.GraphModule):

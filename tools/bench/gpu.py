@@ -1,0 +1,142 @@
+"""Everything that needs a GPU, in one call of a few minutes: training and decoding at full size, in bfloat16, compiled.
+
+    python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b] [--json] [--rehearse]
+
+Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision. MFU is the part of the
+device's peak that the model's own FLOPs make: for each token 6 for each parameter that is not in the table of
+positions, and 12 * layers * d_model * length for attention (https://arxiv.org/abs/2204.02311, appendix B).
+Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
+caches can be read, at the bandwidth of the data sheet, over the time of the token.
+
+`--rehearse` runs the same at a small size on whatever device there is, to see that it works; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from datetime import date
+from typing import Any
+
+import torch
+from measure import accelerator, machine, seconds
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.tools.cache import cache_size
+
+PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
+"""Dense bfloat16 FLOP/s and bytes/s, from the data sheets of the SXM versions."""
+TRAINING = {"gpt2": (32, 0.40), "gpt2_xl": (8, 0.48)}
+"""Sequences of 1024 tokens in a step, and the MFU to reach."""
+DECODING = {"llama3_8b": (1, 0.65)}
+"""Sequences at once, and the share of the limit to reach."""
+SMALL = ["d_model=64", "vocab_size=128", "max_len=64", "decoder.n_layers=2", "decoder.attention.n_heads=4"]
+STEPS, WARM_UP = 20, 5
+
+
+def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
+    """Training steps of a model on random tokens."""
+    sets = ["dropout=0", *(SMALL if rehearse else [])]
+    model = tfkit.build(name, sets=sets, device=device)
+    config: Any = model.meta["graph"].node("decoder").config
+    length = 32 if rehearse else 1024
+    text = torch.randint(128, (batch, length + 1), device=device)
+    optimizer = tfkit.adamw(model, lr=1e-4)
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            logits = model(tokens)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    compiled = torch.compile(loss, fullgraph=True)
+
+    def step() -> None:
+        compiled(text[:, :-1], text[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    times = timed(step, device, rehearse)
+    positions = model.get_submodule("embedding.position.table").weight.numel()
+    parameters = sum(parameter.numel() for parameter in model.parameters()) - positions
+    flops = batch * length * (6 * parameters + 12 * config.n_layers * config.d_model * length)
+    return {"tokens_per_second": batch * length / min(times), "seconds": times, "flops": flops}
+
+
+def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
+    """Single tokens behind a prompt."""
+    grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
+    model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
+    length = 64 if rehearse else 1024
+    cached = tfkit.CachedModel(model, length=length, compile="reduce-overhead" if device == "cuda" else True)
+    tokens = torch.randint(128, (batch, length // 2), device=device)
+    size = cache_size(model.meta["graph"])
+    assert size is not None
+    latest = [cached(tokens, keep=1).argmax(dim=-1)]
+
+    def step() -> None:
+        latest[0] = cached(latest[0]).argmax(dim=-1)
+
+    times = timed(step, device, rehearse)
+    table = model.get_submodule("embedding.tokens").weight.nbytes  # of which a token reads a row
+    weights = sum(parameter.nbytes for parameter in model.parameters()) - table
+    return {
+        "tokens_per_second": batch / min(times),
+        "seconds": times,
+        "bytes": weights + batch * length * size.per_token,
+    }
+
+
+def timed(step: Any, device: str, rehearse: bool) -> list[float]:
+    """Seconds of each step, after some that do not count."""
+    for _ in range(WARM_UP):
+        step()
+    return [seconds(step, device) for _ in range(3 if rehearse else STEPS)]
+
+
+def verdict(found: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
+    """What part of the device was used."""
+    if peaks is None:
+        return "no data sheet of this device: no share"
+    ideal = found["flops"] / peaks[0] if "flops" in found else found["bytes"] / peaks[1]
+    what = "MFU" if "flops" in found else "of the bandwidth limit"
+    best, middle = ideal / min(found["seconds"]), ideal / statistics.median(found["seconds"])
+    return f"{best:.1%} {what} ({middle:.1%} in the median), goal {goal:.0%}: {'met' if best >= goal else 'MISSED'}"
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", choices=[*TRAINING, *DECODING], help="one of the models; all unless given")
+    parser.add_argument("--rehearse", action="store_true", help="small sizes, on any device")
+    parser.add_argument("--json", action="store_true", help="print every step as JSON")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not options.rehearse:
+        sys.exit("not measured: there is no CUDA device here (--rehearse runs small sizes on the CPU)")
+    name = accelerator() or ""
+    peaks = next((peak for part, peak in PEAKS.items() if part in name), None)
+    torch.set_float32_matmul_precision("high")
+    results: dict[str, dict[str, Any]] = {}
+    for model, (batch, goal) in (TRAINING | DECODING).items():
+        if options.part in (None, model):
+            run = train if model in TRAINING else decode
+            found = run(model, batch, rehearse=options.rehearse, device=device)
+            results[model] = found | {"batch": batch, "verdict": verdict(found, peaks, goal)}
+            torch.compiler.reset()
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    if options.json:
+        about = {"date": str(date.today()), "machine": machine(), "gpu": name, "torch": torch.__version__}
+        print(json.dumps({**about, "results": results}, indent=2))
+        return
+    print(f"{machine()}, {name or 'no GPU'}, torch {torch.__version__}")
+    for model, found in results.items():
+        speed = f"{found['tokens_per_second']:,.0f} tokens/s at batch {found['batch']}"
+        print(f"  {model:12}{speed:34}{found['verdict']}")
+
+
+if __name__ == "__main__":
+    main()
