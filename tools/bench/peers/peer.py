@@ -1,0 +1,58 @@
+"""What a contender is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from peers.shape import Family, Shape
+from peers.weights import State
+
+THETA, EPS = 10000.0, 1e-5
+
+
+def returned(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits of a model that returns nothing else."""
+    return model(tokens)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a library builds each family, and where it keeps the weights that tfkit has."""
+
+    models: Mapping[Family, Callable[[Shape], nn.Module]]
+    weights: Callable[[State, Shape], State]
+    packages: tuple[str, ...] = ()
+    """Distributions whose versions belong to the figures."""
+    logits: Callable[[nn.Module, Tensor], Tensor] = returned
+    differs: Mapping[Family, str] = field(default_factory=dict)
+    """What keeps it from being the same model."""
+
+    def build(self, shape: Shape, state: State | None = None) -> nn.Module:
+        """The model in train mode, with the weights of tfkit's `state`, or its own.
+
+        Raises `ValueError` for what the library cannot express, `RuntimeError` where a weight finds no place.
+        """
+        if shape.family not in self.models:
+            raise ValueError(f"it has no {shape.family}")
+        torch.manual_seed(0)
+        model = self.models[shape.family](shape)
+        if state is not None:
+            left = model.load_state_dict(self.weights(state, shape), strict=False).unexpected_keys
+            if left:
+                raise RuntimeError(f"no place for the weights {left[:3]}")
+        return model.train()
+
+
+class TokensAndPositions(nn.Embedding):
+    """GPT-2's sum of two tables, for libraries whose embedding is one; `weight` is the tokens'."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape.vocab_size, shape.d_model)
+        self.positions = nn.Embedding(shape.length, shape.d_model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))

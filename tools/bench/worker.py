@@ -1,0 +1,79 @@
+"""A process that does what it is told, one request at a time: peers of several environments race in turns.
+
+Requests and answers are lines of JSON. An environment of its own is another interpreter; the clock is the worker's own,
+so what its neighbours and the pipe cost is not counted.
+
+Workers keep the memory that they have freed. By default glibc gives large pieces back at once; then a tenth of a
+training step is the kernel's, clearing pages, and how many it clears depends on the history of the heap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from measure import ROOT, environment
+
+Answer = dict[str, Any]
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
+class Worker:
+    """The coordinator's end: starts `command`, whose process calls `serve`.
+
+    Raises `RuntimeError`, with the last line of what the process complained, when it fails.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env={**environment(), **KEEP_MEMORY},
+            cwd=ROOT,
+        )
+
+    def ask(self, what: str, **details: object) -> Answer:
+        """Send one request and wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"what": what, **details}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {status}"
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        self._complaints.close()
+
+
+def serve(answer: Callable[[str, Answer], Answer]) -> None:
+    """The worker's end: answer each request until the coordinator closes the pipe.
+
+    What libraries print meanwhile goes to stderr.
+    """
+    with os.fdopen(os.dup(1), "w") as replies:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            request = json.loads(line)
+            print(json.dumps(answer(request.pop("what"), request)), file=replies, flush=True)
