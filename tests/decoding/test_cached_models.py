@@ -78,9 +78,8 @@ plugin_with_a_bias:
   attention: {kind: additive, n_heads: 4, position: t5}
 """)
 STACKS |= {
-    f"{norm}_{position}": {"attention": {"n_heads": 4, norm: "rmsnorm", "position": position}}
+    norm: {"attention": {"n_heads": 4, norm: "rmsnorm", "position": "rope"}}
     for norm in ("qk_norm", "qk_norm_full", "qk_norm_rotated")
-    for position in ("rope", "alibi")
 }
 STACKS |= {
     f"window_{left + 1}_{position}": {
@@ -219,7 +218,7 @@ def test_pieces(name: str) -> None:
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))
 
 
-@pytest.mark.parametrize("name", ["memory_sublayers", "prefix_window", "sum"])
+@pytest.mark.parametrize("name", ["memory_sublayers", "prefix_window"])
 def test_step(name: str) -> None:
     model = build(SPECS[name])
     check_cached_step(model, example_inputs(model.meta["graph"], length=LENGTH))

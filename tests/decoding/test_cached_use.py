@@ -178,6 +178,16 @@ def test_a_mask_of_numbers(dtype: torch.dtype) -> None:
     assert error(model(ids[:, 4:])[0], model.model(ids[:1, 2:])[0, 2:]) < 1e-5
 
 
+def test_the_input_with_padding_is_the_one_that_is_counted() -> None:
+    """However the spec orders its inputs."""
+    spec = SPECS["types"].replace("  tokens: tokens\n  types: tokens\n", "  types: tokens\n  tokens: tokens\n")
+    assert spec != SPECS["types"]
+    model, ids, types = CachedModel(build(spec), length=12), tokens(1, 5), torch.tensor([[0, 1, 2, 1, 0]])
+    model(ids[:, :4], torch.tensor([[False, False, True, True]]), types=types[:, :4])
+    found = model(ids[:, 4:], types=types[:, 4:])
+    assert error(found, model.model(tokens=ids[:, 2:], types=types[:, 2:])[:, 2:]) < 1e-5
+
+
 # ---- lengths and types ----
 
 
@@ -188,6 +198,17 @@ def test_more_places_than_are_used() -> None:
         read = CachedModel(model, length=length)
         found = torch.cat([read(one) for one in ids.split((4, 1, 1, 3), dim=1)], dim=1)
         assert error(found, model(ids)) < 1e-5
+
+
+def test_a_window_holds_no_more_than_it_reads() -> None:
+    sizes = {}
+    for left in (None, 2, 100):
+        mask = {} if left is None else {"mask": {"left": left, "right": 0}}
+        read = CachedModel(build(spec_of({"attention": {**ATTENTION, **mask}})), length=12)
+        read.start(2)
+        sizes[left] = read.nbytes
+    token = 2 * 2 * 2 * 16 * 4  # rows, layers, keys and values, width, bytes
+    assert sizes == {None: 13 * token, 2: 4 * token, 100: 13 * token}  # one place more, for padding
 
 
 def test_a_scaling_takes_the_length_of_the_caches() -> None:

@@ -26,7 +26,9 @@ class CachedModel:
         logits = cached(logits[:, -1:].argmax(dim=-1))        # [b, 1, vocab_size]
 
     The caches are made once for `length` tokens; of a sliding window, for those within it. Padding is not kept: each
-    sequence of a batch has the positions that it would have alone.
+    sequence of a batch has the positions that it would have alone. `stepping` is the module that reads a piece, which
+    can be scripted or exported: it takes the inputs, a `tfkit.Past`, the caches by name, and how many positions to
+    keep.
 
     Args:
         model: what `tfkit.build` returned, in eval mode.
@@ -51,10 +53,10 @@ class CachedModel:
         self._graph = graph
         self.model = model
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
-        self._stepping = stepping_module(model, graph, self._parts)
-        self._takes = _placeholders(self._stepping)
+        self.stepping = stepping_module(model, graph, self._parts)
+        self._takes = _placeholders(self.stepping)
         mode = compile if isinstance(compile, str) else None
-        self._compiled = torch.compile(self._stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
+        self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch: int | None = None
         self._cache: dict[str, list[Tensor]] = {}
         self._lengths: Tensor | None = None
@@ -62,7 +64,7 @@ class CachedModel:
         self._always: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def start(self, batch: int, **inputs: Tensor) -> None:
+    def start(self, batch: int, /, **inputs: Tensor) -> None:
         """Forget all sequences, and read what is given once for new ones: the input of an encoder, a prefix.
 
         Args:
@@ -126,7 +128,7 @@ class CachedModel:
 
     def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:
         if self._compiled is None or t > 1 or self.used == 0:
-            return self._stepping(
+            return self.stepping(
                 **given, past=Past(self.used, self.length, self._lengths), cache=self._cache, keep=keep
             )
         past = Past(self.length - 1, self.length, self._lengths)
@@ -154,7 +156,7 @@ class CachedModel:
 
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
-        parameter = next(self.model.parameters())
+        parameter = next(self.model.parameters(), torch.empty(0))
         device, dtype = parameter.device, parameter.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)

@@ -15,7 +15,7 @@ from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.generate import evaluating
 from tfkit.graph.pieces import take_apart
-from tfkit.testing.checks import TOLERANCE, _distance
+from tfkit.testing.checks import TOLERANCE, distance
 from tfkit.testing.inputs import Inputs, call, inputs_of
 
 Piece: TypeAlias = int | Tensor
@@ -80,14 +80,14 @@ def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
         assert len(captures) == 1, f"the step of one token was captured {len(captures)} times"
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's
         warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
-        scripted._stepping = torch.jit.script(scripted._stepping)  # type: ignore[assignment]
+        scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
         batch = rows.started_by(left[0])
         _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 
 
 def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> None:
     """Have the step of one token compiled in another way than by `torch.compile`."""
-    cached._compiled = how(cached._stepping)
+    cached._compiled = how(cached.stepping)
 
 
 def schedules(batch: int, length: int) -> dict[str, Schedule]:
@@ -205,7 +205,7 @@ class _Reading:
     def _compare(self, found: list[Tensor], columns: Tensor, tokens: Tensor) -> None:
         last = self.cached.used - 1
         for one, want in zip(found, self.want, strict=True):
-            error = _distance(one[tokens], _pick(want, columns)[tokens])
+            error = distance(one[tokens], _pick(want, columns)[tokens])
             place = f"columns {last - columns.size(1) + 1} to {last}"
             assert error <= self.tolerance, f"read {self.way}, {place} differ from the whole by {error:.1e}"
 

@@ -67,7 +67,7 @@ def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
         for t in range(1, x.size(1)):
             changed = torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)
             for before, after in zip(outputs, call(model, {**inputs, along: changed}), strict=True):
-                error = _distance(after[:, :t], before[:, :t])
+                error = distance(after[:, :t], before[:, :t])
                 assert error <= TOLERANCE, f"outputs before {t} change by {error:.1e} with `{along}` from {t} on"
     with _mode(model, training=False), _leaves(model, along) as leaves:
         if x.is_floating_point():
@@ -81,7 +81,7 @@ def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
             grads: Sequence[Tensor | None] = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
             found = [grad for grad in grads if grad is not None and grad.any()]
             assert found, f"output {t} has no gradient to any token of `{along}`"
-            leak = max(_distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
+            leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
             assert leak <= TOLERANCE, f"output {t} has a gradient of {leak:.1e} to later tokens of `{along}`"
 
 
@@ -120,7 +120,7 @@ def check_padding(model: nn.Module, inputs: Inputs) -> None:
                 alone = {name: x[row : row + 1] for name, x in inputs.items()}
                 alone |= {name: alone[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
                 for output, want in zip(found, call(model, alone), strict=True):
-                    error = _distance(_tokens(output[row], want[0], side), want[0])
+                    error = distance(_tokens(output[row], want[0], side), want[0])
                     assert error <= TOLERANCE, f"padding on the {side} changes the outputs of tokens by {error:.1e}"
 
 
@@ -191,11 +191,11 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
         other.eval()
         for inputs in calls:
             for want, found in zip(call(model, inputs), call(other, inputs, names), strict=True):
-                error = _distance(found, want)
+                error = distance(found, want)
                 assert error <= TOLERANCE, f"{what} differs from the model by {error:.1e}"
 
 
-def _distance(found: Tensor, want: Tensor) -> float:
+def distance(found: Tensor, want: Tensor) -> float:
     """The largest difference, as a part of the largest value that is wanted where that is above 1."""
     if not found.numel():
         return 0.0
