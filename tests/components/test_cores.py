@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.component import AttentionBackend, MaskConfig
-from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.attention_core import Eager, ScaledDotProduct
 from tfkit.components.context import SharedContext, View
 from tfkit.components.flex import FlexAttention, flex_mask
@@ -53,9 +52,11 @@ def tensors() -> list[Tensor]:
 
 
 def core_of(name: str, cap: float | None) -> nn.Module:
-    config = GroupedQueryConfig(d_model=64, n_heads=SIZES["h"], n_kv_heads=SIZES["g"], softcap=cap)
-    dense = ScaledDotProduct(config, causal=False) if cap is None else Eager(config)
-    return {"sdpa": dense, "eager": Eager(config), "flex": FlexAttention(config, dense)}[name]
+    scale, grouped = SIZES["d"] ** -0.5, SIZES["h"] != SIZES["g"]
+    eager = Eager(scale=scale, dropout=0.0, cap=cap)
+    dense = ScaledDotProduct(scale=scale, dropout=0.0, causal=False, grouped=grouped) if cap is None else eager
+    flex = FlexAttention(scale=scale, cap=cap, grouped=grouped, dense=dense)
+    return {"sdpa": dense, "eager": eager, "flex": flex}[name]
 
 
 @pytest.mark.usefixtures("flex")

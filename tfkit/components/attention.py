@@ -223,9 +223,14 @@ class MultiHeadConfig(AttentionConfig):
         A subclass that overrides it gets its mask written out, and `causal` is never set. A module with parameters of
         its own fills them in `reset_parameters`; one with a softmax takes `tfkit.nn.Softmax`, which shows the weights.
         """
-        eager = self.softcap is not None or make.attention_backend == "eager"
-        core = Eager(self) if eager else ScaledDotProduct(self, causal=causal)
-        return FlexAttention(self, core) if self.flex_mask(make.attention_backend) else core
+        scale = self.head_width**-0.5 if self.scale is None else self.scale
+        grouped = self.kv_heads != self.n_heads
+        core: nn.Module = Eager(scale=scale, dropout=self.dropout, cap=self.softcap)
+        if self.softcap is None and make.attention_backend != "eager":
+            core = ScaledDotProduct(scale=scale, dropout=self.dropout, causal=causal, grouped=grouped)
+        if self.flex_mask(make.attention_backend):
+            return FlexAttention(scale=scale, cap=self.softcap, grouped=grouped, dense=core)
+        return core
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, norm, rotated = self.head_width, self.qk_norm, self.qk_norm_rotated

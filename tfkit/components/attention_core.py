@@ -10,27 +10,22 @@ Soft-cap: https://arxiv.org/abs/2408.00118.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit.nn import Softmax
 
-if TYPE_CHECKING:
-    from tfkit.components.attention import MultiHeadConfig
-
 
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
 
-    def __init__(self, config: MultiHeadConfig, *, causal: bool) -> None:
+    def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
-        self.scale = config.scale
-        self.dropout = config.dropout
+        self.scale = scale
+        self.dropout = dropout
         self.causal = causal
-        self.grouped = config.kv_heads != config.n_heads
+        self.grouped = grouped
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         causal = self.causal and mask is None
@@ -54,11 +49,11 @@ class Eager(nn.Module):
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
 
-    def __init__(self, config: MultiHeadConfig) -> None:
+    def __init__(self, *, scale: float, dropout: float, cap: float | None) -> None:
         super().__init__()
-        self.scale = config.head_width**-0.5 if config.scale is None else config.scale
-        self.cap = config.softcap
-        self.dropout = config.dropout
+        self.scale = scale
+        self.cap = cap
+        self.dropout = dropout
         self.softmax = Softmax()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

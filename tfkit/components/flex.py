@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tfkit.nn import is_scripting
-
-if TYPE_CHECKING:
-    from tfkit.components.attention import MultiHeadConfig
 
 MIN_WIDTH = 16
 """The kernel's least width of a head."""
@@ -41,11 +38,11 @@ class FlexAttention(nn.Module):
     Any other mask goes to `dense`, the core that writes its mask out.
     """
 
-    def __init__(self, config: MultiHeadConfig, dense: nn.Module) -> None:
+    def __init__(self, *, scale: float, cap: float | None, grouped: bool, dense: nn.Module) -> None:
         super().__init__()
-        self.scale = config.scale
-        self.cap = config.softcap
-        self.grouped = config.kv_heads != config.n_heads
+        self.scale = scale
+        self.cap = cap
+        self.grouped = grouped
         self.dense = dense
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
