@@ -61,6 +61,11 @@ class StackConfig(LayerConfig, BlockConfig):
         for path, layer in self.distinct():
             if layer.d_model != self.d_model:
                 raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
+            for name in ("attention", "cross_attention", "ffn"):
+                width = getattr(getattr(layer, name), "d_model", self.d_model)
+                if width != self.d_model:
+                    message = f"`{name}` keeps the width of its stack, {self.d_model}"
+                    raise Invalid(f"{path}{name}.d_model", message)
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
         """Name and config of each layer that has weights of its own, in order."""
