@@ -147,6 +147,24 @@ def graph_of(model: nn.Module) -> Graph:
     return graph
 
 
+def inputs_of(model: nn.Module) -> list[str]:
+    """The names of what a built model may be called with."""
+    assert isinstance(model, torch.fx.GraphModule), "the model is one that tfkit.build returned"
+    return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, every part of it as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def call(
     program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
 ) -> dict[str, Any]:
@@ -224,14 +242,14 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                 residual = isinstance(module, Linear) and module.residual
                 parts = module.weight.split(module.parts if isinstance(module, Linear) else module.out_features)
                 for i, part in enumerate(parts):
-                    generator = _generator(seed, f"{path}.weight.{i}", part.device)
+                    generator = generator_of(seed, f"{path}.weight.{i}", part.device)
                     depth = depths.get(path.partition(".")[0])
                     init.linear(part, residual=residual, n_layers=depth, generator=generator)
                 if module.bias is not None:
-                    generator = _generator(seed, f"{path}.bias", module.bias.device)
+                    generator = generator_of(seed, f"{path}.bias", module.bias.device)
                     init.bias(module.bias, fan_in=module.in_features, generator=generator)
             elif isinstance(module, nn.Embedding):
-                init.table(module.weight, generator=_generator(seed, f"{path}.weight", module.weight.device))
+                init.table(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif callable(reset := getattr(module, "reset_parameters", None)):
                 torch.manual_seed(_seed(seed, path))
                 reset()
@@ -246,5 +264,6 @@ def _seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
 
 
-def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
+    """Random numbers of their own for a name: no other name's change when more are drawn."""
     return torch.Generator(device).manual_seed(_seed(seed, name))

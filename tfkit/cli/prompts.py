@@ -58,8 +58,7 @@ class Job:
 
 def job_of(asked: Asked, graph: Graph) -> Job:
     """Everything that can be wrong with the request, before the model takes memory and time."""
-    from tfkit.decoding.generate import vocab_size
-    from tfkit.graph.limits import max_len
+    from tfkit.graph.limits import max_len, rows_of
     from tfkit.graph.pieces import take_apart
 
     parts = take_apart(graph)
@@ -68,7 +67,7 @@ def job_of(asked: Asked, graph: Graph) -> Job:
         if not graph.inputs[name].optional:
             raise SpecError(Diagnostic(f"`{graph.name}` also reads `{name}`, which a prompt does not have"))
     tokenizer = _tokenizer(asked)
-    _check_vocabulary(tokenizer, vocab_size(graph, main))
+    _check_vocabulary(tokenizer, rows_of(graph, main))
     prompts = _prompts(asked)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     tokens, inputs = rows, {}

@@ -55,6 +55,10 @@ class Kept:
     window: int | None = None
     """Of so many last tokens; of all if None."""
 
+    def tokens(self, length: int) -> int:
+        """Of how many tokens at most it is kept, when there are `length`."""
+        return length if self.window is None else min(self.window, length)
+
 
 @dataclass(frozen=True)
 class Pieces:

@@ -11,7 +11,7 @@ from tfkit.component import LengthsWire, MaskConfig, MemoryWire, Signal, Signals
 from tfkit.components.context import additive
 from tfkit.components.stack import Stack, StackConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Cache, Context, Past, own, recomputed
+from tfkit.nn import Cache, Context, Past, is_scripting, own, recomputed
 
 
 class DecoderConfig(StackConfig):
@@ -90,7 +90,7 @@ class MemoryStack(Stack):
                     kept = Cache(memory_cache[memory_place : memory_place + self.memory_kept[i]], x, 0, 0)
                 cross = Context(tokens, None, memory, kept)
                 context = own(contexts[self.views[i]], cache, place, self.kept[i])
-                if torch.jit.is_scripting() or not self.recompute:  # type: ignore[attr-defined]
+                if is_scripting() or not self.recompute:
                     x = layer(x, context, cross)
                 else:
                     x = recomputed(layer, x, context, cross)

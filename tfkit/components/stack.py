@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
@@ -29,7 +28,7 @@ from tfkit.components.context import SharedContext, View
 from tfkit.components.layer import LayerConfig, SublayerName, build_layer
 from tfkit.components.pattern import BASE, LayersConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Past, own, recomputed
+from tfkit.nn import Context, Past, is_scripting, own, recomputed
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -196,7 +195,7 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
                 context = own(contexts[self.views[i]], cache, place, self.kept[i])
-                if torch.jit.is_scripting() or not self.recompute:  # type: ignore[attr-defined]
+                if is_scripting() or not self.recompute:
                     x = layer(x, context)
                 else:
                     x = recomputed(layer, x, context)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from tfkit.builder import graph_of
+from tfkit.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
@@ -54,7 +54,7 @@ class CachedModel:
         self.model = model
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
         self.stepping = stepping_module(model, graph, self._parts)
-        self._takes = _placeholders(self.stepping)
+        self._takes = inputs_of(self.stepping)
         mode = compile if isinstance(compile, str) else None
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch: int | None = None
@@ -84,7 +84,7 @@ class CachedModel:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
         values = dict(inputs)
         if self._reading is not None:
-            taken = _placeholders(self._reading)
+            taken = inputs_of(self._reading)
             made = self._reading(**{name: value for name, value in inputs.items() if name in taken})
             values |= {n: value for n, value in zip(made_once(self._parts), made, strict=True) if value is not None}
         lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
@@ -181,7 +181,7 @@ class CachedModel:
         shapes = {}
         for name, (node, pieces) in self._parts.again.items():
             if pieces.cache:
-                slots = [min(one.window or self.length, self.length) for one in pieces.cache]
+                slots = [one.tokens(self.length) for one in pieces.cache]
                 shapes[name] = [
                     (batch, one.heads, n + 1, one.width) for one, n in zip(pieces.cache, slots, strict=True)
                 ]
@@ -241,8 +241,3 @@ def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: 
         raise ValueError(f"missing: {listing(missing)}")
     if unknown := [name for name in given if name.removesuffix("_mask") not in known]:
         raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(known) or 'nothing'}")
-
-
-def _placeholders(module: fx.GraphModule) -> set[str]:
-    """What a module may be called with."""
-    return {str(node.target) for node in module.graph.find_nodes(op="placeholder")}

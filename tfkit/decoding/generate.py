@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from tfkit.builder import graph_of
+from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.sampling import Sampler, Sampling
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
+from tfkit.graph.limits import max_len, rows_of
 from tfkit.graph.pieces import take_apart
 
 End: TypeAlias = Literal["stop", "length"]
@@ -225,7 +224,7 @@ def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
 
 def _check_input(graph: Graph, name: str, tokens: Tensor) -> None:
     """Raise ValueError for a sequence beyond the model's `max_len`, and for token ids that are not in its table."""
-    limit, rows = max_len(graph), vocab_size(graph, name)
+    limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
         raise ValueError(f"`{name}` has {tokens.size(1)} tokens, and a sequence of this model can have {limit}")
     if rows is None or not tokens.numel():
@@ -234,12 +233,6 @@ def _check_input(graph: Graph, name: str, tokens: Tensor) -> None:
     if least < 0 or most >= rows:
         wrong = least if least < 0 else most
         raise ValueError(f"{wrong} is no token id of this model: `{name}` may be 0 to {rows - 1}")
-
-
-def vocab_size(graph: Graph, name: str) -> int | None:
-    """Rows of the table in which tokens of an input are looked up; None where there is none."""
-    tables = [node.config.table() for node in graph.nodes if node.wires.get("input") == name]
-    return min((table.rows for table in tables if table is not None and table.rows is not None), default=None)
 
 
 def _check_counts(max_new_tokens: int, n_samples: int, sampling: Sampling) -> None:
@@ -270,15 +263,3 @@ def _stops(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:
     if () in made:
         raise ValueError("a stop sequence must have a token")
     return made
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, every part of it as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

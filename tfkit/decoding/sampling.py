@@ -6,12 +6,13 @@ https://arxiv.org/abs/1909.05858. b rows, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tfkit.builder import generator_of
 
 GRID = 2**32
 """Draws are multiples of 1 / GRID: fine for any vocabulary, and times a sum always less than that sum in float64."""
@@ -140,7 +141,5 @@ def drawn(scores: Tensor, draws: Tensor) -> Tensor:
 
 
 def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
-    name = f"{seed}/{prompt}/{sample}".encode()
-    own = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1
-    generator = torch.Generator().manual_seed(own)
+    generator = generator_of(seed, f"{prompt}/{sample}", "cpu")
     return torch.randint(GRID, (steps,), generator=generator).double() / GRID

@@ -1,11 +1,12 @@
-"""How long the sequences of a model may be."""
+"""How long the sequences of a model may be, and how large the ids in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tfkit.component import Config
 from tfkit.graph.expand import Graph
+from tfkit.graph.order import as_list
 
 
 def max_len(graph: Graph) -> int | None:
@@ -26,3 +27,22 @@ def _limits(graph: Graph) -> Iterator[int]:
             pending += part.values()
         elif isinstance(part, tuple):
             pending += part
+
+
+def rows_of(graph: Graph, name: str) -> int | None:
+    """The rows of the smallest table in which an input is looked up; None where there is none."""
+    return min(_rows(graph, name), default=None)
+
+
+def _rows(graph: Graph, name: str) -> Iterator[int]:
+    """The sizes of the tables in which an input is looked up."""
+    for node in graph.nodes:
+        for field, source in node.wires.items():
+            if name not in as_list(source):
+                continue
+            value = getattr(node.config, field)
+            table = node.config.table()
+            if isinstance(value, Mapping):
+                yield value[name]
+            elif table is not None and table.rows is not None:
+                yield table.rows

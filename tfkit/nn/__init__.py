@@ -2,7 +2,7 @@
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
 from tfkit.nn.layers import Linear, Softmax, Table, is_scripting, linear
-from tfkit.nn.program import Program, Value, Written, recomputed, written_class
+from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
 
 __all__ = [
     "Cache",
@@ -22,4 +22,5 @@ __all__ = [
     "recomputed",
     "remember",
     "written_class",
+    "written_forward",
 ]

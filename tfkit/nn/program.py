@@ -114,14 +114,20 @@ def written_class(steps: Sequence[Step], class_name: str) -> type[Written]:
 
 
 def _write_class(steps: Sequence[Step], class_name: str) -> type[Written]:
-    text = _graph(steps).python_code("self")
-    code = text.src.strip() + "\n"
-    file = f"<tfkit {class_name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
-    names = dict(text.globals)
-    exec(compile(code, file, "exec"), names)
-    body = {"steps": tuple(steps), "code": code, "forward": names["forward"], "__module__": __name__}
+    forward, code = written_forward(_graph(steps), class_name)
+    body = {"steps": tuple(steps), "code": code, "forward": forward, "__module__": __name__}
     return type(class_name, (Written,), body)
+
+
+def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str]:
+    """A graph as a function whose first argument is the module with what it calls, and its code."""
+    text = graph.python_code("self")
+    code = text.src.strip() + "\n"
+    file = f"<tfkit {name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
+    names: dict[str, Any] = dict(text.globals)
+    exec(compile(code, file, "exec"), names)
+    return names["forward"], code
 
 
 def _graph(steps: Sequence[Step]) -> fx.Graph:

@@ -11,12 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of
+from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.decoding.generate import evaluating
 from tfkit.graph.pieces import take_apart
 from tfkit.testing.checks import TOLERANCE, distance
-from tfkit.testing.inputs import Inputs, call, inputs_of
+from tfkit.testing.inputs import Inputs, call
 
 Piece: TypeAlias = int | Tensor
 """So many columns without a mask, or a mask [b, t], True where a token stands."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import assemble, build, initialize
+from tfkit.builder import assemble, build, evaluating, initialize, inputs_of
 from tfkit.graph.expand import Graph
-from tfkit.testing.inputs import Inputs, call, example_inputs, inputs_of
+from tfkit.testing.inputs import Inputs, call, example_inputs
 
 TOLERANCE = 1e-5
 
@@ -62,14 +62,14 @@ def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
 def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
     """No value and no gradient of a later token of the input `along` reaches an earlier output [b, t, ...]."""
     x = inputs[along]
-    with _mode(model, training=False), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         outputs = call(model, inputs)
         for t in range(1, x.size(1)):
             changed = torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)
             for before, after in zip(outputs, call(model, {**inputs, along: changed}), strict=True):
                 error = distance(after[:, :t], before[:, :t])
                 assert error <= TOLERANCE, f"outputs before {t} change by {error:.1e} with `{along}` from {t} on"
-    with _mode(model, training=False), _leaves(model, along) as leaves:
+    with evaluating(model), _leaves(model, along) as leaves:
         if x.is_floating_point():
             leaves.append(x.detach().requires_grad_())
             inputs = {**inputs, along: leaves[0]}
@@ -114,7 +114,7 @@ def check_padding(model: nn.Module, inputs: Inputs) -> None:
         padded = dict(inputs)
         for name in sequences:
             padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
-        with _mode(model, training=False), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             found = call(model, padded)
             for row in range(found[0].size(0)):
                 alone = {name: x[row : row + 1] for name, x in inputs.items()}
@@ -187,7 +187,7 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
 
 def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> None:
     names = inputs_of(model)
-    with _mode(model, training=False), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         other.eval()
         for inputs in calls:
             for want, found in zip(call(model, inputs), call(other, inputs, names), strict=True):
@@ -201,14 +201,3 @@ def distance(found: Tensor, want: Tensor) -> float:
         return 0.0
     found, want = found.detach(), want.detach()
     return float((found - want).abs().max() / want.abs().max().clamp(min=1))
-
-
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, value in before.items():
-            module.training = value

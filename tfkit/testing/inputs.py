@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
+from tfkit.builder import inputs_of
 from tfkit.graph.expand import Graph
 from tfkit.tools.inputs import random_inputs
 
@@ -42,9 +43,3 @@ def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -
     names = inputs_of(model) if names is None else names
     result = model(**{name: value for name, value in inputs.items() if name in names})
     return [result] if isinstance(result, Tensor) else list(result)
-
-
-def inputs_of(model: nn.Module) -> list[str]:
-    """The names of what a built model may be called with."""
-    assert isinstance(model, fx.GraphModule), "the model is one that tfkit.build returned"
-    return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]

@@ -53,4 +53,4 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
 
 
 def _values(kept: list[Kept], tokens: int) -> int:
-    return sum(one.heads * one.width * min(one.window or tokens, tokens) for one in kept)
+    return sum(one.heads * one.width * one.tokens(tokens) for one in kept)

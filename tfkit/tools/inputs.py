@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
-from tfkit.graph.order import as_list
+from tfkit.graph.limits import max_len, rows_of
 
 LENGTH = 16
 
@@ -42,20 +39,6 @@ def random_inputs(
         elif config.type == "lengths":
             made[name] = torch.randint(1, length + 1, (batch,), generator=generator).to(device)
         else:
-            rows = min(_rows(graph, name), default=2)
+            rows = rows_of(graph, name) or 2
             made[name] = torch.randint(rows, (batch, length), generator=generator).to(device)
     return made
-
-
-def _rows(graph: Graph, name: str) -> Iterator[int]:
-    """The sizes of the tables in which an input is looked up."""
-    for node in graph.nodes:
-        for field, source in node.wires.items():
-            if name not in as_list(source):
-                continue
-            value = getattr(node.config, field)
-            table = node.config.table()
-            if isinstance(value, Mapping):
-                yield value[name]
-            elif table is not None and table.rows is not None:
-                yield table.rows

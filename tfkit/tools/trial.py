@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import build
+from tfkit.builder import build, evaluating
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import sources
@@ -119,17 +119,15 @@ def _forward(model: fx.GraphModule, graph: Graph, inputs: dict[str, Tensor]) -> 
         module = model.get_submodule(node.name)
         handles += [module.register_forward_pre_hook(partial(before, node.name))]
         handles += [module.register_forward_hook(partial(after, node.name))]
-    training = model.training
     try:
-        with torch.no_grad():
-            model.eval()(**inputs)
+        with evaluating(model), torch.no_grad():
+            model(**inputs)
     except Exception as error:
         span = graph.spec.provenance.span(("graph", running[0]))
         cause = " ".join(str(error).split())
         message = f"the forward of `{running[0]}` fails: {type(error).__name__}: {cause}"
         raise SpecError(Diagnostic(message, span, f"graph.{running[0]}")) from error
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     return shapes

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from torch import Tensor, fx
 
@@ -15,6 +13,7 @@ from tfkit.component import Pieces
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.pieces import take_apart, wire_of
+from tfkit.nn import written_forward
 
 Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
 """(model, *inputs) -> what the head reads, its padding mask, the tokens to predict, the weights of others that the head
@@ -88,14 +87,4 @@ def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
     found = [nodes.get(name or "") for name in (ends.mask, ends.tokens)]
     graph.output((head.args[0], *found, dict(head.kwargs)))
     graph.erase_node(head)
-    return _function(graph)
-
-
-def _function(graph: fx.Graph) -> Trunk:
-    text = graph.python_code("self")
-    code = text.src.strip() + "\n"
-    file = f"<tfkit trunk {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for tracebacks
-    names: dict[str, Any] = dict(text.globals)
-    exec(compile(code, file, "exec"), names)
-    return cast(Trunk, names["forward"])
+    return written_forward(graph, "trunk")[0]
