@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
 from tfkit.graph.pieces import wire_of
-from tfkit.nn import Linear, Program
+from tfkit.nn import Program, StackedLinear
 from tfkit.spec.complaints import crashed, refused
 
 
@@ -238,16 +238,15 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
     depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in model.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = isinstance(module, Linear) and module.residual
-                parts = module.weight.split(module.parts if isinstance(module, Linear) else module.out_features)
-                for i, part in enumerate(parts):
+            if isinstance(module, nn.Linear | StackedLinear):
+                residual = getattr(module, "residual", False)
+                for i, part in enumerate(_matrices(module)):
                     generator = generator_of(seed, f"{path}.weight.{i}", part.device)
                     depth = depths.get(path.partition(".")[0])
                     init.linear(part, residual=residual, n_layers=depth, generator=generator)
                 if module.bias is not None:
                     generator = generator_of(seed, f"{path}.bias", module.bias.device)
-                    init.bias(module.bias, fan_in=module.in_features, generator=generator)
+                    init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
             elif isinstance(module, nn.Embedding):
                 init.table(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif callable(reset := getattr(module, "reset_parameters", None)):
@@ -258,6 +257,13 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
             ):
                 message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
                 raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+
+
+def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
+    """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
+    parts = getattr(module, "parts", None)
+    for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
+        yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
 
 
 def _seed(seed: int, name: str) -> int:

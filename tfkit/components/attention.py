@@ -118,7 +118,8 @@ class FusedProjection(nn.Module):
         super().__init__()
         self.d_head = config.head_width
         self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
-        self.qkv = Linear(config.d_model, [n * self.d_head for n in self.heads], bias=config.biases.q)
+        widths = {name: n * self.d_head for name, n in zip("qkv", self.heads, strict=True)}
+        self.qkv = Linear(config.d_model, widths, bias=config.biases.q)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Cut before the heads move: the gradients are then joined in the layout of qkv's output, without a copy.

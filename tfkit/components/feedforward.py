@@ -37,7 +37,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
         super().__init__()
-        self.gate_up = Linear(config.d_model, [config.d_ff, config.d_ff], bias=config.bias)
+        self.gate_up = Linear(config.d_model, {"gate": config.d_ff, "up": config.d_ff}, bias=config.bias)
         self.activation = activation
         self.dropout = nn.Dropout(config.dropout) if config.dropout else None
         self.down = Linear(config.d_ff, config.d_model, bias=config.bias, residual=True)

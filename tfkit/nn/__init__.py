@@ -1,7 +1,7 @@
 """The torch side of the contract: what every component's module is built from or called with."""
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
-from tfkit.nn.layers import Linear, Softmax, Table, is_scripting, linear
+from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, linear
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Past",
     "Program",
     "Softmax",
+    "StackedLinear",
     "Table",
     "Value",
     "Written",

@@ -1,7 +1,7 @@
 """Layers that the builder fills, and the softmax of every attention that computes its own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,50 @@ class Linear(nn.Linear):
 
     Args:
         d_in: width of the input.
-        d_out: widths of the parts of the output; several for projections that are fused into one.
+        d_out: width of the output; or names and widths of its parts, for projections that are fused into one. The
+            weight map of a checkpoint knows the rows of each part as `path.to.part.weight`.
         bias: whether it has a bias.
         residual: whether the output is added to the residual stream.
     """
 
-    def __init__(self, d_in: int, d_out: int | Sequence[int], *, bias: bool, residual: bool = False) -> None:
-        self.parts = [d_out] if isinstance(d_out, int) else list(d_out)
+    def __init__(self, d_in: int, d_out: int | Mapping[str, int], *, bias: bool, residual: bool = False) -> None:
+        self.parts = None if isinstance(d_out, int) else dict(d_out)
         self.residual = residual
-        super().__init__(d_in, sum(self.parts), bias=bias)
+        super().__init__(d_in, d_out if isinstance(d_out, int) else sum(d_out.values()), bias=bias)
 
     def reset_parameters(self) -> None:
         """Nothing: the builder fills the weights once they have a place in memory."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+class StackedLinear(nn.Module):
+    """The weights of `n` linear layers of one shape, as those of experts; who holds it says how they are multiplied.
+
+    The builder fills each layer by the spec's `init`, as it would fill a `Linear`.
+
+    Args:
+        n: number of layers.
+        d_in: width of their inputs.
+        d_out: width of their outputs, or names and widths of the parts, see `Linear`.
+        bias: whether they have biases.
+        residual: whether their outputs are added to the residual stream.
+
+    Attributes:
+        weight: [n, d_out, d_in].
+        bias: [n, d_out], or None.
+    """
+
+    def __init__(
+        self, n: int, d_in: int, d_out: int | Mapping[str, int], *, bias: bool, residual: bool = False
+    ) -> None:
+        super().__init__()
+        self.parts = None if isinstance(d_out, int) else dict(d_out)
+        self.residual = residual
+        width = d_out if isinstance(d_out, int) else sum(d_out.values())
+        self.weight = nn.Parameter(torch.empty(n, width, d_in))
+        self.bias = nn.Parameter(torch.empty(n, width)) if bias else None
 
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
