@@ -84,7 +84,7 @@ def test_a_path_a_name_and_a_graph_give_the_same(tmp_path: Path) -> None:
 
 def test_each_submodule_knows_the_component_that_made_it() -> None:
     model = model_of("gpt2")
-    found = model.meta["components"]
+    found = {path: (config.slot, config.kind_name()) for path, config in model.meta["components"].items()}
     assert found["decoder.layers.0.attention"] == ("attention", "mha")
     assert found["decoder.layers.1.ffn_norm_in"] == ("norm", "layernorm")
     assert found["embedding.position"] == ("position", "learned")

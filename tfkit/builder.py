@@ -131,8 +131,7 @@ def assemble(
     outputs = [values[name] for name in graph.outputs]
     model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
     paths = {module: path for path, module in model.named_modules()}
-    components = {module: (config.slot, config.kind_name()) for module, config in builder.made.items()}
-    model.meta["components"] = {paths[module]: name for module, name in components.items() if module in paths}
+    model.meta["components"] = {paths[module]: made for module, made in builder.made.items() if module in paths}
     model.meta["graph"] = graph
     return model
 

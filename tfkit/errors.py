@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 MAX_COLUMNS = 100
@@ -155,6 +155,12 @@ def listing(words: Iterable[str], limit: int = 12) -> str:
     if len(every) <= limit:
         return ", ".join(every)
     return ", ".join([*every[:limit], f"... ({len(every)} in all)"])
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-4, 6-10` for a rising list of whole numbers."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def quoted(text: str, limit: int = 60) -> str:

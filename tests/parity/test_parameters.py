@@ -126,7 +126,7 @@ def count(model: nn.Module) -> int:
 
 def of_kind(model: Any, prefix: str, slot: str) -> int:
     """Parameters of all submodules below `prefix` that fill `slot`."""
-    filled = ((path, where) for path, (where, _) in model.meta["components"].items() if path.startswith(prefix))
+    filled = ((path, one.slot) for path, one in model.meta["components"].items() if path.startswith(prefix))
     return sum(count(model.get_submodule(path)) for path, where in filled if where == slot)
 
 

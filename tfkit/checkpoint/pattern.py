@@ -125,23 +125,26 @@ class Pattern:
         """The pattern from the other side: with the same sizes, it gives back the tensors that went in."""
         return Pattern(self.text, self.target, self.source)
 
-    def shapes(self, shapes: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[Shape]:
+    def shapes(
+        self, shapes: Sequence[Sequence[int]], sizes: Mapping[str, int], wanted: Sequence[Shape] = ()
+    ) -> list[Shape]:
         """The shapes of the tensors that `apply` makes from tensors of such shapes; it raises the same errors."""
-        solved = self._solve([tuple(shape) for shape in shapes], sizes)
+        solved = self._solve([tuple(shape) for shape in shapes], sizes, wanted)
         return [tensor.shape(solved) for tensor in self.target]
 
-    def apply(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
+    def apply(self, tensors: Sequence[Tensor], sizes: Mapping[str, int], wanted: Sequence[Shape] = ()) -> list[Tensor]:
         """The re-arranged tensors: views, and new ones only where some are joined or no view has that order.
 
         Args:
             tensors: of any dtype and on any device, meta included.
             sizes: of the names that do not follow from the tensors; those that do may be given, too.
+            wanted: the shapes that the results must have, from which sizes follow as well.
 
         Raises:
             PatternError: number or shapes of the tensors do not fit, those to be joined differ in dtype or device, or
                 a size is missing, wrong, or that of an unknown name.
         """
-        solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes)
+        solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, wanted)
         views = chain.from_iterable(_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
         blocks = {frozenset(names): (names, view) for names, view in views}
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
@@ -158,10 +161,10 @@ class Pattern:
             view.copy_(_block(blocks, names))
         return joined
 
-    def _solve(self, shapes: Sequence[Shape], given: Mapping[str, int]) -> dict[str, int]:
+    def _solve(self, shapes: Sequence[Shape], given: Mapping[str, int], wanted: Sequence[Shape]) -> dict[str, int]:
         """The size of every name; with them, all axes have the sizes that were found."""
         self._check_given(shapes, given)
-        tensors = zip(self.source, shapes, strict=True)
+        tensors = [*zip(self.source, shapes, strict=True), *zip(self.target, wanted, strict=bool(wanted))]
         axes = [(*pair, shape) for tensor, shape in tensors for pair in zip(tensor.items, shape, strict=True)]
         sizes = dict(given)
         while ready := [found for found in axes if len(found[0].unknown(sizes)) == 1]:

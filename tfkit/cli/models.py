@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tfkit.cli.options import Reader, command, json_option
+from tfkit.errors import ranges
 
 if TYPE_CHECKING:
     import torch
@@ -261,8 +262,6 @@ class Shown(NamedTuple):
 
 def collapsed(count: Params) -> list[Shown]:
     """The rows of a count, layers that are alike in one: `decoder.layers.0-11`."""
-    from tfkit.tools.show import ranges
-
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in count.rows:
         groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)

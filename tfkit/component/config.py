@@ -108,6 +108,11 @@ class Component(Config):
     role: ClassVar[str] = "has a place of its own"
     """Where in the model it acts, for slots whose components act in different places."""
 
+    @property
+    def pattern_sizes(self) -> Mapping[str, int]:
+        """Sizes by the letters that patterns of weight maps call them: `h` heads, `d` the width of one."""
+        return {}
+
     @classmethod
     def kind_name(cls) -> str:
         """The name under which a spec asks for this component."""

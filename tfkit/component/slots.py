@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,16 @@ class AttentionConfig(Component):
     def head_width(self) -> int:
         """Width of one head."""
         return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_heads
+
+    @property
+    def pattern_sizes(self) -> Mapping[str, int]:
+        """h query heads, g key-value heads, r query heads for each of them, d width of a head."""
+        return {"h": self.n_heads, "g": self.kv_heads, "r": self.n_heads // self.kv_heads, "d": self.head_width}
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
         """Whether the module can be told `causal` instead of being handed the causal mask.

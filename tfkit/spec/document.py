@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from tfkit.component import BlockConfig, Config, Dim, InitConfig, slot
 from tfkit.errors import Invalid
+from tfkit.spec.checkpoint import CheckpointConfig
 
 VERSION = 1
 
@@ -54,6 +55,10 @@ class ModelSpec(Config):
     """The nodes whose values the model returns; the last one unless given."""
     init: InitConfig = slot("torch")
     """How the weights start."""
+    parameters: int | None = Field(default=None, ge=0)
+    """How many parameters it has; checked when it is built. Specs that extend this one count their own."""
+    checkpoint: CheckpointConfig | None = None
+    """What a published checkpoint of it calls its tensors and its fields."""
 
     @field_validator("tfkit", mode="before")
     @classmethod

@@ -75,8 +75,12 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with everything that is wrong with it.
     """
-    path = find_spec(name)
-    return resolve_spec(_extended(path, ()), plugins, sets=sets, file=_shown(path))
+    return resolve_spec(read_tree(name), plugins, sets=sets, file=_shown(find_spec(name)))
+
+
+def read_tree(name: str | os.PathLike[str]) -> Mapping:
+    """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError."""
+    return _extended(find_spec(name), ())
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
@@ -85,10 +89,23 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
     return resolve_spec(_with_base(root, Path(), ()), plugins, sets=sets, file=name)
 
 
+def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
+    """A tree without the values at its top that no part of the model takes."""
+    shared = plugins.registry.shared_names()
+    scope: dict[str, Given] = {}
+    scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
+    resolver = Resolver(plugins)
+    resolver.config(ModelSpec, _inputs_as_mapping(_without(root, scope))[0], (), scope)
+    return root if resolver.diagnostics else _without(root, [n for n in scope if (n,) not in resolver.used])
+
+
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied."""
     shared = plugins.registry.shared_names()
-    root, errors = _changed(root, sets, frozenset(ModelSpec.model_fields) | shared)
+    changes = list(sets)
+    root, errors = _changed(
+        _without(root, {"parameters"} if changes else ()), changes, frozenset(ModelSpec.model_fields) | shared
+    )
     scope: dict[str, Given] = {}
     scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
     own, wrong = _inputs_as_mapping(_without(root, scope))
@@ -160,7 +177,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path]) -> Mapping:
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
     base = _extended(path, chain)
-    return merge(base, _without(root, {"extends"}))
+    return merge(_without(base, {"parameters"}), _without(root, {"extends"}))
 
 
 def _shown(path: Path) -> str:

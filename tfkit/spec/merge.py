@@ -6,6 +6,7 @@ component starts from its own defaults.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
@@ -28,6 +29,13 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
         items[name] = _merged(items[name], value, here) if name in items else value
         keys[name] = patch.keys[name]
     return Mapping(items, keys, patch.span)
+
+
+def nested(keys: Iterable[str], value: Node) -> Mapping:
+    """The patch that changes the value at the end of `keys`."""
+    first, *rest = keys
+    inner = nested(rest, value) if rest else value
+    return Mapping({first: inner}, {first: value.span}, value.span)
 
 
 def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:

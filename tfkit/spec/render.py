@@ -15,8 +15,9 @@ from tfkit.errors import Invalid
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 from tfkit.spec.shape import extra, numeric
-from tfkit.spec.source import UNWELCOME
+from tfkit.spec.source import UNWELCOME, plain
 from tfkit.spec.tree import MERGE
+from tfkit.spec.tree import Mapping as Tree
 
 SCHEMA_COMMENT = "# yaml-language-server: $schema=schema.json"
 WIDTH = 110
@@ -46,6 +47,16 @@ def render(model: ModelSpec) -> str:
         else:
             lines += _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_tree(root: Tree) -> str:
+    """The YAML text of a spec that is not resolved: what its parts share is written once."""
+    data = {key: plain(node) for key, node in root.items.items()}
+    lines = [SCHEMA_COMMENT]
+    for key, value in data.items():
+        apart = key in ("graph", "checkpoint")
+        lines += ["", f"{key}:", *_mapping(value, 1), ""] if apart else _entry(key, value, 0)
+    return "\n".join(lines).rstrip("\n").replace("\n\n\n", "\n\n") + "\n"
 
 
 def document(model: ModelSpec) -> dict[str, Data]:

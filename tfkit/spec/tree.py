@@ -60,6 +60,16 @@ class Mapping:
 Node: TypeAlias = "Scalar | Sequence | Mapping"
 
 
+def node_of(data: Any, span: Span) -> Node:
+    """Plain data as a tree, all of it at one place."""
+    if isinstance(data, dict):
+        items = {str(key): node_of(value, span) for key, value in data.items()}
+        return Mapping(items, dict.fromkeys(items, span), span)
+    if isinstance(data, list | tuple):
+        return Sequence(tuple(node_of(item, span) for item in data), span)
+    return Scalar(data, span)
+
+
 def compose(source: Source, start: int = 0) -> Node | None:
     """The tree of the one document in `source.text[start:]`; None if there is none.
 

@@ -52,7 +52,7 @@ def attention_weights(model: nn.Module, /, *inputs: Tensor, **named: Tensor) -> 
 
 def _names(model: fx.GraphModule) -> dict[str, str]:
     """The path of each softmax inside an attention, and the attention's; its own where the attention has several."""
-    attentions = [path for path, (slot, _) in model.meta["components"].items() if slot == "attention"]
+    attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}
     for path, module in model.named_modules():
         around = [one for one in attentions if path.startswith(f"{one}.")]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from tfkit.builder import build
+from tfkit.component import Component
 from tfkit.graph.expand import Graph, table_owner
 from tfkit.tools.cache import CacheSize, cache_size
 
@@ -111,11 +112,11 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
     return weights
 
 
-def _owner(module: str, components: dict[str, tuple[str, str]]) -> tuple[str, str]:
+def _owner(module: str, components: Mapping[str, Component]) -> tuple[str, str]:
     """The nearest component around a module, and its slot; parts of an FFN such as its activation count as FFN."""
-    while module and (module not in components or components[module][0] in ("activation", "rope_scaling")):
+    while module and (module not in components or components[module].slot in ("activation", "rope_scaling")):
         module = module.rpartition(".")[0]
-    return module, components[module][0] if module else "block"
+    return module, components[module].slot if module else "block"
 
 
 def _component(owner: str, slot: str, block: str) -> str:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from safetensors.torch import save_model
-from torch import nn
+from torch import fx, nn
 
+from tfkit.builder import graph_of
+from tfkit.checkpoint.files import INDEX, WEIGHTS
+from tfkit.checkpoint.published import published
+from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.render import render
+from tfkit.tools.importing import CONFIG, export_config
 
 SPEC = "spec.yaml"
-WEIGHTS = "model.safetensors"
+Layout = Literal["tfkit", "huggingface"]
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
@@ -26,7 +33,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
     if not folder.is_dir():
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is a file"))
     names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if name not in (SPEC, WEIGHTS)]
+    others = [name for name in names if name not in (SPEC, WEIGHTS, INDEX, CONFIG) and not SHARD.fullmatch(name)]
     if others:
         message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
@@ -34,18 +41,27 @@ def check_folder(folder: Path, *, force: bool) -> None:
         raise SpecError(Diagnostic(f"{quoted(str(folder))} exists already", help="--force replaces it"))
 
 
-def save(model: nn.Module, graph: Graph, folder: Path, *, force: bool = False) -> tuple[Path, ...]:
-    """Write the resolved spec and the weights; returns the files.
+def save(
+    model: nn.Module, graph: Graph, folder: Path, *, layout: Layout = "tfkit", force: bool = False
+) -> tuple[Path, ...]:
+    """Write a model; returns the files.
 
     They are written to a folder beside it, which is renamed when all is on the disk: an interrupt or a full disk
-    leaves `folder` as it was. Raises SpecError when it cannot be written, see `check_folder`.
+    leaves `folder` as it was.
+
+    Args:
+        model: what `tfkit.build` returned.
+        graph: its graph.
+        folder: where to; made if it is not there.
+        layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` a config.json
+            and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads them.
+        force: replace the model that is there.
+
+    Raises:
+        SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
+            has no words for.
     """
-
-    def write(target: Path) -> None:
-        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
-        save_model(model, str(target / WEIGHTS), metadata={"format": "pt"})
-        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors keeps its files to their owner
-
+    write = _own(model, graph) if layout == "tfkit" else _published(model)
     folder = folder.resolve()
     check_folder(folder, force=force)
     try:
@@ -53,7 +69,32 @@ def save(model: nn.Module, graph: Graph, folder: Path, *, force: bool = False) -
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
-    return folder / SPEC, folder / WEIGHTS
+    return tuple(sorted(folder.iterdir(), reverse=True))
+
+
+def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+        save_model(model, str(target / WEIGHTS), metadata={"format": "pt"})
+        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors keeps its files to their owner
+
+    return write
+
+
+def _published(model: nn.Module) -> Callable[[Path], None]:
+    graph = graph_of(model)
+    fields = export_config(graph)
+    assert isinstance(model, fx.GraphModule) and graph.spec.model.checkpoint is not None
+    weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
+
+    def write(target: Path) -> None:
+        text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
+        (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
+        for file in write_shards(weights, state, target):
+            shutil.copymode(target / CONFIG, file)
+
+    return write
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Literal
 
 from tfkit.component import Component, Config, PatchMarker, marker
+from tfkit.errors import ranges
 from tfkit.graph.expand import Graph, Node
 from tfkit.spec.provenance import Origin, Provenance
 
@@ -183,9 +183,3 @@ def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
 
 def _call(norm: Component | None, argument: str) -> str:
     return argument if norm is None else f"{norm.kind_name()}({argument})"
-
-
-def ranges(numbers: list[int]) -> str:
-    """`0-4, 6-10` for a rising list of whole numbers."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -107,7 +107,7 @@ def test_a_spec_asks_for_it_by_name() -> None:
     for name, width in {"attention": 16, "cross_attention": 24}.items():
         assert type(layer.get_submodule(f"{name}.core")).__name__ == "Additive"
         assert layer.get_submodule(f"{name}.core").weight.shape == (4, 4)
-        assert model.meta["components"][f"decoder.layers.0.{name}"] == ("attention", "additive")
+        assert model.meta["components"][f"decoder.layers.0.{name}"].kind_name() == "additive"
         projected = sum(p.numel() for p in layer.get_submodule(f"{name}.project").parameters())
         assert projected == 16 * 17 + 2 * 16 * (width + 1)
     source, target = torch.randint(11, (2, 5)), torch.randint(11, (2, 3))

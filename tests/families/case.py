@@ -1,0 +1,192 @@
+"""A published model at a small size, proved against Hugging Face's: imported, loaded, run, and saved again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.checkpoint.names import matcher
+from tfkit.tools.importing import Imported, import_config
+from tfkit.tools.save import save
+from tfkit.tools.weights import build_with_weights
+
+BATCH = 3
+Kind = Literal["causal", "masked", "seq2seq"]
+AUTO = {
+    "causal": transformers.AutoModelForCausalLM,
+    "masked": transformers.AutoModelForMaskedLM,
+    "seq2seq": transformers.AutoModelForSeq2SeqLM,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model of a family.
+
+    Attributes:
+        model_type: as transformers calls it.
+        config: the fields that make it small, and switch on what it can do.
+        kind: which head it has.
+        family: the spec that says what the fields mean, if it is not the one of the model type.
+        sides: where padding may stand so that the reference's logits of real tokens do not depend on it.
+        alone: the reference counts padding: sequences with padding in front are run one by one.
+        length: of the input; beyond the windows of the model.
+        norm_mean: the mean of the random weights of its norms; 0 where they are distances from one.
+        std: spread of the other random parameters.
+        uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
+        token_types: how many there are, if the model has some.
+        cached: whether pieces give the whole: not where a rotation depends on the length of the whole.
+        prepare: changes their model before it is saved.
+    """
+
+    model_type: str
+    config: Mapping[str, Any]
+    kind: Kind = "causal"
+    family: str | None = None
+    sides: tuple[str, ...] = ("none", "right", "left")
+    alone: bool = False
+    length: int = 11
+    norm_mean: float = 1.0
+    std: float = 0.25
+    uncounted: Mapping[str, str] = field(default_factory=dict)
+    token_types: int = 0
+    cached: bool = True
+    prepare: Callable[[Any], None] | None = None
+
+
+def reference(case: Case) -> nn.Module:
+    """Their model in eval mode, every parameter and persistent number drawn at random."""
+    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    torch.manual_seed(0)
+    model: nn.Module = AUTO[case.kind].from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if matcher(case.uncounted).fullmatch(name):
+                continue
+            norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.normal_(case.norm_mean if norm else 0.0, case.std)
+    if case.prepare is not None:
+        case.prepare(model)
+    return model
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case that was saved by them and read by us."""
+
+    case: Case
+    theirs: nn.Module
+    imported: Imported
+    ours: torch.fx.GraphModule
+    folder: Path
+
+    @classmethod
+    def of(cls, case: Case, folder: Path) -> Trial:
+        theirs = reference(case)
+        theirs.save_pretrained(folder / "theirs")  # type: ignore[operator]
+        imported = import_config(folder / "theirs", family=case.family)
+        graph = tfkit.loads(imported.text)  # the text says all that there is to know
+        ours = build_with_weights(graph, folder / "theirs").eval()
+        return cls(case, theirs, imported, ours, folder)
+
+
+def tokens(side: str, length: int, first: int) -> Tensor:
+    """Which positions of three sequences are tokens, bool [b, length]; one sequence is full."""
+    lengths = torch.tensor([[length - 2], [length], [first]])
+    positions = torch.arange(length)
+    if side == "none":
+        return torch.ones(BATCH, length, dtype=torch.bool)
+    return positions < lengths if side == "right" else positions >= length - lengths
+
+
+@torch.no_grad()
+def check_logits(trial: Trial, side: str) -> None:
+    """Logits of all real tokens equal theirs to 1e-5."""
+    case, ids, masks = trial.case, *_batch(trial, side)
+    types = [torch.randint(0, case.token_types, ids[0].shape)] if case.token_types else []
+    found = trial.ours(*ids, *types) if side == "none" else trial.ours(*ids, *types, *masks)
+    expected = _alone(trial, ids, masks) if side == "left" and case.alone else _theirs(trial, ids, masks, side, types)
+    real = masks[-1]
+    assert expected[real].std() > 0.05, "outputs so small that everything is near"
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:
+    case, vocab = trial.case, trial.theirs.config.vocab_size  # type: ignore[union-attr]
+    pad = getattr(trial.theirs.config, "pad_token_id", None)  # type: ignore[union-attr]
+    torch.manual_seed(1)
+    lengths = [(case.length, 3)] + [(case.length - 2, 1)] * (case.kind == "seq2seq")
+    masks = [tokens(side, length, first) for length, first in lengths]
+    ids = [torch.randint(3, vocab, mask.shape) for mask in masks]
+    return [one.masked_fill(~mask, pad or 0) for one, mask in zip(ids, masks, strict=True)], masks
+
+
+def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, types: list[Tensor]) -> Tensor:
+    given: dict[str, Tensor] = {"token_type_ids": types[0]} if types else {}
+    if trial.case.kind == "seq2seq":
+        given["decoder_input_ids"] = ids[1]
+    if side != "none":
+        given["attention_mask"] = masks[0].long()
+        if trial.case.kind == "seq2seq":
+            given["decoder_attention_mask"] = masks[1].long()
+        elif trial.case.kind == "causal" and "position_ids" in inspect.signature(trial.theirs.forward).parameters:
+            given["position_ids"] = (masks[0].long().cumsum(dim=1) - 1).clamp(min=0)
+    return trial.theirs(ids[0], **given).logits  # type: ignore[no-any-return]
+
+
+def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor]) -> Tensor:
+    """Their logits for each sequence by itself, without padding, put back in its place."""
+    logits = torch.zeros(*ids[-1].shape, trial.theirs.config.vocab_size)  # type: ignore[union-attr]
+    for row in range(BATCH):
+        own = [one[row, mask[row]][None] for one, mask in zip(ids, masks, strict=True)]
+        more = {"decoder_input_ids": own[1]} if trial.case.kind == "seq2seq" else {}
+        logits[row, masks[-1][row]] = trial.theirs(own[0], **more).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def check_cached(trial: Trial) -> None:
+    """Logits of pieces that are read with the cache equal theirs of the whole."""
+    ids, masks = _batch(trial, "none")
+    expected = _theirs(trial, ids, masks, "none", [])
+    cached = tfkit.CachedModel(trial.ours, length=trial.case.length)
+    found, target = [], ids[-1]
+    cached.start(BATCH, **({"source": ids[0]} if trial.case.kind == "seq2seq" else {}))
+    for piece in target.split([4, 1, 1, target.size(1) - 6], dim=1):
+        found.append(cached(piece))
+    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-5, atol=1e-5)
+
+
+def check_count(trial: Trial) -> None:
+    """The number of parameters is theirs."""
+    uncounted = matcher(trial.case.uncounted)
+    theirs = {p: p.numel() for name, p in trial.theirs.named_parameters() if not uncounted.fullmatch(name)}
+    assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values())
+
+
+@torch.no_grad()
+def check_saved(trial: Trial) -> None:
+    """Saved again, every tensor has the same bits, and transformers opens it with the same logits."""
+    back = trial.folder / "ours"
+    save(trial.ours, trial.ours.meta["graph"], back, layout="huggingface")
+    before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
+    section = trial.ours.meta["graph"].spec.model.checkpoint
+    left = matcher([*(section.copies or {}), *(section.ignore or {})])
+    assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
+    for name in after:
+        assert before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]), name
+    again, loaded = AUTO[trial.case.kind].from_pretrained(back, output_loading_info=True, attn_implementation="eager")
+    assert not loaded["unexpected_keys"] and not loaded["mismatched_keys"], loaded
+    ids, masks = _batch(trial, "none")
+    expected = _theirs(trial, ids, masks, "none", [])
+    found = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

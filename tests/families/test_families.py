@@ -1,0 +1,43 @@
+"""Every family: a small model of Hugging Face's, imported from its config.json and loaded through the map."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+import tfkit
+from tfkit.tools.importing import families
+
+from .case import Case, Trial, check_cached, check_count, check_logits, check_saved
+from .decoders import DECODERS
+from .encoders import ENCODERS
+from .experts import EXPERTS
+from .llama_kin import LLAMA_KIN
+from .seq2seq import SEQ2SEQ
+
+CASES: dict[str, Case] = {**DECODERS, **LLAMA_KIN, **ENCODERS, **SEQ2SEQ, **EXPERTS}
+transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One test for all that one saved model tells: to make and to load it takes the time."""
+    trial = Trial.of(CASES[name], tmp_path_factory.mktemp(name))
+    for side in trial.case.sides:
+        check_logits(trial, side)
+    if trial.case.kind != "masked" and trial.case.cached:
+        check_cached(trial)
+    check_count(trial)
+    check_saved(trial)
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+def test_defaults_are_those_of_the_config_class(name: str) -> None:
+    """A field that a config.json leaves out has the value that it has there."""
+    section = tfkit.load(families()[name]).spec.model.checkpoint
+    assert section is not None
+    theirs = transformers.AutoConfig.for_model(name)
+    for field, rule in section.fields.items():
+        plain = rule.rope is None and rule.layers is None and "default" in rule.model_fields_set
+        if plain and rule.default is not None and hasattr(theirs, field):  # null follows from other fields
+            assert rule.default == getattr(theirs, field), field

@@ -1,0 +1,49 @@
+"""Names of tensors with holes and alternatives: `decoder.layers.{i}.attention.project.[q k v]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+from tfkit.errors import Invalid, quoted
+
+_HOLE = re.compile(r"\{(\w+)\}")
+_WORDS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def expanded(name: str) -> list[str]:
+    """The names that `[q k v]` in a name stands for, in order; raises `Invalid` for brackets that are not closed."""
+    parts = _WORDS.split(name)
+    if any(bracket in part for part in parts[::2] for bracket in "[]") or any(not w.split() for w in parts[1::2]):
+        raise Invalid("", f"{quoted(name)} has brackets without words, or an odd one", help="write `[q k v]`")
+    choices = [part.split() if index % 2 else [part] for index, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def holes(name: str) -> list[str]:
+    """The holes of a name, in order."""
+    return _HOLE.findall(name)
+
+
+def filled(name: str, numbers: Mapping[str, int]) -> str:
+    """A name with numbers in its holes; holes without a number stay."""
+    return _HOLE.sub(lambda hole: str(numbers.get(hole[1], hole[0])), name)
+
+
+def numbered(name: str) -> tuple[str, list[int]]:
+    """A name with `{}` for each part that is a number, and the numbers."""
+    return _NUMBER.sub("{}", name), [int(number) for number in _NUMBER.findall(name)]
+
+
+def nameless(name: str) -> str:
+    """A name with all holes as `{}`, to find it by what `numbered` gives."""
+    return _HOLE.sub("{}", name)
+
+
+def matcher(names: Iterable[str]) -> re.Pattern[str]:
+    """What matches these names: `{i}` is a number, `*` is anything."""
+    texts = [re.escape(name) for name in names]
+    texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
+    return re.compile("|".join(texts) if texts else r"(?!)")

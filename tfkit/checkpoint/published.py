@@ -1,0 +1,172 @@
+"""From the `checkpoint` section of a spec to the links between its model and a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
+
+import torch
+
+from tfkit.checkpoint.names import expanded, filled, holes, nameless, numbered
+from tfkit.checkpoint.pattern import Pattern, PatternError
+from tfkit.checkpoint.report import collapsed
+from tfkit.checkpoint.weights import Link, WeightMap, places
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
+from tfkit.spec.checkpoint import CheckpointConfig
+
+
+def published(model: torch.fx.GraphModule, config: CheckpointConfig) -> WeightMap:
+    """The map that the `checkpoint` section of a spec says for its model.
+
+    Raises:
+        SpecError: a tensor of the model has no entry, or two; or an entry is not of the form that it must have.
+    """
+    return _Links(model, config).map()
+
+
+class _Links:
+    """Finds the entry of each tensor of a model."""
+
+    def __init__(self, model: torch.fx.GraphModule, config: CheckpointConfig) -> None:
+        self.graph = model.meta["graph"]
+        self.components = model.meta["components"]
+        self.config = config
+        self.state = model.state_dict()
+        self.places = places(model)
+        self.entries: dict[str, list[tuple[str, int]]] = {}
+        self.own: dict[str, list[str]] = {}
+        for key in config.tensors:
+            self.own[key] = self._expanded(key, key)
+            for index, name in enumerate(self.own[key]):
+                others = self.entries.setdefault(nameless(name), [])
+                for other, _ in others:
+                    if len(self.own[other]) == len(self.own[key]):
+                        raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(other)}")
+                others.append((key, index))
+
+    def map(self) -> WeightMap:
+        links: list[Link] = []
+        lost: list[str] = []
+        grouped: dict[tuple[str, str, tuple[int, ...]], dict[int, str]] = {}
+        for name in self.places:
+            found = self._entry(name)
+            if found is None:
+                lost.append(name)
+                continue
+            key, index, leaf = found
+            numbers = tuple(numbered(name)[1])
+            if self.config.tensors[key].pattern is None:
+                links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
+            else:
+                grouped.setdefault((key, leaf, numbers), {})[index] = name
+        if lost:
+            raise self._without_entry(lost)
+        for (key, leaf, numbers), names in grouped.items():
+            if len(names) < len(self.own[key]):
+                has = ", ".join(quoted(name) for name in names.values())
+                raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
+            links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
+        in_file = self.config.in_file
+        copies = {in_file(name): in_file(other) for name, other in (self.config.copies or {}).items()}
+        ignored = {in_file(name): reason for name, reason in (self.config.ignore or {}).items()}
+        return WeightMap(tuple(links), self.places, self.config.prefix, copies, ignored)
+
+    def _entry(self, name: str) -> tuple[str, int, str] | None:
+        """The entry of a tensor, which of the entry's names it has, and what follows after that name."""
+        stem, _, leaf = name.rpartition(".")
+        for text, rest in ((name, ""), (stem, f".{leaf}")):
+            for one in (text, numbered(text)[0]):
+                if one in self.entries:
+                    return *self._widest(self.entries[one], name, rest), rest
+        return None
+
+    def _widest(self, entries: Sequence[tuple[str, int]], name: str, leaf: str) -> tuple[str, int]:
+        """Of several entries, the one with the most names that the model has all of."""
+        numbers = numbered(name)[1]
+
+        def missing(entry: tuple[str, int]) -> bool:
+            names = self.own[entry[0]]
+            given = dict(zip(holes(names[entry[1]]), numbers, strict=False))
+            return any(filled(one, given) + leaf not in self.places for one in names)
+
+        return min(entries, key=lambda entry: (missing(entry), -len(self.own[entry[0]])))
+
+    def _files(self, key: str) -> list[str]:
+        entry = self.config.tensors[key]
+        given = [entry.file] if isinstance(entry.file, str) else entry.file
+        files = [self.config.in_file(name) for text in given for name in self._expanded(text, key)]
+        if entry.pattern is None and len(files) != len(self.own[key]):
+            message = (
+                f"{len(self.own[key])} tensors of the model cannot be {len(files)} of the file without a `pattern`"
+            )
+            raise self._wrong(key, message)
+        return files
+
+    def _links(
+        self, key: str, own: Sequence[str], files: Sequence[str], leaf: str, numbers: Sequence[int]
+    ) -> Iterator[Link]:
+        """The links of an entry for one layer; where the file's names have further holes, one for each number."""
+        given = dict(zip(holes(self.own[key][0]), numbers, strict=False))
+        names = [filled(name, given) + leaf for name in files]
+        open_ = list(dict.fromkeys(hole for name in names for hole in holes(name)))
+        shape = self.places[own[0]].view(self.state).shape
+        if len(open_) >= len(shape):
+            raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(own[0])} has axes")
+        pattern, sizes = self._pattern(key, own[0], len(shape) - len(open_))
+        for index in product(*map(range, shape[: len(open_)])):
+            at = dict(zip(open_, index, strict=True))
+            file = tuple(filled(name, at) for name in names)
+            yield Link(tuple(own), file, index, pattern, sizes, self.config.tensors[key].absent)
+
+    def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
+        """The pattern of an entry for tensors of that rank, and the sizes of its names that are known."""
+        entry = self.config.tensors[key]
+        if entry.pattern is None:
+            return None, {}
+        try:
+            pattern = _parsed(entry.pattern, rank)
+        except PatternError as wrong:
+            raise self._wrong(key, str(wrong.args[0]), *wrong.notes, help=wrong.help) from None
+        return pattern, {**self._sizes(name, pattern), **(entry.sizes or {})}
+
+    def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:
+        """The sizes that the components around a tensor give to the pattern's names."""
+        found: dict[str, int] = {}
+        path = name
+        while path:
+            path = path.rpartition(".")[0]
+            if path in self.components:
+                found = {**self.components[path].pattern_sizes, **found}
+        return {letter: size for letter, size in found.items() if letter in pattern.names}
+
+    def _expanded(self, name: str, key: str) -> list[str]:
+        try:
+            return expanded(name)
+        except Invalid as wrong:
+            raise self._wrong(key, str(wrong), help=wrong.help) from None
+
+    def _without_entry(self, lost: Sequence[str]) -> SpecError:
+        notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed({n: self._shape(n) for n in lost}))
+        message = "the map of `checkpoint` has no entry for tensors of the model"
+        help = "write each under `tensors`, with its name in the file"
+        return SpecError(Diagnostic(message, self._span("tensors"), "checkpoint.tensors", notes, help))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.places[name].view(self.state).shape)
+
+    def _wrong(self, key: str, message: str, *notes: str, help: str | None = None) -> SpecError:
+        span = self._span("tensors", key)
+        return SpecError(Diagnostic(message, span, f"checkpoint.tensors.{key}", notes, help))
+
+    def _span(self, *path: str) -> Span | None:
+        return self.graph.spec.provenance.span(("checkpoint", *path))
+
+
+@cache
+def _parsed(text: str, rank: int) -> Pattern:
+    """The pattern for a tensor of the model with `rank` axes: `...` stands for those that it does not name."""
+    named = len(Pattern.parse(text.replace("...", "_")).target[0].items)
+    if "..." not in text:
+        return Pattern.parse(text)
+    return Pattern.parse(text.replace("...", " ".join(f"_{i}" for i in range(rank - named + 1))))

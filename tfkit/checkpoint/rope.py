@@ -1,0 +1,134 @@
+"""Rotary positions in a config.json and in a spec.
+
+Older files have `rope_theta` and `rope_scaling` beside the other fields, newer ones `rope_parameters`, with an entry
+for each type of layer where these differ. Both are read, the newer is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfkit.errors import Invalid, listing, quoted
+from tfkit.spec.checkpoint import FieldConfig
+from tfkit.spec.source import plain
+from tfkit.spec.tree import node_of
+
+if TYPE_CHECKING:
+    from tfkit.checkpoint.fields import Reading
+
+THETAS = {
+    "": ("rope_theta", "rotary_emb_base"),
+    "full_attention": ("rope_theta", "global_rope_theta"),
+    "sliding_attention": ("rope_local_base_freq", "local_rope_theta"),
+}
+PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+ORIGINAL = "original_max_position_embeddings"
+
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "ntk": {"alpha": "factor"},
+    "dynamic": {"factor": "factor", ORIGINAL: "original_max_len"},
+    "llama3": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "temperature",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+        "truncate": "truncate",
+    },
+    "longrope": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "short_factor": "short_factor",
+        "long_factor": "long_factor",
+        "attention_factor": "temperature",
+    },
+}
+"""The fields of each scaling: theirs, ours."""
+
+
+def read(reading: Reading, name: str, rule: FieldConfig) -> None:
+    """Set the rotary position at each path of the rule; raises `Invalid`."""
+    paths = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
+    for kind, path in paths.items():
+        parameters = _parameters(reading, name, rule, kind)
+        patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(reading, parameters)}
+        part = parameters.pop("partial_rotary_factor", 1.0)
+        patch["width"] = None if part == 1 else f"d_head * {part}"
+        if parameters:
+            word = next(iter(parameters))
+            raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
+        given = reading.values.get(name) or reading.values.get("rope_scaling")
+        reading.put(path, node_of(patch, given.span if given else reading.span))
+    reading.read |= {name, "rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)}
+
+
+def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> dict[str, Any]:
+    """Everything that a file says of the rotation of one type of layer, under the newer names."""
+    values = {key: plain(node) for key, node in reading.values.items() if plain(node) is not None}
+    default = rule.default or {}
+    found = dict(default.get(kind, default) if kind else default)
+    for theta in THETAS[kind]:
+        found |= {"rope_theta": values[theta]} if theta in values else {}
+    for part in PARTS:
+        found |= {"partial_rotary_factor": values[part]} if part in values else {}
+    if kind in ("", "full_attention"):
+        found |= values.get("rope_scaling", {})
+    given = values.get(name, {})
+    found |= given.get(kind) or {} if kind in given else {} if kind and "rope_type" not in given else given
+    found |= {"rope_type": found.pop("type")} if "type" in found else {}
+    if "rope_theta" not in found:
+        raise Invalid("", "`rope_theta` is missing")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
+    """The scaling that the parameters say; what it uses is taken out of them."""
+    kind = parameters.pop("rope_type", "default")
+    kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
+    if kind == "default":
+        parameters.pop(ORIGINAL, None)
+        return None
+    if kind not in SCALINGS:
+        raise Invalid("", f"unknown scaling of rotary positions: {quoted(kind)}", notes=[f"known: {listing(SCALINGS)}"])
+    names = SCALINGS[kind]
+    if ORIGINAL in names and kind != "dynamic":
+        top = ORIGINAL if ORIGINAL in reading.values else "max_position_embeddings"
+        parameters.setdefault(ORIGINAL, reading.number(top))
+        parameters.setdefault("factor", reading.number("max_position_embeddings") / parameters[ORIGINAL])
+    elif kind == "dynamic":
+        parameters[ORIGINAL] = reading.number("max_position_embeddings")
+    if kind == "ntk":  # the other fields of these files have no effect beside `alpha`
+        for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            parameters.pop(one, None)
+    return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def write(positions: Mapping[str, Any], d_head: int) -> dict[str, Any]:
+    """What the field says for the rotary position of each type of layer; raises `Invalid`."""
+    found = {kind: _written(position, d_head) for kind, position in positions.items()}
+    return found.get("", found)
+
+
+def _written(position: Any, d_head: int) -> dict[str, Any]:
+    said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
+    if position.width not in (None, d_head):
+        said["partial_rotary_factor"] = position.width / d_head
+    scaling = position.scaling
+    if scaling is not None:
+        kind = scaling.kind_name()
+        if kind not in SCALINGS:
+            raise Invalid("", f"no config.json has a scaling of the kind {quoted(kind)}")
+        values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
+        said |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
+        said["rope_type"] = "dynamic" if kind == "ntk" else kind
+    return said

@@ -1,0 +1,148 @@
+"""The weight map: which tensors of a file are which of a model's, read in both directions.
+
+A map is a list of links. Each connects tensors of the model, or parts of them (the queries of a fused projection, one
+of many experts), with tensors of the file, and says how the one are arranged into the others. Loading follows the links
+one way, saving the other; neither looks at the values, and both move them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.checkpoint.files import Checkpoint, check_finite
+from tfkit.checkpoint.pattern import Pattern
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.nn import StackedLinear
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the model lies: a parameter, or some rows of one whose parts have names."""
+
+    parameter: str
+    dim: int = 0
+    start: int = 0
+    length: int | None = None
+
+    def view(self, state: Mapping[str, Tensor]) -> Tensor:
+        """The tensor, as a view of the model's."""
+        tensor = state[self.parameter]
+        return tensor if self.length is None else tensor.narrow(self.dim, self.start, self.length)
+
+
+def places(model: nn.Module) -> dict[str, Place]:
+    """Every tensor of a model by its name; the parts of fused ones each by their own."""
+    found: dict[str, Place] = {}
+    fused = {path: module for path, module in model.named_modules() if getattr(module, "parts", None)}
+    for name in model.state_dict():
+        path, _, leaf = name.rpartition(".")
+        module = fused.get(path)
+        if module is None:
+            found[name] = Place(name)
+            continue
+        start, dim = 0, 1 if isinstance(module, StackedLinear) else 0
+        parts: Mapping[str, int] = module.parts
+        for part, length in parts.items():
+            around = path.rpartition(".")[0]
+            found[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = Place(name, dim, start, length)
+            start += length
+    return found
+
+
+@dataclass(frozen=True)
+class Link:
+    """Tensors of the model and those of the file that are the same values."""
+
+    own: tuple[str, ...]
+    file: tuple[str, ...]
+    index: tuple[int, ...] = ()
+    """Which of the model's stacked layers it is, such as an expert."""
+    pattern: Pattern | None = None
+    """From the file's tensors to the model's."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    absent: float | None = None
+    """What the model's tensors hold where the file has none of them."""
+
+    def left_out(self, names: Collection[str]) -> bool:
+        """Whether a file has none of the tensors, and need not have them."""
+        return self.absent is not None and not any(name in names for name in self.file)
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """All links of a model, and how its file differs from them."""
+
+    links: tuple[Link, ...]
+    places: Mapping[str, Place]
+    prefix: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def own(cls, model: nn.Module) -> WeightMap:
+        """The map of a file that `save` wrote: its names are the model's."""
+        return cls(
+            tuple(Link((name,), (name,)) for name in model.state_dict()), {n: Place(n) for n in model.state_dict()}
+        )
+
+    def known(self, names: Collection[str]) -> int:
+        """How many tensors of the file the map knows."""
+        return sum(name in names for link in self.links for name in link.file)
+
+    def for_names(self, names: Collection[str]) -> WeightMap:
+        """The map without its prefix, if no name of the file begins with it: it holds the model without its head."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in names):
+            return self
+        cut = len(self.prefix)
+
+        def bare(name: str) -> str:
+            return name[cut:] if name.startswith(self.prefix) else name
+
+        links = tuple(replace(link, file=tuple(map(bare, link.file))) for link in self.links)
+        copies = {bare(name): bare(other) for name, other in self.copies.items()}
+        ignored = {bare(name): reason for name, reason in self.ignored.items()}
+        return replace(self, links=links, copies=copies, ignored=ignored, prefix="")
+
+    def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
+        """The model's tensors of a link."""
+        return [self.places[name].view(state)[link.index] for name in link.own]
+
+    @torch.no_grad()
+    def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
+        """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time."""
+        order = {name: number for number, name in enumerate(checkpoint.names)}
+        for link in (link for link in self.links if link.left_out(order)):
+            for view in self.views(link, state):
+                view.fill_(link.absent)
+        there = (link for link in self.links if not link.left_out(order))
+        for link in sorted(there, key=lambda link: order[link.file[0]]):
+            found = [checkpoint.read(name) for name in link.file]
+            for name, tensor in zip(link.file, found, strict=True):
+                check_finite(name, tensor, checkpoint.names[name].file)
+            views = self.views(link, state)
+            if link.pattern is not None:
+                found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
+            for view, tensor in zip(views, found, strict=True):
+                view.copy_(tensor)
+        self._check_copies(checkpoint)
+
+    def _check_copies(self, checkpoint: Checkpoint) -> None:
+        linked = {name for link in self.links for name in link.file}
+        for name, other in self.copies.items():
+            if name in checkpoint.names and other in checkpoint.names and name not in linked:
+                if torch.equal(checkpoint.read(name), checkpoint.read(other)):
+                    continue
+                message = f"the spec ties {quoted(name)} to {quoted(other)}, and the file has other values in each"
+                raise SpecError(Diagnostic(message, help="leave out `tie` where the spec has it, and map both"))
+
+    def tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the file, made from those of a state dict: views where they can be."""
+        for link in self.links:
+            found = self.views(link, state)
+            if link.pattern is not None:
+                found = link.pattern.inverse().apply(found, link.sizes)
+            yield from zip(link.file, found, strict=True)

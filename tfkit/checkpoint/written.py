@@ -1,0 +1,156 @@
+"""From a spec to the config.json of its family, by the same rules by which one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfkit.checkpoint import layer_types, rope
+from tfkit.checkpoint.fields import case_of
+from tfkit.component import Component, Config, SharedMarker, marker
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.spec.arithmetic import Number, evaluate
+from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.load import Spec
+
+MISSING = object()
+
+
+def write_fields(spec: Spec, section: CheckpointConfig) -> dict[str, Any]:
+    """The fields of the config.json that says this model; what no field says is for the reader to find missing.
+
+    Raises:
+        SpecError: the family has no value of a field for what the spec says.
+    """
+    writing = _Writing(spec)
+    errors = []
+    for name, rule in section.fields.items():
+        try:
+            writing.field(name, rule)
+        except Invalid as wrong:
+            errors.append(Diagnostic(str(wrong), None, f"config.json: {name}", tuple(wrong.notes), wrong.help))
+    if errors:
+        raise SpecError(*errors)
+    architecture = {"architectures": [section.architecture], "model_type": section.model_type}
+    return architecture | _unflattened({**writing.fields, **(section.only or {})})
+
+
+class _Writing:
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.fields: dict[str, Any] = {}
+
+    def value(self, path: str) -> Any:
+        """What the model has at a path; for a value that its parts share, what they have."""
+        found = value_at(self.spec.model, path)
+        shared, _, rest = path.partition(".")
+        if found is not MISSING or shared in ModelSpec.model_fields:
+            return found
+        for here, source in self.spec.provenance.inherited.items():
+            if source == (shared,) and (value := value_at(self.spec.model, ".".join(here[1:]))) is not MISSING:
+                return value_at(value, rest) if rest else value
+        return next(
+            (value for node in self.spec.model.graph.values() if (value := _shared(node, path)) is not MISSING), MISSING
+        )
+
+    def field(self, name: str, rule: FieldConfig) -> None:
+        """Say one field, unless what it says follows from others."""
+        if any(self.fields.get(other) != wanted for other, wanted in (rule.when or {}).items()):
+            return
+        if rule.rope is not None:
+            self._rope(name, rule)
+        elif rule.cases is not None:
+            self.fields[name] = self._case(name, rule.cases)
+        elif rule.layers is not None or rule.first is not None:
+            stack = self.value(str(rule.set))
+            self.fields[name] = layer_types.write([variant for variant, _ in stack.plan()], rule)
+        elif rule.read is None or rule.write is not None:
+            self._copy(name, rule)
+
+    def _copy(self, name: str, rule: FieldConfig) -> None:
+        paths = [rule.set] if isinstance(rule.set, str) else rule.set or ()
+        found = {path: self.value(path) for path in paths}
+        values = [value for value in found.values() if value is not MISSING]
+        if not values or (values[0] is None and rule.if_null is not None):
+            return
+        if any(value != values[0] for value in values):
+            said = ", ".join(f"{quoted(path)} {value}" for path, value in found.items())
+            raise Invalid("", f"one field says several places of the spec, and they differ: {said}")
+        value = values[0]
+        if value is None and rule.null_if is not None:
+            value = evaluate(rule.null_if, self._number)
+        if rule.write is not None and value is not None:
+            value = evaluate(rule.write, lambda word: value if word == "value" else self._number(word))
+            value = round(value) if abs(value - round(value)) <= 1e-9 * abs(value) else value
+        self.fields[name] = list(value) if isinstance(value, tuple) else value
+
+    def _number(self, name: str) -> Number:
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Invalid("", f"{quoted(name)} is no number above this field")
+        return value
+
+    def _case(self, name: str, cases: Mapping[str, Mapping[str, Any]]) -> Any:
+        for word, changed in cases.items():
+            if all(says(self.value(path), value) for path, value in changed.items()):
+                return {"true": True, "false": False, "null": None}.get(word, word)
+        raise Invalid("", f"no value of {quoted(name)} says what the spec says", notes=[f"it has {', '.join(cases)}"])
+
+    def _rope(self, name: str, rule: FieldConfig) -> None:
+        paths = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
+        found = {kind: self.value(path) for kind, path in paths.items()}
+        there = {kind: position for kind, position in found.items() if position not in (None, MISSING)}
+        if there:
+            path = next(iter(paths.values())).rpartition(".")[0]
+            self.fields[name] = rope.write(there, self.value(path).head_width)
+
+
+def value_at(config: Any, path: str) -> Any:
+    """What a resolved spec has at a path from its top or its graph; MISSING if there is no such place."""
+    found: Any = config
+    keys = path.split(".")
+    if isinstance(config, ModelSpec) and keys[0] in config.graph:
+        found = config.graph
+    for key in keys:
+        found = found.get(key, MISSING) if isinstance(found, Mapping) else getattr(found, key, MISSING)
+        if found is MISSING:
+            return MISSING
+    return found
+
+
+def _shared(config: Any, path: str) -> Any:
+    """What the first part of a config has that takes this value from the parts around it."""
+    key, _, rest = path.partition(".")
+    if isinstance(config, Mapping):
+        found = (_shared(value, path) for value in config.values())
+        return next((value for value in found if value is not MISSING), MISSING)
+    if not isinstance(config, Config):
+        return MISSING
+    fields = type(config).model_fields
+    if key in fields and marker(fields[key], SharedMarker) is not None:
+        return value_at(getattr(config, key), rest) if rest else getattr(config, key)
+    return _shared({name: getattr(config, name) for name in fields}, path)
+
+
+def says(value: Any, wanted: Any) -> bool:
+    """Whether a resolved value is what the text of a spec says."""
+    if isinstance(wanted, Mapping):
+        return value is not None and all(says(value_at(value, key), one) for key, one in wanted.items())
+    if isinstance(value, Component) and isinstance(wanted, str):
+        return value.kind_name() == wanted
+    if isinstance(value, Config):
+        return False
+    return case_of(value) == case_of(wanted)
+
+
+def _unflattened(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with a dot in their names as mappings of mappings."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        *around, last = name.split(".")
+        place = found
+        for key in around:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return found

@@ -1,0 +1,168 @@
+"""From the config.json of a published model to a spec, by way of its family."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfkit.checkpoint.fields import read_fields
+from tfkit.checkpoint.written import write_fields
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.graph.expand import Graph, expand
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
+from tfkit.spec.merge import merge
+from tfkit.spec.render import render_tree
+from tfkit.spec.source import plain, read
+from tfkit.spec.tree import Mapping, Scalar, node_of
+
+CONFIG = "config.json"
+HOW_TO = "write a spec with a `checkpoint` section and give it with --family: specs/README.md shows how"
+_FAMILY = re.compile(r"^ +model_type: *\"?([\w.-]+)", re.MULTILINE)
+_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A spec that was made from a config.json.
+
+    Attributes:
+        text: the YAML.
+        graph: the model.
+        family: the spec that says what the fields mean.
+    """
+
+    text: str
+    graph: Graph
+    family: str
+
+
+def import_config(
+    path: Path | str,
+    *,
+    family: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    plugins: Plugins | None = None,
+) -> Imported:
+    """Make a spec from a config.json.
+
+    Args:
+        path: the file, or the folder that holds it.
+        family: a spec with a `checkpoint` section that says what the fields mean; the one that comes with tfkit for
+            the file's `model_type` unless given.
+        name: what the model is called; by its folder unless given.
+        plugins: the components to choose from.
+
+    Raises:
+        SpecError: there is no such family, or the file says what it cannot.
+    """
+    path, plugins = Path(path), plugins or load_plugins()
+    path = path / CONFIG if path.is_dir() else path
+    config = read(path)
+    family = family or family_of(config)
+    tree, spec = _family(family, plugins)
+    assert spec.model.checkpoint is not None
+    _check_architecture(config, spec.model)
+    tree = read_fields(config, tree, spec.model.checkpoint)
+    called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or spec.model.name
+    kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
+    tree = merge(
+        Mapping(kept, tree.keys, tree.span),
+        Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
+    )
+    tree = without_idle(tree, plugins)
+    graph = expand(resolve_spec(tree, plugins, file=str(path)))
+    return Imported(render_tree(tree), graph, str(family))
+
+
+def families() -> dict[str, str]:
+    """The specs that come with tfkit and say what the fields of a config.json mean, by model type."""
+    found: dict[str, str] = {}
+    for name in shipped_specs():
+        text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+        if match := _FAMILY.search(text):
+            found.setdefault(match[1], name)
+    return found
+
+
+def family_of(config: Mapping) -> str:
+    """The spec that says what the fields of a config.json mean; raises SpecError if there is none."""
+    node = config.items.get("model_type")
+    if not isinstance(node, Scalar) or not isinstance(node.value, str):
+        message = "the file has no `model_type`, so that nothing says what its fields mean"
+        raise SpecError(Diagnostic(message, config.span, help="name a spec that does: --family gpt2"))
+    known = families()
+    if node.value not in known:
+        near = closest(node.value, known)
+        notes = (f"known: {listing(sorted(known), 200)}",)
+        help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}"
+        raise SpecError(Diagnostic(f"unknown model type {quoted(node.value)}", node.span, "model_type", notes, help))
+    return known[node.value]
+
+
+def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Spec]:
+    tree = read_tree(name)
+    spec = resolve_spec(tree, plugins, file=str(find_spec(name)))
+    if spec.model.checkpoint is None or spec.model.checkpoint.config is None:
+        message = f"{quoted(str(name))} has no `checkpoint.config`, which says what the fields of a config.json mean"
+        raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
+    return tree, spec
+
+
+def _check_architecture(config: Mapping, family: ModelSpec) -> None:
+    given = config.items.get("architectures")
+    names = plain(given) if given is not None else None
+    section = family.checkpoint
+    assert section is not None
+    if given is None or not names or section.architecture in names or any(str(n).endswith("Model") for n in names):
+        return
+    message = f"this is the config of a {names[0]}, and the family has the {section.architecture}"
+    raise SpecError(Diagnostic(message, given.span, "architectures", help="the two differ in their heads"))
+
+
+def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
+    """The config.json of a model whose spec has a `checkpoint` section, proved by reading it again.
+
+    Raises:
+        SpecError: the spec has none, or its family cannot say what the spec says.
+    """
+    plugins, model = plugins or load_plugins(), graph.spec.model
+    section = model.checkpoint
+    if section is None or section.config is None:
+        message = f"the spec {quoted(model.name)} does not say what the fields of a config.json mean"
+        raise SpecError(Diagnostic(message, None, "checkpoint.config", help="specs/README.md shows how to write it"))
+    fields = write_fields(graph.spec, section)
+    span = node_of({}, graph.spec.provenance.spans[()]).span
+    config = node_of(fields, span)
+    assert isinstance(config, Mapping)
+    tree, _ = _family(families()[section.model_type], plugins)
+    tree = without_idle(read_fields(config, tree, section), plugins)
+    again = resolve_spec(tree, plugins, file=CONFIG).model
+    if differing := differences(model, again):
+        message = f"no config.json of a {section.model_type} says this model"
+        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in differing[:10])
+        raise SpecError(Diagnostic(message, None, "checkpoint.config", notes))
+    return fields
+
+
+def differences(model: ModelSpec, other: ModelSpec) -> list[tuple[str, str, str]]:
+    """Where two models differ in what they compute: path, and what each has there."""
+    found: list[tuple[str, str, str]] = []
+    _compare(model.graph, other.graph, "", found)
+    return found
+
+
+def _compare(ours: Any, theirs: Any, path: str, found: list[tuple[str, str, str]]) -> None:
+    if ours == theirs:
+        return
+    a = dict(ours) if isinstance(ours, dict) or hasattr(ours, "model_fields_set") else None
+    b = dict(theirs) if isinstance(theirs, dict) or hasattr(theirs, "model_fields_set") else None
+    if a is None or b is None or type(ours) is not type(theirs):
+        found.append((path, str(ours), str(theirs)))
+        return
+    for key in {**a, **b}:
+        _compare(a.get(key), b.get(key), f"{path}.{key}".lstrip("."), found)
