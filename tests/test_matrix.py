@@ -43,13 +43,23 @@ OPTIONS: dict[str, Part] = {
     "narrow": {"d_head": 6, "scale": 0.3},
     "biases": {"bias": {"q": True, "v": True}},
     "no_bias": {"bias": False},
+    "sinks": {"sinks": True, "clip": 0.3},
+    "steps": {
+        "qk_norm": "rmsnorm",
+        "qk_norm_weight": "per_head",
+        "value_norm": "rmsnorm",
+        "temperature": {"beta": 0.5, "original_max_len": 2},
+        "gate": "sigmoid",
+        "inner_norm": "rmsnorm",
+    },
 }
 VARIANTS: dict[str, dict[str, Part]] = {
     "position": {
-        "sinusoidal_half": {"kind": "sinusoidal", "layout": "half"},
+        "sinusoidal_half": {"kind": "sinusoidal", "layout": "half", "endpoint": True, "offset": 2},
         "learned_offset": {"kind": "learned", "offset": 2},
         "rope_interleaved": {"kind": "rope", "style": "interleaved"},
-        "rope_partial": {"kind": "rope", "width": 4},
+        "rope_partial": {"kind": "rope", "width": 4, "reverse": True},
+        "t5_per_layer": {"kind": "t5", "shared": False},
     },
     "norm": {
         "layernorm_no_bias": {"kind": "layernorm", "bias": False},
@@ -57,7 +67,20 @@ VARIANTS: dict[str, dict[str, Part]] = {
         "rmsnorm_offset": {"kind": "rmsnorm", "offset": 1},
         "rmsnorm_bare": {"kind": "rmsnorm", "scale": False},
     },
-    "ffn": {"gelu_tanh_no_bias": {"kind": "gelu", "d_ff": 24, "approximate": "tanh", "bias": False}},
+    "ffn": {
+        "gelu_tanh_no_bias": {"kind": "gelu", "d_ff": 24, "approximate": "tanh", "bias": False},
+        "glu_inner_norm": {"kind": "glu", "d_ff": 24, "activation": "xielu", "inner_norm": "rmsnorm"},
+    },
+    "rope_scaling": {
+        "longrope": {
+            "kind": "longrope",
+            "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 4.0],
+            "original_max_len": 16,
+            "factor": 2.0,
+        },
+        "proportional": {"kind": "proportional", "width": 2},
+    },
 }
 STACKS = ("encoder", "decoder", "memory")
 PLACEMENTS = ("pre", "post", "sandwich", "output", "parallel", "parallel_two_norms")
@@ -75,7 +98,7 @@ def kinds(slot: str) -> dict[str, Part]:
 @cache
 def parts() -> dict[str, dict[str, Part]]:
     """What stands behind the values of the axes."""
-    scaled = {f"rope_{k}": {"kind": "rope", "scaling": part} for k, part in kinds("rope_scaling").items()}
+    scaled = {f"rope_{k}": {"kind": "rope", "width": 4, "scaling": part} for k, part in kinds("rope_scaling").items()}
     positions: dict[str, Any] = {"none": None, **kinds("position"), **scaled}
     return {
         "attention": kinds("attention"),

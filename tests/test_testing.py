@@ -16,13 +16,17 @@ from tfkit.testing import check_cached_step, check_capture, check_component, che
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TINY_GPT2 = ["d_model=16", "vocab_size=13", "max_len=32"]
 TINY_GPT2 += [f"graph.decoder.{one}" for one in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
+FIELDS: dict[str, dict[str, object]] = {
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0},
+    "proportional": {"width": 4},
+}
 BUILT_IN = [(slot, k) for slot in ("activation", "init", "rope_scaling") for k in PLUGINS.registry.kinds(slot)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("slot", "kind"), BUILT_IN)
 def test_built_in_components_pass(slot: str, kind: str) -> None:
-    check_component(kind, slot=slot, within=["decoder"], plugins=PLUGINS)
+    check_component(kind, slot=slot, fields=FIELDS.get(kind), within=["decoder"], plugins=PLUGINS)
 
 
 @pytest.mark.slow

@@ -191,6 +191,11 @@ class AttentionPositionConfig(PositionConfig):
 
     role = "acts inside attention"
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all attentions with equal positions share one module; else each layer has its own."""
+        return True
+
     def check_attention(self, attention: AttentionConfig) -> None:
         """Raise `Invalid` when these positions cannot serve that attention."""
 

@@ -20,6 +20,7 @@ MODULES = (
     "head",
     "init",
     "learned",
+    "longrope",
     "norm",
     "relative_bias",
     "rope",

@@ -3,12 +3,17 @@
 `ScaledDotProduct` leaves it to torch's fused kernels, `Eager` writes every step out, and `FlexAttention` in `flex.py`
 skips what the mask hides. They compute the same; `build(..., attention_backend=...)` chooses.
 
+A sink is a learned score of each query head that takes part in the softmax, and whose weight is dropped: a query need
+not read anything. It belongs to no token, and no cache holds it.
+
 b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
 
-Soft-cap: https://arxiv.org/abs/2408.00118.
+Soft-cap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +54,18 @@ class Eager(nn.Module):
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
 
-    def __init__(self, *, scale: float, dropout: float, cap: float | None) -> None:
+    def __init__(self, *, scale: float, dropout: float, cap: float | None, softmax: nn.Module | None = None) -> None:
         super().__init__()
         self.scale = scale
         self.cap = cap
         self.dropout = dropout
-        self.softmax = Softmax()
+        self.softmax = Softmax() if softmax is None else softmax
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.write_out(q, k, v, mask)
+
+    def write_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """The same, for subclasses that have another way for some queries."""
         # The queries of a group stand below each other: its keys and values are read where they lie, not repeated.
         stacked = (q * self.scale).reshape(k.size(0), k.size(1), -1, k.size(3))
         scores = (stacked @ k.transpose(2, 3)).view(q.size(0), q.size(1), q.size(2), k.size(2))
@@ -64,3 +73,52 @@ class Eager(nn.Module):
             scores = self.cap * torch.tanh(scores / self.cap)
         weights = F.dropout(self.softmax(scores, mask), self.dropout, self.training)
         return (weights.view(k.size(0), k.size(1), -1, k.size(2)) @ v).view(q.size())
+
+
+class SinkDotProduct(Eager):
+    """The same with sinks, by torch's fused kernels: the sink is a key in front of the others, with a value of zero.
+
+    Its score comes from one more channel, in which queries hold the sink, this key 1 and all others 0: so every kernel
+    takes it, gradients too, and no mask is written out for each head. A single query is cheaper without these copies.
+    """
+
+    def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool, softmax: SinkSoftmax) -> None:
+        super().__init__(scale=scale, dropout=dropout, cap=None, softmax=softmax)
+        self.causal = causal
+        self.attend = ScaledDotProduct(scale=scale, dropout=dropout, causal=causal, grouped=grouped)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if q.size(2) == 1:
+            return self.write_out(q, k, v, mask)
+        width, before = q.size(3), 0
+        if self.causal and mask is None:
+            before = 1  # a query that stands where the sink stands: the flag compares their places
+        sinks: Tensor = self.softmax.sinks  # type: ignore[assignment]
+        channel = (sinks / self.scale).to(q.dtype)[:, None, None].expand(q.size(0), -1, q.size(2), 1)
+        q = F.pad(torch.cat((q, channel), dim=3), (0, 0, before, 0))
+        v = F.pad(v, (0, 1, 1, 0))
+        k = F.pad(k, (0, 1, 1, 0))
+        k[:, :, 0, width] = 1.0
+        if mask is not None:
+            mask = F.pad(mask, (1, 0), value=1.0 if mask.dtype == torch.bool else 0.0)
+        return self.attend(q, k, v, mask)[:, :, before:, :width]
+
+
+class SinkSoftmax(Softmax):
+    """Softmax of scores [b, h, q, k] and of the sink of their head: the weights of the keys, [b, h, q, k].
+
+    They sum to less than one, and are zero for a query that may read no key.
+    """
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.empty(n_heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.sinks)
+
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        sinks = self.sinks.to(scores.dtype)[:, None, None].expand(scores.size(0), -1, scores.size(2), 1)
+        return torch.softmax(torch.cat((scores, sinks), dim=3), dim=3)[..., :-1]

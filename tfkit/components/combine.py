@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tfkit.component import (
     OWN_MASK,
+    ActivationConfig,
     BlockConfig,
     Dim,
     Make,
@@ -23,7 +24,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Linear
+from tfkit.nn import Linear, Program
 
 
 def _sequences(inputs: Signals) -> list[Signal]:
@@ -145,6 +146,8 @@ class LinearConfig(BlockConfig):
     """Width of the output."""
     bias: Shared[bool] = True
     """Whether it has a bias."""
+    activation: ActivationConfig | None = None
+    """Behind it."""
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector")
@@ -154,7 +157,12 @@ class LinearConfig(BlockConfig):
         return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
-        return Linear(inputs["input"].width, self.d_model, bias=self.bias)
+        linear = Linear(inputs["input"].width, self.d_model, bias=self.bias)
+        if self.activation is None:
+            return linear
+        program = Program()
+        x = program.call("dense", linear, program.input("x"))
+        return program.build(program.call("activation", make(self.activation), x), "Dense")
 
 
 class NormBlockConfig(BlockConfig):

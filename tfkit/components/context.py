@@ -1,4 +1,4 @@
-"""What all layers with the same attention share: mask, rotary table and position bias, made once per forward."""
+"""What all layers with the same attention share, made once per forward: mask, rotary table, bias, temperature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tfkit.component import (
     ScoreBiasConfig,
 )
 from tfkit.components.alibi import Alibi
+from tfkit.components.attention import MultiHeadConfig
 from tfkit.components.flex import flex_mask, serves
+from tfkit.components.temperature import Temperature, TemperatureConfig
 from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
 
 
@@ -33,6 +35,9 @@ class View:
     """The causal mask is left to the attention's own flag."""
     flex: bool = False
     """The mask may be a rule for FlexAttention."""
+    temperature: TemperatureConfig | None = None
+    counts: bool = False
+    """More than the distance of two tokens matters, so padding must not count where they stand."""
     position: AttentionPositionConfig | None = None
     heads: tuple[int, int] | None = None
     """Number and width of the heads, where there are positions."""
@@ -50,9 +55,14 @@ class View:
         biased = isinstance(position, ScoreBiasConfig)
         flag = attention.causal_flag(backend) and mask == MaskConfig(right=0) and not prefix and not biased
         flex = attention.flex_mask(backend)
+        ours = attention if isinstance(attention, MultiHeadConfig) else None
+        temperature = ours.temperature if ours else None
+        # Weights behind a rotation undo what makes scores depend on the difference of two angles alone.
+        counts = temperature is not None or (ours is not None and ours.qk_norm_rotated is not None)
         if position is None:
-            return cls(mask, prefix, flag, flex)
-        return cls(mask, prefix, flag, flex, position, (attention.n_heads, attention.head_width), attention)
+            return cls(mask, prefix, flag, flex, temperature, counts)
+        heads = (attention.n_heads, attention.head_width)
+        return cls(mask, prefix, flag, flex, temperature, counts, position, heads, attention)
 
     @property
     def window(self) -> int | None:
@@ -89,6 +99,8 @@ class SharedContext(nn.Module):
         self.reads_all = view.reads_all
         self.rotary = rotary
         self.position = position
+        self.temperature = Temperature(view.temperature) if view.temperature else None
+        self.counts = view.counts
         self.slopes = position.slopes if isinstance(position, Alibi) else None
         self.flex = view.flex and (position is None or self.slopes is not None)
 
@@ -104,19 +116,23 @@ class SharedContext(nn.Module):
             n_keys = past.length
             queries = count_positions(x, padding, past)
             cache, keys, tokens = place(queries, padding, past, n_slots)
+        positions = count_positions(x, padding, past) if self.counts and cache is None else queries
         rotary: Tensor | None = None
         if self.rotary is not None:
-            rotary = self.rotary(queries, n_keys).to(x.dtype)
+            rotary = self.rotary(positions, n_keys).to(x.dtype)
+        temperature: Tensor | None = None
+        if self.temperature is not None:
+            temperature = self.temperature(positions).to(x.dtype)
         # TorchScript skips this `if`; it would compile a condition that stands beside it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
-                return Context(self.rule(x, padding, prefix), rotary, None)
+                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature)
         visible = self.visible(queries, keys, tokens, prefix, counted=cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None, cache)
+        return Context(mask, rotary, None, cache, temperature)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
         """The mask as a `FlexMask`; None where the causal flag says it."""

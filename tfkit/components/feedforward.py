@@ -10,44 +10,59 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from tfkit.component import ActivationConfig, Dim, FFNConfig, Make, Probability, Shared
+from tfkit.component import ActivationConfig, Config, Dim, FFNConfig, Make, NormConfig, Probability, Shared
 from tfkit.components.activation import GELUConfig, QuickGELUConfig, ReLUConfig, SiLUConfig, SquaredReLUConfig
 from tfkit.nn import Linear
 
 
 class MLP(nn.Module):
-    """down(activation(up(x)))."""
+    """down(norm(activation(up(x))))."""
 
-    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
+    def __init__(self, config: DenseConfig, activation: nn.Module, inner_norm: nn.Module | None) -> None:
         super().__init__()
-        self.up = Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.up = Linear(config.d_model, config.d_ff, bias=config.biases.up)
         self.activation = activation
+        self.inner_norm = inner_norm
         self.dropout = nn.Dropout(config.dropout) if config.dropout else None
-        self.down = Linear(config.d_ff, config.d_model, bias=config.bias, residual=True)
+        self.down = Linear(config.d_ff, config.d_model, bias=config.biases.down, residual=True)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activation(self.up(x))
+        if self.inner_norm is not None:
+            hidden = self.inner_norm(hidden)
         if self.dropout is not None:
             hidden = self.dropout(hidden)
         return self.down(hidden)
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)); gate and up are one matrix, gate first."""
+    """down(norm(activation(gate(x)) * up(x))); gate and up are one matrix, gate first."""
 
-    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
+    def __init__(self, config: DenseConfig, activation: nn.Module, inner_norm: nn.Module | None) -> None:
         super().__init__()
-        self.gate_up = Linear(config.d_model, {"gate": config.d_ff, "up": config.d_ff}, bias=config.bias)
+        self.gate_up = Linear(config.d_model, {"gate": config.d_ff, "up": config.d_ff}, bias=config.biases.up)
         self.activation = activation
+        self.inner_norm = inner_norm
         self.dropout = nn.Dropout(config.dropout) if config.dropout else None
-        self.down = Linear(config.d_ff, config.d_model, bias=config.bias, residual=True)
+        self.down = Linear(config.d_ff, config.d_model, bias=config.biases.down, residual=True)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         hidden = self.activation(gate) * up
+        if self.inner_norm is not None:
+            hidden = self.inner_norm(hidden)
         if self.dropout is not None:
             hidden = self.dropout(hidden)
         return self.down(hidden)
+
+
+class DenseBiases(Config):
+    """Which linear layers have biases."""
+
+    up: bool = False
+    """The way in to the hidden layer, the gate's too."""
+    down: bool = False
+    """The way out."""
 
 
 class DenseConfig(FFNConfig):
@@ -57,10 +72,17 @@ class DenseConfig(FFNConfig):
 
     d_ff: Dim
     """Width of the hidden layer."""
-    bias: Shared[bool] = True
-    """Whether its linear layers have biases."""
+    bias: Shared[bool] | DenseBiases = True
+    """Whether its linear layers have biases: all, none, or a mapping of up and down."""
+    inner_norm: NormConfig | None = None
+    """Normalizes the hidden layer."""
     dropout: Probability = 0.0
     """Dropout on the hidden layer."""
+
+    @property
+    def biases(self) -> DenseBiases:
+        """The biases of the linear layers, one by one."""
+        return DenseBiases(up=self.bias, down=self.bias) if isinstance(self.bias, bool) else self.bias
 
     def build_activation(self, make: Make) -> nn.Module:
         """The activation between the linear layers."""
@@ -68,7 +90,8 @@ class DenseConfig(FFNConfig):
 
     def build(self, make: Make) -> nn.Module:
         activation = self.build_activation(make)
-        return GatedMLP(self, activation) if self.gated else MLP(self, activation)
+        norm = None if self.inner_norm is None else make(self.inner_norm, self.d_ff)
+        return GatedMLP(self, activation, norm) if self.gated else MLP(self, activation, norm)
 
 
 class MLPConfig(DenseConfig):

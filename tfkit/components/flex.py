@@ -2,7 +2,8 @@
 
 https://arxiv.org/abs/2412.05496. It serves on CUDA, where windows, prefixes, padding, soft-caps and ALiBi then need no
 [queries, keys] matrix. Everything else is left to another core that computes the same: other devices, plain causal
-attention (the fused kernels have a flag for it), sequences in pieces, cross-attention, other biases, TorchScript.
+attention (the fused kernels have a flag for it), sequences in pieces, cross-attention, sinks, other biases, and
+TorchScript.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d d_head.
 """

@@ -14,13 +14,11 @@ Parallel: https://arxiv.org/abs/2204.02311.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tfkit.component import (
     AttentionConfig,
@@ -29,26 +27,17 @@ from tfkit.component import (
     FFNConfig,
     Make,
     NormConfig,
-    PositiveFloat,
     Probability,
     Shared,
     optional_slot,
     slot,
 )
+from tfkit.components.residual import ResidualConfig, add
 from tfkit.errors import Invalid
 from tfkit.nn import Context, Program, Value, later
 
 SublayerName = Literal["attention", "cross_attention", "ffn"]
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
-
-
-class ResidualConfig(Config):
-    """How a sublayer's output is added to its input: x + scale * y."""
-
-    scale: PositiveFloat = 1.0
-    """Multiplies the sublayer's output."""
-    learned: Literal["none", "scalar", "vector"] = "none"
-    """A learned factor beside it, one or one per channel, that starts at 1."""
 
 
 class SublayerConfig(Config):
@@ -112,7 +101,9 @@ class LayerConfig(Config):
         super().check()
         self._check_cross_attention()
         self._check_parts()
-        if any(step.reads_input for step in self.steps(memory=self.cross_attention is not None)):
+        steps = self.steps(memory=self.cross_attention is not None)
+        self._check_residuals(steps)
+        if any(step.reads_input for step in steps):
             return
         if self.input_norm:
             raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
@@ -131,6 +122,11 @@ class LayerConfig(Config):
                 "cross_attention.mask",
                 "cross-attention reads the whole memory: it has no extent to the left or right",
             )
+        if getattr(cross, "temperature", None) is not None:
+            raise Invalid(
+                "cross_attention.temperature",
+                "cross-attention has no positions: no query has a temperature",
+            )
 
     def _check_parts(self) -> None:
         if self.attention is None and self.cross_attention is None and self.ffn is None:
@@ -147,6 +143,22 @@ class LayerConfig(Config):
                     help=f"add `{step.sublayer}: ...` beside `sublayers`",
                 )
 
+    def _check_residuals(self, steps: list[Step]) -> None:
+        """Refuse to add to what was normalized where nothing is, or where what came before would be lost."""
+        bare: dict[str, bool] = {}
+        for index, step in enumerate(steps):
+            if step.residual.onto == "previous":
+                continue
+            own = self.sublayers is not None and self.sublayers[index].residual is not None
+            place = f"sublayers.{index}.residual.onto" if own else "residual.onto"
+            if step.reads_input:
+                message = f"`{step.sublayer}` reads the layer's input: added to that, it would drop what came before"
+                raise Invalid(place, message)
+            bare[place] = bare.get(place, True) and step.norm_in is None
+        for place in (place for place, without in bare.items() if without):
+            message = "`onto: normed` has no effect: there is no norm in front of the sublayer"
+            raise Invalid(place, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
+
     def place_of_cross_attention(self) -> str | None:
         """The key that asks for cross-attention, if one does."""
         if self.cross_attention is not None:
@@ -158,7 +170,8 @@ class LayerConfig(Config):
         """The config of cross-attention, from that of self-attention if it has none of its own."""
         if self.cross_attention is not None or self.attention is None:
             return self.cross_attention
-        return self.attention.model_copy(update={"position": None, "mask": None})
+        here = {"position", "mask", "temperature"} & type(self.attention).model_fields.keys()
+        return self.attention.model_copy(update=dict.fromkeys(here))
 
     def attention_of(self, sublayer: SublayerName) -> AttentionConfig:
         """The config of one of the two attentions, which the layer has."""
@@ -237,6 +250,7 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
         y = layer_input if step.reads_input else x
         if step.norm_in is not None:
             y = program.call(f"{step.name}_norm_in", make(step.norm_in, width), y)
+        onto = y if step.residual.onto == "normed" else x
         module = _build_sublayer(step.sublayer, layer, make, d_memory=d_memory, causal=causal)
         if step.sublayer == "ffn":
             y = program.call(step.name, module, y)
@@ -246,7 +260,7 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
             y = program.call(f"{step.name}_norm_out", make(step.norm_out, width), y)
         if layer.dropout:
             y = program.call(f"{step.name}_dropout", nn.Dropout(layer.dropout), y)
-        x = _add(program, step, x, y, width)
+        x = add(program, step.name, step.residual, onto, y, width)
         if step.norm_after is not None:
             x = program.call(f"{step.name}_norm_after", make(step.norm_after, width), x)
     return program.build(x, "Layer")
@@ -271,29 +285,3 @@ def _build_sublayer(
     if name == "attention":
         return make(attention, d_memory=None, causal=causal)
     return make(attention, d_memory=d_memory, causal=False)
-
-
-def _add(program: Program, step: Step, x: Value, y: Value, width: int) -> Value:
-    if step.residual.learned != "none":
-        factor = ResidualScale(width if step.residual.learned == "vector" else 1)
-        y = program.call(f"{step.name}_residual_scale", factor, y)
-    if step.residual.scale != 1.0:
-        return program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.residual.scale)
-    return program.apply(f"after_{step.name}", operator.add, x, y)
-
-
-class ResidualScale(nn.Module):
-    """A learned factor on what a sublayer adds; [width] or [1].
-
-    https://arxiv.org/abs/2103.17239.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight

@@ -5,6 +5,7 @@ LayerNorm: https://arxiv.org/abs/1607.06450. RMSNorm: https://arxiv.org/abs/1910
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -15,13 +16,33 @@ from tfkit.component import Make, NormConfig, PositiveFloat
 from tfkit.errors import Invalid
 
 
-class LayerNormConfig(NormConfig):
+class WeightedNormConfig(NormConfig):
+    """A norm that multiplies by a learned weight, if it has one."""
+
+    eps: PositiveFloat
+    scale: bool = True
+    """Multiply by a learned weight."""
+    offset: Literal[0, 1] = 0
+    """Added to the weight: 1 where the published weight is the distance from one."""
+
+    def check(self) -> None:
+        super().check()
+        if self.offset and not self.scale:
+            raise Invalid("offset", "`offset` has no effect: a norm without `scale` has no weight to add it to")
+
+    @abstractmethod
+    def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
+        """Build the module for a last axis of `width`.
+
+        With `heads` it takes [batch, heads, length, width], and each head has a weight of its own.
+        """
+
+
+class LayerNormConfig(WeightedNormConfig):
     """Subtract the mean, divide by the standard deviation, then scale and shift."""
 
     kind: Literal["layernorm"] = "layernorm"
     eps: PositiveFloat = 1e-5
-    scale: bool = True
-    """Multiply by a learned weight."""
     bias: bool = True
     """Add a learned bias."""
 
@@ -30,42 +51,49 @@ class LayerNormConfig(NormConfig):
         if self.bias and not self.scale:
             raise Invalid("bias", "a layernorm without `scale` has no `bias` either", help="write `bias: false` too")
 
-    def build(self, make: Make, width: int) -> nn.Module:
-        return LayerNorm(self, width)
+    def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
+        if heads is None:
+            return LayerNorm(self, width)
+        bare = LayerNorm(self.model_copy(update={"scale": False, "bias": False}), width)
+        return HeadNorm(bare, heads, width, offset=self.offset, bias=self.bias)
 
 
-class RMSNormConfig(NormConfig):
+class RMSNormConfig(WeightedNormConfig):
     """Divide by the root mean square, then scale."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"
     eps: PositiveFloat = 1e-6
-    scale: bool = True
-    """Multiply by a learned weight."""
-    offset: Literal[0, 1] = 0
-    """Added to the weight: 1 where the published weight is the distance from one."""
 
-    def build(self, make: Make, width: int) -> nn.Module:
-        return RMSNorm(self, width)
+    def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
+        if heads is None:
+            return RMSNorm(self, width)
+        return HeadNorm(
+            RMSNorm(self.model_copy(update={"scale": False}), width), heads, width, offset=self.offset, bias=False
+        )
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis."""
+    """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias, over the last axis."""
 
     def __init__(self, config: LayerNormConfig, width: int) -> None:
         super().__init__()
         self.width = [width]
         self.eps = config.eps
+        self.offset = config.offset
         self.weight = nn.Parameter(torch.empty(width)) if config.scale else None
         self.bias = nn.Parameter(torch.empty(width)) if config.bias else None
 
     def reset_parameters(self) -> None:
         if self.weight is not None:
-            nn.init.ones_(self.weight)
+            nn.init.constant_(self.weight, 1.0 - self.offset)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.width, self.weight, self.bias, self.eps)
+        weight: Tensor | None = self.weight
+        if weight is not None and self.offset:
+            weight = weight + self.offset
+        return F.layer_norm(x, self.width, weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
@@ -92,3 +120,24 @@ class RMSNorm(nn.Module):
             if self.offset:
                 weight = weight + self.offset
         return F.rms_norm(x, self.width, weight, self.eps)
+
+
+class HeadNorm(nn.Module):
+    """A norm without weights, then a weight and a bias [heads, width] of each head; x [b, heads, t, width]."""
+
+    def __init__(self, norm: nn.Module, heads: int, width: int, *, offset: int, bias: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.empty(heads, width)) if bias else None
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1.0 - self.offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + self.offset if self.offset else self.weight
+        x = self.norm(x.to(weight.dtype)) * weight[:, None]
+        return x if self.bias is None else x + self.bias[:, None]

@@ -17,12 +17,18 @@ from tfkit.nn import Table
 
 
 class T5BiasConfig(ScoreBiasConfig):
-    """A learned score bias per head and bucket of distances, one table for all layers."""
+    """A learned score bias per head and bucket of distances."""
 
     kind: Literal["t5"] = "t5"
     n_buckets: Count = 32
     max_distance: Dim = 128
     """Distances from here on share the last bucket."""
+    shared: bool = True
+    """Whether all layers have one table, as in T5, or each its own, as in UMT5."""
+
+    @property
+    def is_shared(self) -> bool:
+        return self.shared
 
     def check(self) -> None:
         super().check()

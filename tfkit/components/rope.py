@@ -36,6 +36,8 @@ class RopeConfig(RotaryConfig):
     """Channels of each head that are turned, the first ones; all of them unless given."""
     style: Literal["half", "interleaved"] = "half"
     """Which channels make a pair: i and i + width / 2 (`half`), or 2 i and 2 i + 1 (`interleaved`)."""
+    reverse: bool = False
+    """Turn the other way: by minus the angle."""
     scaling: RopeScalingConfig | None = None
     """Stretches the frequencies to longer contexts."""
 
@@ -58,7 +60,8 @@ class RopeConfig(RotaryConfig):
         width = self._width(attention)
         scaling = self.scaling
         frequencies = make(scaling, width, self.theta) if scaling else Frequencies(width, self.theta)
-        return RotaryTable(frequencies, scaling.attention_factor if scaling else 1.0, self.style)
+        factor = scaling.attention_factor if scaling else 1.0
+        return RotaryTable(frequencies, factor, -factor if self.reverse else factor, self.style)
 
     def build_rotation(self, attention: AttentionConfig) -> nn.Module:
         width = self._width(attention)
@@ -69,15 +72,16 @@ class RopeConfig(RotaryConfig):
 class RotaryTable(nn.Module):
     """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32."""
 
-    def __init__(self, frequencies: nn.Module, factor: float, style: str) -> None:
+    def __init__(self, frequencies: nn.Module, cos_factor: float, sin_factor: float, style: str) -> None:
         super().__init__()
         self.frequencies = frequencies
-        self.factor = factor
+        self.cos_factor = cos_factor
+        self.sin_factor = sin_factor
         self.interleaved = style == "interleaved"
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
         angles = positions[:, None, :, None].float() * self.frequencies(n_keys, positions.device)
-        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        cos, sin = angles.cos() * self.cos_factor, angles.sin() * self.sin_factor
         if self.interleaved:
             cos, sin = torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
         else:

@@ -1,7 +1,7 @@
 """The frequencies of rotary positions, and how they are stretched to contexts longer than the training's.
 
-Linear scaling: https://arxiv.org/abs/2306.15595. YaRN and dynamic NTK: https://arxiv.org/abs/2309.00071.
-Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1.
+Linear scaling: https://arxiv.org/abs/2306.15595. YaRN and NTK: https://arxiv.org/abs/2309.00071.
+Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1. LongRoPE: https://arxiv.org/abs/2402.13753.
 """
 
 from __future__ import annotations
@@ -53,6 +53,19 @@ class LinearScaling(Frequencies):
         return self.unscaled(self.theta, device) / self.factor
 
 
+class NTKScalingConfig(RopeScalingConfig):
+    """NTK-aware: theta grows until the slowest pair of channels turns `factor` times slower; the first stays."""
+
+    kind: Literal["ntk"] = "ntk"
+    factor: PositiveFloat
+
+    def check_rope(self, width: int, theta: float) -> None:
+        _check_several("ntk", width)
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return Frequencies(width, theta * self.factor ** (width / (width - 2)))
+
+
 class DynamicScalingConfig(RopeScalingConfig):
     """NTK-aware: theta grows with the length once it exceeds that of the training.
 
@@ -65,8 +78,7 @@ class DynamicScalingConfig(RopeScalingConfig):
     """Length of the training."""
 
     def check_rope(self, width: int, theta: float) -> None:
-        if width == 2:
-            raise Invalid("position.width", "dynamic scaling needs several frequencies, and a width of 2 has only one")
+        _check_several("dynamic", width)
 
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
         return DynamicScaling(width, theta, self)
@@ -84,6 +96,39 @@ class DynamicScaling(Frequencies):
         stretch = self.factor * max(n_keys, self.original_max_len) / self.original_max_len - (self.factor - 1)
         theta = self.theta * stretch ** (self.width / (self.width - 2))
         return self.unscaled(theta, device)
+
+
+def _check_several(kind: str, width: int) -> None:
+    if width == 2:
+        raise Invalid("position.width", f"{kind} scaling needs several frequencies, and a width of 2 has only one")
+
+
+class ProportionalScalingConfig(RopeScalingConfig):
+    """The first `width` channels of the series turn; the pairs behind them keep their place and stand still."""
+
+    kind: Literal["proportional"] = "proportional"
+    width: Dim
+    """Channels that turn, two for each pair."""
+
+    def check_rope(self, width: int, theta: float) -> None:
+        if self.width % 2 or self.width >= width:
+            message = f"width ({self.width}) must be even and below the width that is rotated ({width})"
+            raise Invalid("position.scaling.width", message)
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return ProportionalScaling(width, theta, self)
+
+
+class ProportionalScaling(Frequencies):
+    """The frequencies of the first pairs, and zeros."""
+
+    def __init__(self, width: int, theta: float, config: ProportionalScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.turning = config.width
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        channels = torch.arange(0, self.width, 2, device=device)
+        return self.unscaled(self.theta, device) * (channels < self.turning)
 
 
 class Llama3ScalingConfig(RopeScalingConfig):
@@ -137,7 +182,11 @@ class YarnScalingConfig(RopeScalingConfig):
     beta_fast: PositiveFloat = 32.0
     beta_slow: PositiveFloat = 1.0
     temperature: PositiveFloat | None = None
-    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless given."""
+    """Multiplies cos and sin; (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1) unless given."""
+    mscale: PositiveFloat | None = None
+    """How fast the temperature grows with `factor`; 1 unless given."""
+    mscale_all_dim: PositiveFloat | None = None
+    """How fast what it is divided by grows; 0 unless given. DeepSeek has that, squared, in the scale of its softmax."""
     truncate: bool = True
     """Round the borders of the ramp to whole channels."""
 
@@ -145,12 +194,17 @@ class YarnScalingConfig(RopeScalingConfig):
     def attention_factor(self) -> float:
         if self.temperature is not None:
             return self.temperature
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        growth = 0.1 * max(math.log(self.factor), 0.0)
+        return ((self.mscale or 1.0) * growth + 1.0) / ((self.mscale_all_dim or 0.0) * growth + 1.0)
 
     def check(self) -> None:
         super().check()
-        if self.beta_slow >= self.beta_fast:
-            raise Invalid("beta_slow", f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+        for name in ("mscale", "mscale_all_dim"):
+            if self.temperature is not None and getattr(self, name) is not None:
+                raise Invalid(name, f"`{name}` has no effect: the temperature is given")
+        if self.beta_slow > self.beta_fast:
+            message = f"beta_slow ({self.beta_slow}) must be at most beta_fast ({self.beta_fast})"
+            raise Invalid("beta_slow", message)
 
     def check_rope(self, width: int, theta: float) -> None:
         if theta == 1:

@@ -1,6 +1,6 @@
 """Sinusoidal absolute positions, computed and not stored.
 
-https://arxiv.org/abs/1706.03762, section 3.5.
+https://arxiv.org/abs/1706.03762, section 3.5. With the last frequency at 1 / theta: https://arxiv.org/abs/1803.07416.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tfkit.component import InputPositionConfig, Make, PositiveFloat
+from tfkit.component import Extent, InputPositionConfig, Make, PositiveFloat
 from tfkit.errors import Invalid
 
 
@@ -23,10 +23,16 @@ class SinusoidalConfig(InputPositionConfig):
     """sin, cos, sin, cos, ... as in the paper, or all sines before all cosines."""
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
+    endpoint: bool = False
+    """Whether 1 / theta itself is the last frequency: the powers are then divided by width - 2, as in fairseq."""
+    offset: Extent = 0
+    """Position of the first token, as in fairseq (2)."""
 
     def check_width(self, width: int) -> None:
         if width % 2:
             raise Invalid("position", f"sinusoidal positions need an even width, not {width}")
+        if self.endpoint and width == 2:
+            raise Invalid("position.endpoint", "a width of 2 has only one frequency, which is 1: there is no last one")
 
     def build(self, make: Make, width: int) -> nn.Module:
         return Sinusoidal(self, width)
@@ -38,12 +44,13 @@ class Sinusoidal(nn.Module):
     def __init__(self, config: SinusoidalConfig, width: int) -> None:
         super().__init__()
         self.width = width
-        self.rate = -math.log(config.theta) / width
+        self.rate = -math.log(config.theta) / (width - 2 if config.endpoint else width)
+        self.offset = config.offset
         self.interleaved = config.layout == "interleaved"
 
     def forward(self, positions: Tensor) -> Tensor:
         channels = torch.arange(0, self.width, 2, device=positions.device)
-        angles = positions.float()[..., None] * torch.exp(channels.float() * self.rate)
+        angles = (positions + self.offset).float()[..., None] * torch.exp(channels.float() * self.rate)
         if self.interleaved:
             return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
         return torch.cat((angles.sin(), angles.cos()), dim=-1)

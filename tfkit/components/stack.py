@@ -126,11 +126,12 @@ class StackConfig(LayerConfig, BlockConfig):
         shared: dict[str, SharedContext] = {}
         names: dict[View, str] = {}
         layers, views = [], []
-        for name, layer in self.plan():
+        for number, (name, layer) in enumerate(self.plan()):
             view = self.view(layer, inputs, make.attention_backend)
-            if view not in names:
-                names[view] = name
-                shared[name] = view.build(make)
+            own = view.position is not None and not view.position.is_shared
+            if own or view not in names:
+                names[view] = str(number) if own else name
+                shared[names[view]] = view.build(make)
             views.append(names[view])
             layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))
         norm = self.closing_norm()

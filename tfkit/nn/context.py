@@ -51,6 +51,8 @@ class Context(NamedTuple):
     """The sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once it is cached."""
     cache: Cache | None = None
     """What is kept of each token; None where sequences are read whole."""
+    temperature: Tensor | None = None
+    """What multiplies the queries, by their positions, [b or 1, 1, q, 1]."""
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
@@ -98,7 +100,7 @@ def own(context: Context, tensors: list[Tensor] | None, first: int, count: int) 
     if cache is None or tensors is None:
         return context
     part = Cache(tensors[first : first + count], cache.slots, cache.before, cache.after)
-    return Context(context.mask, context.rotary, context.memory, part)
+    return Context(context.mask, context.rotary, context.memory, part, context.temperature)
 
 
 def later(context: Context, first: int) -> Context:

@@ -1,0 +1,78 @@
+"""LongRoPE: each pair of channels is stretched by a factor of its own, and by another one in long sequences.
+
+https://arxiv.org/abs/2402.13753
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.component import Dim, Make, PositiveFloat, RopeScalingConfig
+from tfkit.components.rope_scaling import Frequencies
+from tfkit.errors import Invalid
+
+
+class LongRopeScalingConfig(RopeScalingConfig):
+    """Each frequency divided by a factor of its own: one list for short sequences, one for long ones.
+
+    The length is that of the batch, padding included, or that of the caches where a sequence comes in pieces.
+    """
+
+    kind: Literal["longrope"] = "longrope"
+    short_factor: tuple[PositiveFloat, ...]
+    """What the frequencies are divided by in sequences of up to `original_max_len`, one for each pair of channels."""
+    long_factor: tuple[PositiveFloat, ...]
+    """The same in longer sequences."""
+    original_max_len: Dim
+    """Length of the training."""
+    factor: PositiveFloat | None = None
+    """How many times longer the contexts may be; the temperature is then sqrt(1 + ln factor / ln original_max_len), or
+    1 for a factor of up to 1."""
+    temperature: PositiveFloat | None = None
+    """Multiplies cos and sin, in place of `factor`."""
+
+    @property
+    def attention_factor(self) -> float:
+        if self.factor is None or self.factor <= 1:
+            return self.temperature or 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_len))
+
+    def check(self) -> None:
+        super().check()
+        if self.factor is None and self.temperature is None:
+            help = "`factor` is the longest context divided by `original_max_len`"
+            raise Invalid("", "longrope needs a `factor` or a `temperature`", help=help)
+        if self.factor is not None and self.temperature is not None:
+            raise Invalid("factor", "`factor` has no effect: all it decides is the temperature, which is given")
+        if self.factor is not None and self.original_max_len == 1:
+            message = "original_max_len (1) must be above 1: the temperature divides by its logarithm"
+            raise Invalid("original_max_len", message)
+
+    def check_rope(self, width: int, theta: float) -> None:
+        for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
+            if len(factors) != width // 2:
+                message = f"{name} has {len(factors)} factors, and {width // 2} pairs of channels are turned"
+                raise Invalid(f"position.scaling.{name}", message)
+
+    def build(self, make: Make, width: int, theta: float) -> nn.Module:
+        return LongRopeScaling(width, theta, self)
+
+
+class LongRopeScaling(Frequencies):
+    """Frequencies divided by one of two lists."""
+
+    def __init__(self, width: int, theta: float, config: LongRopeScalingConfig) -> None:
+        super().__init__(width, theta)
+        self.short = list(config.short_factor)
+        self.long = list(config.long_factor)
+        self.original_max_len = config.original_max_len
+
+    def forward(self, n_keys: int, device: torch.device) -> Tensor:
+        # In numbers and not by an `if`: a graph that is captured once serves both lengths.
+        is_long = min(max(n_keys - self.original_max_len, 0), 1)
+        short, long = torch.tensor(self.short, device=device), torch.tensor(self.long, device=device)
+        return self.unscaled(self.theta, device) / (short * (1 - is_long) + long * is_long)

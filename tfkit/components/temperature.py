@@ -1,0 +1,38 @@
+"""Queries that grow with their position, against a softmax that flattens as more keys are read.
+
+https://arxiv.org/abs/2501.19399.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from tfkit.component import Config, Dim, PositiveFloat
+
+
+class TemperatureConfig(Config):
+    """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len))."""
+
+    beta: PositiveFloat
+    """How fast they grow."""
+    original_max_len: Dim
+    """Positions over which the factor stays as it is, from 0 on 1."""
+    offset: Literal[0, 1] = 0
+    """Added to the position: 1 where the first token counts as one."""
+
+
+class Temperature(nn.Module):
+    """Positions of queries [b or 1, q] -> their factors [b or 1, 1, q, 1], float32."""
+
+    def __init__(self, config: TemperatureConfig) -> None:
+        super().__init__()
+        self.beta = config.beta
+        self.original_max_len = config.original_max_len
+        self.offset = config.offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        # Padding in front of a sequence has a negative position.
+        steps = (positions.clamp(min=0) + self.offset).div(self.original_max_len, rounding_mode="floor")
+        return 1 + self.beta * steps.float().log1p()[:, None, :, None]
