@@ -12,6 +12,7 @@ import pytest
 import tfkit
 
 ROOT = Path(__file__).parent.parent
+PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -72,7 +73,7 @@ def test_console_output_is_what_is_printed(command, expected):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": "tfkit-additive"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS},
         check=False,
     )
     assert without_times(run.stdout + run.stderr) == without_times(expected)

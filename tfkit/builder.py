@@ -98,10 +98,20 @@ def build(
         model = assemble(graph, attention_backend=attention_backend, recompute=recompute)
         if dtype is not None:
             model.to(dtype)
+    _check_count(model, graph)
     if device.type != "meta":
         model.to_empty(device=device)
         initialize(model, graph, seed)
     return model
+
+
+def _check_count(model: nn.Module, graph: Graph) -> None:
+    """Raise SpecError unless the model has as many parameters as its spec says."""
+    said, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
+    if said is not None and said != count:
+        message = f"the spec says {said:,} parameters, and the model has {count:,}"
+        span = graph.spec.provenance.span(("parameters",))
+        raise SpecError(Diagnostic(message, span, "parameters", help="a spec that changes the model counts its own"))
 
 
 @contextmanager

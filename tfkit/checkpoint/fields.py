@@ -22,7 +22,7 @@ SILENT = frozenset(
     tokenizer_class prefix finetuning_task summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj classifier_dropout max_length min_length num_beams length_penalty early_stopping
     no_repeat_ngram_size do_sample bad_words_ids static_position_embeddings use_bfloat16 torchscript
-    position_embedding_type is_decoder cross_attention_hidden_size tie_encoder_decoder pruned_heads
+    position_embedding_type cache_implementation is_decoder cross_attention_hidden_size tie_encoder_decoder pruned_heads
     """.split()  # noqa: SIM905
 )
 """Fields of every family that say nothing about what the model computes."""
@@ -62,9 +62,10 @@ class Reading:
         """Fields by name; those of a mapping by `mapping.field` where the family knows some of them so."""
         for key, value in node.items.items():
             name = f"{start}{key}"
-            if isinstance(value, Mapping) and any(rule.startswith(f"{name}.") for rule in self.rules):
+            parts = any(rule.startswith(f"{name}.") for rule in self.rules)
+            if isinstance(value, Mapping) and parts:
                 self._flatten(value, f"{name}.")
-            else:
+            if not isinstance(value, Mapping) or not parts or name in self.rules:
                 self.values[name] = value
 
     def apply(self, name: str, rule: FieldConfig) -> None:
@@ -75,9 +76,9 @@ class Reading:
         try:
             if rule.rope is not None:
                 rope.read(self, name, rule)
-            elif rule.cases is not None:
+            elif rule.cases is not None and (rule.set is None or case_of(plain(self.node(name))) in rule.cases):
                 self._case(name, rule.cases)
-            elif rule.layers is not None or rule.first is not None:
+            elif rule.layers or rule.first or rule.every:
                 layer_types.read(self, name, rule)
             else:
                 self._set(name, rule)
@@ -107,11 +108,20 @@ class Reading:
 
     def put(self, path: str, value: Node) -> None:
         """Change one place of the spec; mappings of one kind are merged, everything else is replaced."""
-        keys = path.split(".")
-        graph = self.tree.items.get("graph")
-        if isinstance(graph, Mapping) and keys[0] in graph.items:
-            keys = ["graph", *keys]
-        self.tree = merge(self.tree, nested(keys, value))
+        self.tree = merge(self.tree, nested(self._keys(path), value))
+
+    def _keys(self, path: str) -> list[str]:
+        keys, graph = path.split("."), self.tree.items.get("graph")
+        return ["graph", *keys] if isinstance(graph, Mapping) and keys[0] in graph.items else keys
+
+    def _is_null_before(self, path: str) -> bool:
+        """Whether a path leads into a part that the spec has as null: there is nothing to change."""
+        node: Node | None = self.tree
+        for key in self._keys(path)[:-1]:
+            node = node.items.get(key) if isinstance(node, Mapping) else None
+            if isinstance(node, Scalar) and node.value is None:
+                return True
+        return False
 
     def _set(self, name: str, rule: FieldConfig) -> None:
         value = self.node(name)
@@ -121,8 +131,12 @@ class Reading:
             value = Scalar(self.computed(rule.read, value), value.span)
         elif rule.null_if is not None and plain(value) == self.computed(rule.null_if):
             value = Scalar(None, value.span)
-        for path in [rule.set] if isinstance(rule.set, str) else rule.set or ():
-            self.put(path, value)
+        changes = {path: value for path in ([rule.set] if isinstance(rule.set, str) else rule.set or ())}
+        if plain(value) is not None:
+            changes |= {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
+        for path, node in changes.items():
+            if not self._is_null_before(path):
+                self.put(path, node)
 
     def _case(self, name: str, cases: dict[str, dict[str, Any]]) -> None:
         value = self.node(name)
@@ -158,7 +172,7 @@ class Reading:
         silent = SILENT | set(self.section.unused or ())
         for name, node in self.values.items():
             empty = node.value is None if isinstance(node, Scalar) else not node.items
-            if name in self.read or name in silent or empty:
+            if not self.read.isdisjoint((name, name.rpartition(".")[0])) or name in silent or name.rpartition(".")[2] in SILENT or empty:
                 continue
             near = closest(name, self.rules)
             help = f"the family knows {quoted(near)}" if near else "if it says nothing, list it under `unused`"

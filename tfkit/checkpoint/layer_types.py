@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfkit.errors import Invalid, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
+from tfkit.spec.merge import merge
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Scalar, node_of
@@ -24,28 +25,58 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
 
     assert isinstance(rule.set, str)
     node = reading.node(name)
+    listed = listing_of(reading.rules, rule.set)
+    if rule.layers is None and listed is not None and plain(reading.node(listed)) is not None:
+        return  # the list says each layer
+    if rule.layers is not None and plain(node) is None:
+        return  # a number said it
     n_layers = value_at(reading.tree, f"{rule.set}.n_layers")
-    if rule.first is not None:
-        count = plain(node) or 0
-        names = [rule.first if i < count else BASE for i in range(n_layers)]
+    if rule.layers is None:
+        names = _counted(plain(node), rule, n_layers)
     else:
         given = [case_of(one) for one in _spelt_out(plain(node))]
         types = rule.layers or {}
         if unknown := [one for one in given if one not in types]:
             raise Invalid("", f"unknown type of layer {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
-        names = [_at(types[given[i % len(given)]], i) for i in range(n_layers)] if given else []
+        names = [_at(types[one], i) for i, one in enumerate(cycled(given, n_layers))]
     layers: Any = None
     if any(one != BASE for one in names):
-        variants = value_at(reading.tree, f"{rule.set}.layers.variants")
+        variants = _variants(reading.tree, rule)
         layers = {"variants": {key: one for key, one in variants.items() if key in names}, "pattern": pattern_of(names)}
     reading.put(f"{rule.set}.layers", Scalar(None, node.span))
     if layers is not None:
         reading.put(f"{rule.set}.layers", node_of(layers, node.span))
 
 
+def _variants(tree: Tree, rule: FieldConfig) -> dict[str, Any]:
+    """The variants of the stack, and those that only the rule has."""
+    node: Any = tree.items["graph"]
+    for key in f"{rule.set}.layers.variants".split("."):
+        node = node.items.get(key) if isinstance(node, Tree) else None
+    own = node_of(rule.variants or {}, tree.span)
+    assert isinstance(own, Tree)
+    found = plain(merge(own, node) if isinstance(node, Tree) else own)
+    assert isinstance(found, dict)
+    return found
+
+
 def _at(variant: str | Mapping[str, str], layer: int) -> str:
     """The variant that a type of layer has at that place."""
     return variant if isinstance(variant, str) else variant.get(str(layer), variant["rest"])
+
+
+def listing_of(rules: Mapping[str, FieldConfig], stack: str) -> str | None:
+    """The field that lists the types of a stack's layers, where there is one."""
+    return next((name for name, rule in rules.items() if rule.layers is not None and rule.set == stack), None)
+
+
+def _counted(number: Any, rule: FieldConfig, n_layers: int) -> list[str]:
+    """The variants of layers of which the first `number` differ from the others, or each `number`-th."""
+    others = rule.others or BASE
+    if rule.first is not None:
+        return [rule.first if i < (number or 0) else others for i in range(n_layers)]
+    assert rule.every is not None
+    return [rule.every if number and (i + 1) % number == 0 else others for i in range(n_layers)]
 
 
 def _spelt_out(value: Any) -> list[Any]:
@@ -55,6 +86,11 @@ def _spelt_out(value: Any) -> list[Any]:
     if value and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], list) for one in value):
         return [one for cycle, times in value for _ in range(times) for one in cycle]
     return value
+
+
+def cycled(types: list[Any] | None, n: int) -> list[Any]:
+    """The types of `n` layers: the list as often as it takes."""
+    return [types[i % len(types)] for i in range(n)] if types else []
 
 
 def value_at(tree: Tree, path: str) -> Any:
@@ -80,11 +116,18 @@ def write(names: Sequence[str], rule: FieldConfig) -> Any:
     """What the field says for layers of these variants; raises `Invalid`."""
     if rule.first is not None:
         count = next((i for i, name in enumerate(names) if name != rule.first), len(names))
-        if any(name != BASE for name in names[count:]):
+        if any(name != (rule.others or BASE) for name in names[count:]):
             raise Invalid("", f"only the first layers can be {quoted(rule.first)}")
+        return count
+    if rule.every is not None:
+        count = next((i + 1 for i, name in enumerate(names) if name == rule.every), 0)
+        if list(names) != _counted(count, rule, len(names)):
+            raise Invalid("", f"only each n-th layer can be {quoted(rule.every)}")
         return count
     rules = reversed((rule.layers or {}).items())
     types = {name: type for type, one in rules for name in ([one] if isinstance(one, str) else one.values())}
     if unknown := [name for name in names if name not in types]:
         raise Invalid("", f"the family has no type for layers of variant {quoted(unknown[0])}")
-    return [int(types[name]) if types[name].isdecimal() else types[name] for name in names]
+    found = [int(types[name]) if types[name].isdecimal() else types[name] for name in names]
+    counted = bool(rule.default) and isinstance(rule.default[0], tuple)
+    return [[found, 1]] if counted else found

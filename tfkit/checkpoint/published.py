@@ -70,7 +70,9 @@ class _Links:
         in_file = self.config.in_file
         copies = {in_file(name): in_file(other) for name, other in (self.config.copies or {}).items()}
         ignored = {in_file(name): reason for name, reason in (self.config.ignore or {}).items()}
-        return WeightMap(tuple(links), self.places, self.config.prefix, copies, ignored)
+        return WeightMap(
+            tuple(links), self.places, self.config.prefix, copies, ignored, self.config.older or {}
+        )
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:
         """The entry of a tensor, which of the entry's names it has, and what follows after that name."""
@@ -127,7 +129,7 @@ class _Links:
         try:
             pattern = _parsed(entry.pattern, rank)
         except PatternError as wrong:
-            raise self._wrong(key, str(wrong.args[0]), *wrong.notes, help=wrong.help) from None
+            raise self._wrong(key, wrong.message, *wrong.notes, help=wrong.help) from None
         return pattern, {**self._sizes(name, pattern), **(entry.sizes or {})}
 
     def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:

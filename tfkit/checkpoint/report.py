@@ -70,7 +70,7 @@ def _misfits(link: Link, views: list[tuple[int, ...]], file: Mapping[str, Tensor
     try:
         link.pattern.shapes(shapes, link.sizes, views)
     except PatternError as wrong:
-        return {link.file[0]: f"{wrong.args[0]}, for {link.own[0]}"}
+        return {link.file[0]: f"{wrong.message}, for {link.own[0]}"}
     return {}
 
 

@@ -64,8 +64,8 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(reading, parameters)}
         part = parameters.pop("partial_rotary_factor", 1.0)
         patch["width"] = None if part == 1 else f"d_head * {part}"
-        if parameters:
-            word = next(iter(parameters))
+        if unknown := [word for word in parameters if f"{name}.{word}" not in reading.rules]:
+            word = unknown[0]
             raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
         given = reading.values.get(name) or reading.values.get("rope_scaling")
         reading.put(path, node_of(patch, given.span if given else reading.span))
@@ -77,6 +77,8 @@ def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> di
     values = {key: plain(node) for key, node in reading.values.items() if plain(node) is not None}
     default = rule.default or {}
     found = dict(default.get(kind, default) if kind else default)
+    if values.get(name) or values.get("rope_scaling"):
+        found = {key: value for key, value in found.items() if key in ("rope_theta", *PARTS)}
     for theta in THETAS[kind]:
         found |= {"rope_theta": values[theta]} if theta in values else {}
     for part in PARTS:
@@ -113,16 +115,19 @@ def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | N
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
-def write(positions: Mapping[str, Any], d_head: int) -> dict[str, Any]:
+def write(positions: Mapping[str, Any], d_head: int, rule: FieldConfig) -> dict[str, Any]:
     """What the field says for the rotary position of each type of layer; raises `Invalid`."""
-    found = {kind: _written(position, d_head) for kind, position in positions.items()}
+    default = rule.default or {}
+    found = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in positions.items()}
     return found.get("", found)
 
 
-def _written(position: Any, d_head: int) -> dict[str, Any]:
+def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
     if position.width not in (None, d_head):
         said["partial_rotary_factor"] = position.width / d_head
+    elif "partial_rotary_factor" in default:
+        said["partial_rotary_factor"] = 1.0
     scaling = position.scaling
     if scaling is not None:
         kind = scaling.kind_name()

@@ -81,6 +81,7 @@ class WeightMap:
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def own(cls, model: nn.Module) -> WeightMap:
@@ -94,6 +95,17 @@ class WeightMap:
         return sum(name in names for link in self.links for name in link.file)
 
     def for_names(self, names: Collection[str]) -> WeightMap:
+        """The map with the names as a file has them: see `prefix` and `older` in the `checkpoint` section."""
+        bare = self._bare(names)
+
+        def spelt(name: str) -> str:
+            others = (name.removesuffix(new) + old for old, new in self.older.items() if name.endswith(new))
+            return name if name in names else next((other for other in others if other in names), name)
+
+        links = (replace(link, file=tuple(map(spelt, link.file))) for link in bare.links)
+        return replace(bare, links=tuple(links)) if self.older else bare
+
+    def _bare(self, names: Collection[str]) -> WeightMap:
         """The map without its prefix, if no name of the file begins with it: it holds the model without its head."""
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
@@ -115,9 +127,7 @@ class WeightMap:
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
         """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time."""
         order = {name: number for number, name in enumerate(checkpoint.names)}
-        for link in (link for link in self.links if link.left_out(order)):
-            for view in self.views(link, state):
-                view.fill_(link.absent)
+        self._fill_absent(checkpoint.names, state)
         there = (link for link in self.links if not link.left_out(order))
         for link in sorted(there, key=lambda link: order[link.file[0]]):
             found = [checkpoint.read(name) for name in link.file]
@@ -129,6 +139,12 @@ class WeightMap:
             for view, tensor in zip(views, found, strict=True):
                 view.copy_(tensor)
         self._check_copies(checkpoint)
+
+    def _fill_absent(self, names: Collection[str], state: Mapping[str, Tensor]) -> None:
+        for link in self.links:
+            if link.absent is not None and link.left_out(names):
+                for view in self.views(link, state):
+                    view.fill_(link.absent)
 
     def _check_copies(self, checkpoint: Checkpoint) -> None:
         linked = {name for link in self.links for name in link.file}

@@ -23,7 +23,7 @@ def write_fields(spec: Spec, section: CheckpointConfig) -> dict[str, Any]:
     Raises:
         SpecError: the family has no value of a field for what the spec says.
     """
-    writing = _Writing(spec)
+    writing = _Writing(spec, section.fields)
     errors = []
     for name, rule in section.fields.items():
         try:
@@ -33,12 +33,15 @@ def write_fields(spec: Spec, section: CheckpointConfig) -> dict[str, Any]:
     if errors:
         raise SpecError(*errors)
     architecture = {"architectures": [section.architecture], "model_type": section.model_type}
-    return architecture | _unflattened({**writing.fields, **(section.only or {})})
+    only = {name: value for name, value in (section.only or {}).items() if value is not None}
+    return architecture | _unflattened({**writing.fields, **only, **(section.written or {})})
 
 
 class _Writing:
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, rules: Mapping[str, FieldConfig]) -> None:
         self.spec = spec
+        self.rules = rules
+        self.started: set[str] = set()
         self.fields: dict[str, Any] = {}
 
     def value(self, path: str) -> Any:
@@ -55,16 +58,22 @@ class _Writing:
         )
 
     def field(self, name: str, rule: FieldConfig) -> None:
-        """Say one field, unless what it says follows from others."""
+        """Say one field, unless what it says follows from others, or another field asked for it before."""
+        if name in self.started:
+            return
+        self.started.add(name)
         if any(self.fields.get(other) != wanted for other, wanted in (rule.when or {}).items()):
             return
         if rule.rope is not None:
             self._rope(name, rule)
         elif rule.cases is not None:
-            self.fields[name] = self._case(name, rule.cases)
-        elif rule.layers is not None or rule.first is not None:
-            stack = self.value(str(rule.set))
-            self.fields[name] = layer_types.write([variant for variant, _ in stack.plan()], rule)
+            self._case(name, rule, rule.cases)
+        elif rule.layers or rule.first or rule.every:
+            if rule.layers is None and layer_types.listing_of(self.rules, str(rule.set)):
+                return
+            said = layer_types.write([variant for variant, _ in self.value(str(rule.set)).plan()], rule)
+            if not isinstance(said, list) or said != layer_types.cycled(rule.default, len(said)):
+                self.fields[name] = said
         elif rule.read is None or rule.write is not None:
             self._copy(name, rule)
 
@@ -72,7 +81,8 @@ class _Writing:
         paths = [rule.set] if isinstance(rule.set, str) else rule.set or ()
         found = {path: self.value(path) for path in paths}
         values = [value for value in found.values() if value is not MISSING]
-        if not values or (values[0] is None and rule.if_null is not None):
+        implied = rule.if_null is not None or ("default" in rule.model_fields_set and rule.default is None)
+        if not values or (values[0] is None and implied):
             return
         if any(value != values[0] for value in values):
             said = ", ".join(f"{quoted(path)} {value}" for path, value in found.items())
@@ -86,15 +96,21 @@ class _Writing:
         self.fields[name] = list(value) if isinstance(value, tuple) else value
 
     def _number(self, name: str) -> Number:
+        if name in self.rules:
+            self.field(name, self.rules[name])
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Invalid("", f"{quoted(name)} is no number above this field")
+            raise Invalid("", f"{quoted(name)} is no number, or follows from this field")
         return value
 
-    def _case(self, name: str, cases: Mapping[str, Mapping[str, Any]]) -> Any:
+    def _case(self, name: str, rule: FieldConfig, cases: Mapping[str, Mapping[str, Any]]) -> None:
         for word, changed in cases.items():
             if all(says(self.value(path), value) for path, value in changed.items()):
-                return {"true": True, "false": False, "null": None}.get(word, word)
+                value = {"true": True, "false": False, "null": None}.get(word, int(word) if word.isdecimal() else word)
+                self.fields[name] = value
+                return
+        if rule.set is not None:
+            return self._copy(name, rule)
         raise Invalid("", f"no value of {quoted(name)} says what the spec says", notes=[f"it has {', '.join(cases)}"])
 
     def _rope(self, name: str, rule: FieldConfig) -> None:
@@ -103,7 +119,10 @@ class _Writing:
         there = {kind: position for kind, position in found.items() if position not in (None, MISSING)}
         if there:
             path = next(iter(paths.values())).rpartition(".")[0]
-            self.fields[name] = rope.write(there, self.value(path).head_width)
+            said = rope.write(there, self.value(path).head_width, rule)
+            if said.get("rope_type") == "longrope":
+                self.fields[rope.ORIGINAL] = said[rope.ORIGINAL]  # where these files have it
+            self.fields[name] = said
 
 
 def value_at(config: Any, path: str) -> Any:
@@ -136,12 +155,17 @@ def _shared(config: Any, path: str) -> Any:
 def says(value: Any, wanted: Any) -> bool:
     """Whether a resolved value is what the text of a spec says."""
     if isinstance(wanted, Mapping):
-        return value is not None and all(says(value_at(value, key), one) for key, one in wanted.items())
+        return value is not None and all(says(_item(value, key), one) for key, one in wanted.items())
     if isinstance(value, Component) and isinstance(wanted, str):
         return value.kind_name() == wanted
     if isinstance(value, Config):
-        return False
+        return value.word_key is not None and says(getattr(value, value.word_key, MISSING), wanted)
     return case_of(value) == case_of(wanted)
+
+
+def _item(value: Any, key: str) -> Any:
+    """A value of a mapping, whose keys may have dots, or of a config."""
+    return value.get(key, MISSING) if isinstance(value, Mapping) else value_at(value, key)
 
 
 def _unflattened(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tfkit.cli.generate import generate
 from tfkit.cli.language import components, plugins, schema
 from tfkit.cli.models import build, params
 from tfkit.cli.options import Command, Group
+from tfkit.cli.published import compare, import_, save, tensors
 from tfkit.cli.specs import diff, list_, show, validate
 from tfkit.errors import SpecError
 
@@ -23,6 +24,7 @@ WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 SECTIONS = {
     "Models": [build, params, generate],
+    "Published models": [import_, tensors, save, compare],
     "Specs": [list_, validate, show, diff],
     "The language": [schema, components, plugins],
 }

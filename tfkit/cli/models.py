@@ -40,28 +40,42 @@ SIDE_BY_SIDE = 2
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
 @click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
 @click.option(
+    "--weights",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Fill it from safetensors: a file, an index or their folder.",
+)
+@click.option(
     "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
 )
 @click.option(
     "--dtype",
-    default=DTYPES[0],
-    show_default=True,
     type=click.Choice(DTYPES),
     metavar="TYPE",
-    help="float32, bfloat16, float16 or float64.",
+    help="float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]",
 )
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Where random numbers start."
 )
 @json_option
 def build(
-    reader: Reader, spec: str, output: Path | None, force: bool, device: str, dtype: str, seed: int, json: bool
+    reader: Reader,
+    spec: str,
+    output: Path | None,
+    force: bool,
+    weights: Path | None,
+    device: str,
+    dtype: str | None,
+    seed: int,
+    json: bool,
 ) -> None:
     """Build a model, run it once, and show what it is made of."""
     from tfkit.cli import output as out
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
+    if weights is not None and device == "meta":
+        raise click.UsageError("on the meta device there are no weights: leave out --weights or --device meta")
     if output is not None and device == "meta":
         raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
     graph = reader.load(spec)
@@ -73,7 +87,8 @@ def build(
     if output is not None:
         check_folder(output, force=force)
     with out.stages() as stage:
-        model, trial = try_model(graph, device=device_of(device), dtype=getattr(torch, dtype), seed=seed, stage=stage)
+        kind = None if dtype is None else getattr(torch, dtype)
+        model, trial = try_model(graph, device=device_of(device), dtype=kind, seed=seed, weights=weights, stage=stage)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")

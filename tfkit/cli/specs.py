@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Command, Reader, command, json_option
 from tfkit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -18,18 +18,36 @@ if TYPE_CHECKING:
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
 
-@click.command("list")
+@click.command(
+    "list",
+    cls=Command,
+    notes="""
+    WORDs choose those that have all of them in their name, kind, family of
+    models, or description.
+    """,
+    examples="""
+    tfkit list
+    tfkit list encoder bert
+    """,
+)
+@click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
-def list_(json: bool) -> None:
+def list_(words: tuple[str, ...], json: bool) -> None:
     """List the specs that come with tfkit."""
-    from tfkit.cli.output import print_json, show, table
+    from tfkit.cli.output import print_json, short, show, table
     from tfkit.tools.specs import shipped
 
-    specs = shipped()
+    specs = shipped(words)
     if json:
         print_json(specs)
-    else:
-        show(table(["name", "description"], [(one.name, one.description or one.source or "") for one in specs]))
+        return
+    columns = ["name", "kind", "size", "what is special"]
+    kinds = {"encoder-decoder": "enc-dec"}
+    rows = [
+        (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", one.description)
+        for one in specs
+    ]
+    show(table(columns, rows, right=["size"]), "", f"{len(specs)} specs")
 
 
 @command(

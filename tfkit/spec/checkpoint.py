@@ -40,13 +40,16 @@ class FieldConfig(Config):
     read: str | None = None
     """The spec's value, where it is not the field's: arithmetic over `value` and the other fields."""
     write: str | None = None
-    """The field's value, the other way round: arithmetic over `value` and the fields above."""
+    """The field's value, the other way round: arithmetic over `value` and the other fields."""
     if_null: str | None = None
     """What null stands for: arithmetic over the other fields."""
     null_if: str | None = None
     """The value that says nothing, so that the spec has null: arithmetic over the other fields."""
+    also: dict[str, Any] | None = None
+    """What else the spec has where the value is not null: paths and their values."""
     cases: dict[str, dict[str, Any]] | None = None
-    """What each value that the field may have changes in the spec: paths and their values."""
+    """What each value that the field may have changes in the spec: paths and their values. Beside `set`, only special
+    values have a case."""
     rope: str | dict[str, str] | None = None
     """Path of the rotary position that the field describes; or one for each type of layer."""
     layers: dict[str, str | dict[str, str]] | None = None
@@ -54,6 +57,12 @@ class FieldConfig(Config):
     for the rest (`{0: first, rest: base}`); `set` is the path of the stack."""
     first: str | None = None
     """The variant of the first layers, whose number the field gives; `set` is the path of the stack."""
+    every: str | None = None
+    """The variant of each n-th layer, where the field gives n; `set` is the path of the stack."""
+    others: str | None = None
+    """The variant of the layers that `first` or `every` leaves; `base` unless given."""
+    variants: dict[str, dict[str, Any]] | None = None
+    """What variants of a layer change that the family has and its own spec does not use."""
     when: dict[str, Any] | None = None
     """Values of other fields without which this one says nothing."""
     default: Any = None
@@ -62,12 +71,10 @@ class FieldConfig(Config):
     def check(self) -> None:
         """Refuse rules that say nothing, or two things."""
         super().check()
-        if self.cases is not None and self.set is not None:
-            raise Invalid("set", "`set` has no effect: `cases` say what changes")
         if self.cases is None and self.rope is None and self.set is None:
             raise Invalid("", "a field needs `set`, `cases` or `rope`", help="write the path of the spec's value")
-        for name in ("read", "write", "if_null", "null_if"):
-            special = self.cases is not None or self.rope is not None or self.layers is not None
+        for name in ("read", "write", "if_null", "null_if", "also"):
+            special = self.set is None or self.rope is not None or self.layers is not None
             if getattr(self, name) is not None and special:
                 raise Invalid(name, f"`{name}` has no effect: it changes what `set` sets")
 
@@ -86,6 +93,8 @@ class CheckpointConfig(Config):
     """The model's tensors, or the modules that hold them, by their path with `{i}` for numbers, and where each stands
     in the file. A part that the model does not have is passed over; of two entries that name the same one, that with
     more names counts where the model has all of them: `ffn.[gate up]` before `ffn.up`."""
+    older: dict[str, str] | None = None
+    """How names of tensors end in older files, and how they end here: `{LayerNorm.gamma: LayerNorm.weight}`."""
     copies: dict[str, str] | None = None
     """Tensors of the file that repeat another one, and that one's name."""
     ignore: dict[str, str] | None = None
@@ -94,6 +103,8 @@ class CheckpointConfig(Config):
     """The fields of config.json; null takes one away that the spec below has."""
     only: dict[str, Any] | None = None
     """Fields of config.json that have one value in all models of the family that this spec can say."""
+    written: dict[str, Any] | None = None
+    """Fields of config.json that are written so and not read: where what they are without it fits not every model."""
     unused: tuple[str, ...] | None = None
     """Fields of config.json that say nothing about the model."""
 

@@ -47,6 +47,8 @@ class ModelSpec(Config):
     """The paper or the reference implementation."""
     description: str | None = None
     """What is special about it."""
+    requires: tuple[str, ...] | None = None
+    """The plugins that its components come from, as `pip` calls them."""
     inputs: dict[str, InputConfig] = Field(default_factory=lambda: {"tokens": InputConfig(type="tokens")})
     """What the model is called with, in order."""
     graph: dict[str, BlockConfig]

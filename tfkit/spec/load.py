@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
@@ -101,6 +102,7 @@ def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied."""
+    _check_required(root, plugins)
     shared = plugins.registry.shared_names()
     changes = list(sets)
     root, errors = _changed(
@@ -119,6 +121,20 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     if errors:
         raise SpecError(*errors)
     return Spec(model, resolver.provenance, file)
+
+
+def _check_required(root: Mapping, plugins: Plugins) -> None:
+    """Raise SpecError where a spec names plugins that are not loaded: what they bring would all be unknown."""
+    wanted = root.items.get("requires")
+    there = {canonical(plugin.name) for plugin in plugins.loaded}
+    errors = []
+    for item in wanted.items if isinstance(wanted, ListNode) else ():
+        if isinstance(item, Scalar) and isinstance(item.value, str) and canonical(item.value) not in there:
+            message = f"the spec needs the plugin {quoted(item.value)}, which is not loaded"
+            help = f"`pip install {item.value}`, or `--plugin-dir` with its folder"
+            errors.append(Diagnostic(message, item.span, "requires", help=help))
+    if errors:
+        raise SpecError(*errors)
 
 
 def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:

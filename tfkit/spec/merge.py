@@ -1,7 +1,7 @@
 """One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults.
+component starts from its own defaults. Of what a spec names itself (nodes, inputs, tensors), null takes one away.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, 
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
+_NAMED = {("graph",), ("inputs",), *(("checkpoint", key) for key in ("tensors", "copies", "ignore", "only"))}
+
 
 def word_key(path: tuple[str, ...]) -> str:
     """The key that a bare word at this place of a spec stands for."""
     if len(path) == 2 and path[0] in ("graph", "inputs"):
         return "block" if path[0] == "graph" else "type"
+    if len(path) == 3 and path[0] == "checkpoint":
+        return {"tensors": "file", "config": "set"}.get(path[1], "kind")
     return "kind"
 
 
@@ -26,6 +30,9 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
     items, keys = dict(base.items), dict(base.keys)
     for name, value in patch.items.items():
         here = (*path, name)
+        if path in _NAMED and name in items and isinstance(value, Scalar) and value.value is None:
+            del items[name], keys[name]
+            continue
         items[name] = _merged(items[name], value, here) if name in items else value
         keys[name] = patch.keys[name]
     return Mapping(items, keys, patch.span)
@@ -42,7 +49,7 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
     if not isinstance(new, Mapping):
         return new
     key = word_key(path)
-    if isinstance(old, Scalar) and isinstance(old.value, str):
+    if isinstance(old, Scalar) and isinstance(old.value, str) and not (path[0] == "checkpoint" and len(path) > 3):
         old = Mapping({key: old}, {key: old.span}, old.span)
     if not isinstance(old, Mapping):
         return new

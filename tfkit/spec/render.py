@@ -26,7 +26,7 @@ TOKENS = InputConfig(type="tokens")
 
 Data: TypeAlias = "dict[str, Data] | list[Data] | str | int | float | bool | None"
 
-_PLAIN = re.compile(r"[\w/](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
+_PLAIN = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
 
 
 class Quoted(str):

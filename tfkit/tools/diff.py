@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfkit.graph.expand import Graph
 from tfkit.tools.show import Value, values_of
 
-WORDS = frozenset({"name", "source", "description"})
+WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
 """Values at the top of a spec that say nothing about the model."""
 
 

@@ -84,7 +84,8 @@ def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
 def _published(model: nn.Module) -> Callable[[Path], None]:
     graph = graph_of(model)
     fields = export_config(graph)
-    assert isinstance(model, fx.GraphModule) and graph.spec.model.checkpoint is not None
+    assert isinstance(model, fx.GraphModule)
+    assert graph.spec.model.checkpoint is not None
     weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
 

@@ -57,7 +57,12 @@ def values_of(graph: Graph) -> list[Value]:
     known = {value.path: value for value in values}
     kept = [value.path for value in values if not _repeats(value, known, walk.variants)]
     around = {path[:length] for path in kept for length in range(1, len(path) + 1)}
-    return [value for value in values if value.path in around]
+    return [value for value in values if value.path in around and not _of_the_map(value.path)]
+
+
+def _of_the_map(path: Path) -> bool:
+    """Whether a value names tensors or fields of a published checkpoint: they say nothing about the model."""
+    return path[0] == "checkpoint" and path[1:] not in ((), ("model_type",), ("architecture",))
 
 
 def _repeats(value: Value, known: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:

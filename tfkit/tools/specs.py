@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-from tfkit.spec.load import shipped_specs, specs_folder
-from tfkit.spec.source import plain, read
+from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.spec.source import plain
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A spec that comes with tfkit."""
+    """A spec that comes with tfkit.
+
+    Attributes:
+        kind: `decoder`, `encoder`, or `encoder-decoder`.
+        parameters: how many it has, if it says so.
+        model_type: the family of its published checkpoint, if it has one.
+    """
 
     name: str
+    kind: str
+    parameters: int | None
     description: str | None
+    model_type: str | None
     source: str | None
 
 
-def shipped() -> list[Shipped]:
-    """Every spec that comes with tfkit, by name."""
-    texts = {name: plain(read(specs_folder() / f"{name}.yaml")) for name in shipped_specs()}
-    return [Shipped(name, text.get("description"), text.get("source")) for name, text in texts.items()]
+def shipped(words: Collection[str] = ()) -> list[Shipped]:
+    """Every spec that comes with tfkit and has all of these words in its name, kind, family or description."""
+    found = [_shipped(name, plain(read_tree(name))) for name in shipped_specs()]
+    return [one for one in found if all(word.casefold() in _text(one) for word in words)]
+
+
+def _shipped(name: str, spec: dict[str, Any]) -> Shipped:
+    blocks = {node.get("block") for node in spec["graph"].values() if isinstance(node, dict)}
+    kind = "encoder-decoder" if {"encoder", "decoder"} <= blocks else "encoder" if "encoder" in blocks else "decoder"
+    checkpoint = spec.get("checkpoint") or {}
+    return Shipped(
+        name, kind, spec.get("parameters"), spec.get("description"), checkpoint.get("model_type"), spec.get("source")
+    )
+
+
+def _text(one: Shipped) -> str:
+    return " ".join(filter(None, (one.name, one.kind, one.model_type, one.description))).casefold()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from tfkit.graph.order import sources
 from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.memory import check_memory, size_of
+from tfkit.tools.weights import build_with_weights
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,24 @@ def try_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
+    weights: Path | None = None,
     stage: Callable[[str], Any] = lambda text: None,
 ) -> tuple[fx.GraphModule, Trial]:
     """Build a model, run it on random inputs, and return it with the report.
 
-    `stage` is told what comes next. Raises SpecError when the memory does not suffice, before any is taken, and when
+    Its weights are those of `weights`, see `build_with_weights`, or else random. `stage` is told what comes next.
+    Raises SpecError when the memory does not suffice, before any is taken, and when
     the forward of a component fails.
     """
     stage("building")
     start = time.perf_counter()
     if torch.device(device).type != "meta":
         check_memory(build(graph, device="meta", dtype=dtype), device)
-    model = _build(graph, device, dtype, seed)
+    model = _build(graph, device, dtype, seed, weights)
     built = time.perf_counter()
     stage("running it once")
-    inputs = random_inputs(graph, device=device, dtype=dtype or torch.get_default_dtype(), seed=seed)
+    dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())
+    inputs = random_inputs(graph, device=device, dtype=dtype, seed=seed)
     shapes = _forward(model, graph, inputs)
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
@@ -77,15 +82,19 @@ def try_model(
         code=forward_code(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size_of(model),
-        dtype=str(dtype or torch.get_default_dtype()).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         build_time=built - start,
         forward_time=done - built,
     )
 
 
-def _build(graph: Graph, device: torch.device | str, dtype: torch.dtype | None, seed: int) -> fx.GraphModule:
+def _build(
+    graph: Graph, device: torch.device | str, dtype: torch.dtype | None, seed: int, weights: Path | None
+) -> fx.GraphModule:
     try:
+        if weights is not None:
+            return build_with_weights(graph, weights, device=device, dtype=dtype)
         return build(graph, device=device, dtype=dtype, seed=seed)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):

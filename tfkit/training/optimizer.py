@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tfkit.nn import StackedLinear
+
 FUSED = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch updates all parameters in one kernel."""
 
@@ -24,6 +26,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dic
         weight_decay: of the first group.
     """
     spared = {parameter for module in _spared(model) for parameter in module.parameters()}
+    spared |= {one.bias for one in model.modules() if isinstance(one, StackedLinear) and one.bias is not None}
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -38,7 +41,8 @@ def _spared(model: nn.Module) -> Iterator[nn.Module]:
             yield module
         if isinstance(module, fx.GraphModule):
             components = module.meta.get("components", {})
-            yield from (one for path, one in module.named_modules() if components.get(path, ("",))[0] == "norm")
+            norms = {path for path, config in components.items() if config.slot == "norm"}
+            yield from (one for path, one in module.named_modules() if path in norms)
 
 
 def adamw(model: nn.Module, lr: float, *, weight_decay: float = 0.1, **options: Any) -> torch.optim.AdamW:

@@ -1,0 +1,236 @@
+"""Multi-head latent attention: the keys and values of all heads come from one small vector per token, the latent.
+
+    queries:  q_down -> norm -> q_up, or one matrix `q`; by head a part without positions and a part that is rotated
+    keys:     kv_down -> a latent, which is normed, and one rotated key that all heads share
+    scores:   (q_nope . k_nope + q_rope . k_rope) * scale, where kv_up makes k_nope and v of each head from the latent
+
+A cache keeps the latent and the shared key alone, kv_rank + d_rope numbers per token, however many heads there are.
+
+b batch, t positions, q queries, k keys, h heads, r kv_rank, n d_nope, p d_rope, v d_v.
+
+https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: https://arxiv.org/abs/2509.01322.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.nn import Context, Linear, Softmax, remember
+
+
+class LatentAttentionConfig(tfkit.AttentionConfig):
+    """Keys and values of all heads are expanded from one latent per token."""
+
+    kind: Literal["mla"] = "mla"
+    derived = MappingProxyType({})
+    d_head: ClassVar[None] = None  # type: ignore[misc]  # no key of this kind: heads have three widths
+
+    q_rank: tfkit.Dim | None = None
+    """Width of the latent of the queries; null projects them straight from the residual stream."""
+    kv_rank: tfkit.Dim
+    """Width of the latent of keys and values."""
+    d_nope: tfkit.Dim
+    """Channels of each head's queries and keys that positions leave alone."""
+    d_rope: tfkit.Dim
+    """Channels of each head's queries, and of the key that all heads share, that rotary positions turn."""
+    d_v: tfkit.Dim
+    """Width of each head's values."""
+    bias: tfkit.Shared[bool] = False
+    """Whether q_down, kv_down and the output have biases; the projections to heads have none."""
+    scale: tfkit.PositiveFloat | None = None
+    """Multiplies the scores; (d_nope + d_rope) ** -0.5 unless given."""
+    kv_scale: tfkit.PositiveFloat = 1.0
+    """Multiplies the latent of keys and values after its norm."""
+    latent_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
+    """Normalizes both latents."""
+
+    def check(self) -> None:
+        """Refuse positions that cannot turn d_rope channels. Heads need not divide d_model, as other kinds' have to."""
+        if isinstance(self.position, tfkit.RotaryConfig) and self.d_rope % 2:
+            raise tfkit.Invalid("d_rope", f"rotary positions turn pairs of channels, and d_rope ({self.d_rope}) is odd")
+        if self.position is not None:
+            self.position.check_attention(self)
+
+    @property
+    def head_width(self) -> int:
+        """The channels that rotary positions are given: they have no other use for the width of a head."""
+        return self.d_rope
+
+    @property
+    def pattern_sizes(self) -> Mapping[str, int]:
+        """The letters that stand for sizes in a weight map: h heads, n d_nope, p d_rope, v d_v."""
+        return {"h": self.n_heads, "n": self.d_nope, "p": self.d_rope, "v": self.d_v}
+
+    def causal_flag(self, backend: tfkit.AttentionBackend) -> bool:
+        return backend != "eager"
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...]:
+        return ((1, self.kv_rank), (1, self.d_rope))
+
+    def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        rotary = self.position if isinstance(self.position, tfkit.RotaryConfig) else None
+        d_source = self.d_model if d_memory is None else d_memory
+        attention = LatentAttention if d_memory is None else CrossLatentAttention
+        return attention(
+            self,
+            **self._build_queries(make),
+            kv_down=Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
+            kv_norm=make(self.latent_norm, self.kv_rank),
+            kv_up=Linear(self.kv_rank, self.n_heads * (self.d_nope + self.d_v), bias=False),
+            rotate=None if rotary is None else rotary.build_rotation(self),
+            output=Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
+            causal=causal,
+            eager=make.attention_backend == "eager",
+        )
+
+    def _build_queries(self, make: tfkit.Make) -> dict[str, nn.Module]:
+        width = self.n_heads * (self.d_nope + self.d_rope)
+        if self.q_rank is None:
+            return {"q": Linear(self.d_model, width, bias=False)}
+        return {
+            "q_down": Linear(self.d_model, self.q_rank, bias=self.bias),
+            "q_norm": make(self.latent_norm, self.q_rank),
+            "q_up": Linear(self.q_rank, width, bias=False),
+        }
+
+
+class LatentAttention(nn.Module):
+    """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
+
+    def __init__(
+        self,
+        config: LatentAttentionConfig,
+        *,
+        q: nn.Module | None = None,
+        q_down: nn.Module | None = None,
+        q_norm: nn.Module | None = None,
+        q_up: nn.Module | None = None,
+        kv_down: nn.Module,
+        kv_norm: nn.Module,
+        kv_up: Linear,
+        rotate: nn.Module | None,
+        output: nn.Module,
+        causal: bool,
+        eager: bool,
+    ) -> None:
+        super().__init__()
+        self.q = q
+        self.q_down = q_down
+        self.q_norm = q_norm
+        self.q_up = q_up
+        self.kv_down = kv_down
+        self.kv_norm = kv_norm
+        self.kv_up = kv_up
+        self.rotate = rotate
+        self.softmax = Softmax()
+        self.output = output
+        self.n_heads = config.n_heads
+        self.query_parts = [config.d_nope, config.d_rope]
+        self.kept_parts = [config.kv_rank, config.d_rope]
+        self.head_parts = [config.d_nope, config.d_v]
+        self.scale = (config.d_nope + config.d_rope) ** -0.5 if config.scale is None else config.scale
+        self.kv_scale = config.kv_scale
+        self.dropout = config.dropout
+        self.causal = causal
+        self.eager = eager
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q_nope, q_rope = self.queries(x).unflatten(2, (self.n_heads, -1)).split_with_sizes(self.query_parts, dim=3)
+        q_nope, q_rope = q_nope.transpose(1, 2), self.turn(q_rope.transpose(1, 2), context)
+        latent, k_rope = self.read(x, context)
+        if context.cache is not None and x.size(1) == 1:
+            mixed = self.absorbed(q_nope, q_rope, latent, k_rope, context.mask)
+        else:
+            mixed = self.expanded(q_nope, q_rope, latent, k_rope, context.mask)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[b, q, d_model] -> [b, q, h * (n + p)]."""
+        if self.q_down is not None and self.q_norm is not None and self.q_up is not None:
+            return self.q_up(self.q_norm(self.q_down(x)))
+        assert self.q is not None
+        return self.q(x)
+
+    def turn(self, x: Tensor, context: Context) -> Tensor:
+        """Rotate queries or the shared key, [b, heads, t, p]."""
+        if self.rotate is None:
+            return x
+        table = context.rotary
+        assert table is not None
+        return self.rotate(x, table)
+
+    def down(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, k, d_source] -> the latent [b, 1, k, r] and the shared key [b, 1, k, p]."""
+        latent, k_rope = self.kv_down(source).unsqueeze(1).split_with_sizes(self.kept_parts, dim=3)
+        latent = self.kv_norm(latent)
+        return latent if self.kv_scale == 1.0 else latent * self.kv_scale, k_rope
+
+    def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """The latents and the shared keys of all tokens that are read: those of x, and what is kept of earlier ones."""
+        latent, k_rope = self.down(x)
+        return remember(latent, context, 0), remember(self.turn(k_rope, context), context, 1)
+
+    def expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention over keys and values that are made of every latent; [b, h, q, v]."""
+        heads = self.kv_up(latent.squeeze(1)).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        k_nope, v = heads.split_with_sizes(self.head_parts, dim=3)
+        q = torch.cat((q_nope, q_rope), dim=3)
+        k = torch.cat((k_nope, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
+        if self.eager:
+            return self.weights(q @ k.transpose(2, 3), mask) @ v
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+            scale=self.scale,
+        )
+
+    def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
+        """The same for a single query, [b, h, 1, v], without making a key or a value of any token.
+
+        (kv_up c) . q is c . (kv_up' q): the query goes to the latents, and what it reads of them comes back as values.
+        """
+        up_k, up_v = self.kv_up.weight.unflatten(0, (self.n_heads, -1)).split_with_sizes(self.head_parts, dim=1)
+        q = torch.bmm(q_nope.squeeze(2).transpose(0, 1), up_k).transpose(0, 1).unsqueeze(1)  # [b, 1, h, r]
+        scores = q @ latent.transpose(2, 3) + q_rope.transpose(1, 2) @ k_rope.transpose(2, 3)
+        mixed = self.weights(scores.transpose(1, 2), mask).transpose(1, 2) @ latent
+        return torch.bmm(mixed.squeeze(1).transpose(0, 1), up_v.transpose(1, 2)).transpose(0, 1).unsqueeze(2)
+
+    def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """[b, h, q, k] -> the same."""
+        return F.dropout(self.softmax(scores * self.scale, mask), self.dropout, self.training)
+
+
+class CrossLatentAttention(LatentAttention):
+    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no other mask than padding.
+
+    Where sequences come in pieces, the memory is given once: its latents are kept.
+    """
+
+    def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        memory, cache = context.memory, context.cache
+        if memory is None:
+            assert cache is not None
+            return cache.tensors[0], cache.tensors[1]
+        latent, k_rope = self.down(memory)
+        if cache is not None:
+            cache.tensors[0].copy_(latent)
+            cache.tensors[1].copy_(k_rope)
+        return latent, k_rope
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Hand the config to tfkit."""
+    register(LatentAttentionConfig)

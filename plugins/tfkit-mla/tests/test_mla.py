@@ -1,0 +1,167 @@
+"""What tfkit promises of every component, what a cache holds, and what a spec may not say."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tfkit_mla import LatentAttention, LatentAttentionConfig
+from torch import Tensor, fx
+
+import tfkit
+from tfkit.testing import check_component
+from tfkit.tools.cache import cache_size
+
+PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
+FIELDS = {"n_heads": 3, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
+ROPE = {"kind": "rope", "style": "interleaved"}
+
+
+def test_it_keeps_every_promise() -> None:
+    fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE}
+    check_component(LatentAttentionConfig, fields={**FIELDS, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}},
+        {"position": "alibi", "latent_norm": "layernorm", "q_rank": 7},
+    ],
+)
+def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
+    check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=["decoder"])
+
+
+def graph_of(**fields: Any) -> tfkit.Graph:
+    stack = {"block": "decoder", "n_layers": 2, "attention": {"kind": "mla", **FIELDS, **fields}}
+    graph = {"embedding": {"block": "embedding"}, "decoder": stack, "logits": {"block": "lm_head"}}
+    spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": 12, "graph": graph}
+    return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
+
+
+def model_of(backend: str = "sdpa", dtype: torch.dtype | None = None, **fields: Any) -> fx.GraphModule:
+    return tfkit.build(graph_of(position=ROPE, **fields), attention_backend=backend, dtype=dtype).eval()
+
+
+TOKENS = torch.arange(24).view(3, 8) % 11
+PADDING = torch.arange(8) >= torch.tensor([[0], [2], [7]])
+
+
+@pytest.mark.parametrize("q_rank", [None, 7])
+def test_names_and_shapes(q_rank: int | None) -> None:
+    model = model_of(q_rank=q_rank, bias=True)
+    attention = model.decoder.layers[0].attention
+    queries = {"q.weight": (30, 16)}
+    if q_rank:
+        queries = {"q_down.weight": (7, 16), "q_down.bias": (7,), "q_norm.weight": (7,), "q_up.weight": (30, 7)}
+    rest = {"kv_norm.weight": (8,), "kv_up.weight": (33, 8), "output.weight": (16, 15), "output.bias": (16,)}
+    rest |= {"kv_down.weight": (12, 16), "kv_down.bias": (12,)}
+    assert {name: tuple(weight.shape) for name, weight in attention.state_dict().items()} == queries | rest
+    assert attention.kv_down.parts == {"latent": 8, "rope": 4}
+    assert attention.output.residual
+    assert attention.kv_norm.eps == 1e-6
+
+
+def test_a_cache_holds_one_latent_and_one_key() -> None:
+    graph = graph_of(position=ROPE)
+    size = cache_size(graph, torch.float32)
+    assert size is not None
+    assert size.per_token == 2 * (8 + 4) * 4
+
+
+def test_a_single_token_expands_no_latent(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(q_rank=7)
+    calls: list[int] = []
+    model.decoder.layers[0].attention.kv_up.register_forward_hook(lambda *given: calls.append(given[2].size(1)))
+    cached = tfkit.CachedModel(model, length=12)
+    with torch.no_grad():
+        for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1):
+            cached(piece)
+    assert calls == [3, 6]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_absorbed_form_is_the_expanded_one(masked: bool) -> None:
+    attention = model_of(q_rank=7).decoder.layers[0].attention
+    attention.causal = False
+    q_nope, q_rope = torch.randn(2, 3, 1, 6), torch.randn(2, 3, 1, 4)
+    latent, k_rope = torch.randn(2, 1, 9, 8), torch.randn(2, 1, 9, 4)
+    mask = torch.randn(2, 3, 1, 9).masked_fill(torch.arange(9) < 3, -torch.inf) if masked else None
+    found = attention.absorbed(q_nope, q_rope, latent, k_rope, mask)
+    torch.testing.assert_close(found, attention.expanded(q_nope, q_rope, latent, k_rope, mask), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", [None, {"left": 2, "right": 0}], ids=["causal", "window"])
+def test_backends_compute_the_same(padding: Tensor | None, mask: dict[str, int] | None) -> None:
+    with torch.no_grad():
+        want, *others = (model_of(backend, mask=mask)(TOKENS, padding) for backend in ("sdpa", "eager", "flex"))
+    for found in others:
+        torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_dropout_is_for_training_alone(backend: str, dropout: float) -> None:
+    model = model_of(backend, dropout=dropout).train()
+    assert torch.equal(model(TOKENS), model(TOKENS)) == (dropout == 0)
+    model.eval()
+    assert torch.equal(model(TOKENS), model(TOKENS))
+
+
+def test_its_weights_can_be_seen() -> None:
+    found = tfkit.attention_weights(model_of(q_rank=7), TOKENS, PADDING)
+    assert list(found) == ["decoder.layers.0.attention", "decoder.layers.1.attention"]
+    for weights in found.values():
+        assert weights.shape == (3, 3, 8, 8)
+        assert not weights.triu(1).any()
+        torch.testing.assert_close(weights.sum(dim=-1), PADDING[:, None].expand(3, 3, 8).float())
+
+
+def read(model: fx.GraphModule) -> Tensor:
+    cached = tfkit.CachedModel(model, length=8)
+    return torch.cat([cached(piece) for piece in TOKENS.split([4, 1, 1, 2], dim=1)], dim=1)
+
+
+def test_half_precision_and_autocast() -> None:
+    want = model_of(q_rank=7)
+    half = copy.deepcopy(want).to(torch.bfloat16)
+    with torch.no_grad():
+        exact = want(TOKENS)
+        torch.testing.assert_close(read(half).float(), exact, atol=0.1, rtol=0.05)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(want(TOKENS).float(), exact, atol=0.1, rtol=0.05)
+            torch.testing.assert_close(read(want).float(), exact, atol=0.1, rtol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        want.train()(TOKENS).float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in want.parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "reason"),
+    [
+        ({"d_head": 4}, "d_head", "unknown key `d_head`"),
+        ({"d_rope": 3, "position": "rope"}, "d_rope", r"turn pairs of channels, and d_rope \(3\) is odd"),
+        ({"position": {"kind": "rope", "width": 6}}, "position.width", r"width \(6\) must be even and at most"),
+        ({"n_kv_heads": 1}, "n_kv_heads", "unknown key `n_kv_heads`"),
+        ({"kv_rank": 0}, "kv_rank", "`kv_rank`"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=reason) as wrong:
+        graph_of(**fields)
+    assert f"(graph.decoder.attention.{place})" in str(wrong.value)
+
+
+def test_no_head_has_the_width_of_others() -> None:
+    with pytest.raises(tfkit.SpecError, match="d_head"):
+        graph_of(scale="d_head ** -0.5")
+
+
+def test_heads_need_not_divide_the_width() -> None:
+    assert isinstance(model_of(n_heads=5).decoder.layers[0].attention, LatentAttention)

@@ -1,0 +1,29 @@
+"""Mixture of experts: the `ffn` kind `moe`.
+
+`moe.py` has what a spec says and the whole layer, `router.py` the choice of experts, `experts.py` their computation.
+"""
+
+from __future__ import annotations
+
+import tfkit
+from tfkit_moe.experts import Experts, Gate, SharedExperts
+from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
+from tfkit_moe.router import GroupsConfig, Router, RouterConfig
+
+__all__ = [
+    "Experts",
+    "Gate",
+    "GroupsConfig",
+    "MoE",
+    "MoEConfig",
+    "Router",
+    "RouterConfig",
+    "SharedConfig",
+    "SharedExperts",
+]
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Hand the config to tfkit."""
+    register(MoEConfig)

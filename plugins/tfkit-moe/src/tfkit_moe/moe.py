@@ -1,0 +1,142 @@
+"""Mixture of experts: a router sends each token to a few feed-forward networks of many, https://arxiv.org/abs/2101.03961.
+
+Shared experts, which every token goes through: https://arxiv.org/abs/2401.06066.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit import Count, Dim, Invalid, PositiveFloat, Shared
+from tfkit.nn import Linear
+from tfkit_moe.experts import Experts, Gate, SharedExperts
+from tfkit_moe.router import Router, RouterConfig
+
+
+class SharedConfig(tfkit.Config):
+    """The experts that every token goes through, as one feed-forward network."""
+
+    d_ff: Dim
+    """Width of its hidden layer: that of all shared experts together."""
+    gate: bool = False
+    """Multiply what it returns by sigmoid(linear(x)), one number per token."""
+
+
+class MoEConfig(tfkit.FFNConfig):
+    """Each token goes through a few of many feed-forward networks."""
+
+    kind: Literal["moe"] = "moe"
+    n_experts: Count
+    """Experts to choose from."""
+    n_experts_per_token: Count
+    """How many of them a token goes through."""
+    d_ff: Dim
+    """Width of the hidden layer of one expert."""
+    bias: Shared[bool] = True
+    """Whether the linear layers of the experts, shared ones among them, have biases."""
+    activation: tfkit.ActivationConfig = tfkit.slot("silu")
+    """Of every expert, shared ones among them."""
+    gated: bool = True
+    """The hidden layer is activation(gate(x)) * up(x); without, activation(up(x))."""
+    limit: PositiveFloat | None = None
+    """Cuts gate off above it, and up on both sides, before they are multiplied."""
+    up_offset: Literal[0, 1] = 0
+    """Added to up, after it is cut off."""
+    router: RouterConfig = RouterConfig()
+    """How a token chooses its experts, and what they weigh."""
+    shared: SharedConfig | None = None
+    """Experts that every token goes through; their output is added."""
+
+    def check(self) -> None:
+        """Refuse a choice that cannot be made, and what has no effect."""
+        super().check()
+        if self.n_experts_per_token > self.n_experts:
+            message = f"a token cannot go through {self.n_experts_per_token} experts: there are {self.n_experts}"
+            raise Invalid("n_experts_per_token", message)
+        if not self.gated:
+            self._check_plain()
+        if self.n_experts_per_token == self.n_experts:
+            self._check_all()
+        if self.router.groups is not None:
+            self._check_groups(self.router.groups.n, self.router.groups.keep)
+
+    def _check_plain(self) -> None:
+        """Refuse what is done to a gate that is not there."""
+        for name, given in (("limit", self.limit is not None), ("up_offset", self.up_offset != 0)):
+            if given:
+                raise Invalid(name, f"`{name}` has no effect without a gate", help="write `gated: true`")
+
+    def _check_all(self) -> None:
+        """Refuse what guides a choice where every expert is chosen."""
+        for name, given in (("correction_bias", self.router.correction_bias), ("groups", self.router.groups)):
+            if given:
+                message = f"`{name}` has no effect: a token goes through all {self.n_experts} experts"
+                raise Invalid(f"router.{name}", message)
+
+    def _check_groups(self, n: int, keep: int) -> None:
+        """Refuse groups that are not of one size, and groups that are too small."""
+        if self.n_experts % n:
+            message = f"{self.n_experts} experts cannot stand in {n} groups of one size"
+            notes = [f"divisors of {self.n_experts}: {tfkit.divisors(self.n_experts)}"]
+            raise Invalid("router.groups.n", message, notes=notes)
+        size = self.n_experts // n
+        if keep * size < self.n_experts_per_token:
+            message = f"a token goes through {self.n_experts_per_token} experts, and {keep} groups hold {keep * size}"
+            raise Invalid("router.groups.keep", message, help="keep more groups, or make them larger")
+        if size == 1 and self.router.groups is not None and self.router.groups.by == "top2sum":
+            raise Invalid("router.groups.by", "`top2sum` takes the two best experts of a group: each group has one")
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return MoE(self, experts=self._build_activation(make), shared=self._build_activation(make))
+
+    def _build_activation(self, make: tfkit.Make) -> nn.Module:
+        activation = make(self.activation)
+        return Gate(activation, limit=self.limit, up_offset=self.up_offset) if self.gated else activation
+
+
+class MoE(nn.Module):
+    """[..., d_model] -> the same: what the experts of each token return, weighted, and what the shared ones do.
+
+    `experts` and `shared` are their activations.
+    """
+
+    def __init__(self, config: MoEConfig, *, experts: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.router = Router(
+            config.router,
+            d_model=config.d_model,
+            n_experts=config.n_experts,
+            n_experts_per_token=config.n_experts_per_token,
+        )
+        self.experts = Experts(
+            experts,
+            n=config.n_experts,
+            d_model=config.d_model,
+            d_ff=config.d_ff,
+            bias=config.bias,
+            weighs_input=config.router.weighs == "input",
+        )
+        self.shared, self.shared_gate = None, None
+        if config.shared is not None:
+            self.shared = SharedExperts(shared, d_model=config.d_model, d_ff=config.shared.d_ff, bias=config.bias)
+            self.shared_gate = Linear(config.d_model, 1, bias=False) if config.shared.gate else None
+
+    def reset_parameters(self) -> None:
+        """Fill what the spec's `init` does not: it knows the weights and biases of linear layers."""
+        if self.router.correction is not None:
+            nn.init.zeros_(self.router.correction)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, chosen = self.router(tokens)
+        out = self.experts(tokens, weights, chosen)
+        if self.shared is not None:
+            shared = self.shared(tokens)
+            if self.shared_gate is not None:
+                shared = torch.sigmoid(self.shared_gate(tokens)) * shared
+            out = out + shared
+        return out.view(x.shape)

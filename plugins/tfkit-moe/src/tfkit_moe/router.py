@@ -1,0 +1,150 @@
+"""The choice of experts: which of them each token goes to, and what each of them weighs.
+
+    scores = score(logits)                           or, topk_then_score: the logits themselves
+    chosen = the k largest of scores + correction    among the best groups of experts
+    weights = scores of the chosen                   topk_then_score: score(logits of the chosen)
+
+Softmax of all, then the best: https://arxiv.org/abs/2101.03961. The best, then their softmax:
+https://arxiv.org/abs/1701.06538. Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the
+load: https://arxiv.org/abs/2412.19437.
+
+n tokens, e experts, k experts of a token, g groups.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfkit import Config, Count, Invalid, PositiveFloat
+from tfkit.nn import Linear, is_scripting
+
+
+class GroupsConfig(Config):
+    """Experts stand in groups, neighbours together, and a token chooses within its best groups."""
+
+    n: Count
+    """Groups; they divide the experts."""
+    keep: Count
+    """Groups within which a token chooses."""
+    by: Literal["max", "top2sum"] = "max"
+    """What a group is worth: its best score, or the sum of its two best."""
+
+    def check(self) -> None:
+        """Refuse groups that are all kept."""
+        super().check()
+        if self.keep >= self.n:
+            message = f"`groups` has no effect: {self.keep} of {self.n} groups are kept, and those are all"
+            raise Invalid("keep", message, help="keep less than n, or leave `groups` out")
+
+
+class RouterConfig(Config):
+    """How a token chooses its experts, and what they weigh. Computed in float32."""
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes scores of logits: softmax over the experts, or each expert alone."""
+    order: Literal["score_then_topk", "topk_then_score"] = "score_then_topk"
+    """Whether the k best are chosen by their scores, or by their logits and are then scored among themselves."""
+    renormalize: bool = False
+    """Divide the weights of a token by their sum."""
+    eps: PositiveFloat | None = None
+    """Added to that sum."""
+    scale: PositiveFloat = 1.0
+    """Multiplies the weights."""
+    weighs: Literal["output", "input"] = "output"
+    """What a weight multiplies: what the expert returns, or what it reads."""
+    correction_bias: bool = False
+    """Add a number per expert to what the choice goes by, and not to the weights. It starts at zero and has no
+    gradient: it is for a training loop to move, or for published weights."""
+    groups: GroupsConfig | None = None
+    """Choose within the best groups of experts; among all experts unless given."""
+    bias: bool = False
+    """Whether the logits have a learned bias."""
+    softcap: PositiveFloat | None = None
+    """Bends the logits to stay within this bound."""
+
+    def check(self) -> None:
+        """Refuse what has no effect."""
+        super().check()
+        if self.renormalize and self.score == "softmax" and self.order == "topk_then_score":
+            message = "`renormalize` has no effect: the softmax over the chosen experts adds up to 1 already"
+            raise Invalid("renormalize", message, help="leave it out, or write `order: score_then_topk`")
+        if self.eps is not None and not self.renormalize:
+            raise Invalid("eps", "`eps` has no effect without `renormalize: true`: nothing is divided")
+
+
+class Router(Linear):
+    """Tokens [n, d_model] -> weights [n, k], float32, and the experts [n, k] that they are for.
+
+    A forward hook on it reads the routing, for a loss that balances the load or to look at it.
+    """
+
+    def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
+        super().__init__(d_model, n_experts, bias=config.bias)
+        self.k = n_experts_per_token
+        self.softmax = config.score == "softmax"
+        self.topk_first = config.order == "topk_then_score"
+        self.softcap = config.softcap
+        self.renormalize = config.renormalize
+        self.eps = config.eps or 0.0
+        self.scale = config.scale
+        self.n_groups = config.groups.n if config.groups else 1
+        self.n_kept = config.groups.keep if config.groups else 1
+        self.n_best = 2 if config.groups and config.groups.by == "top2sum" else 1
+        self.correction = nn.Parameter(torch.empty(n_experts), requires_grad=False) if config.correction_bias else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits = self.logits(x)
+        scores = logits if self.topk_first else self.score(logits)
+        chosen = self.choose(scores.detach())
+        weights = scores.gather(-1, chosen)
+        if self.topk_first:
+            weights = self.score(weights)
+        if self.renormalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + self.eps)
+        if self.scale != 1.0:
+            weights = weights * self.scale
+        return weights, chosen
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Tokens [n, d_model] -> logits [n, e], float32 also where the model is of another type."""
+        bias: Tensor | None = self.bias
+        if bias is not None:
+            bias = bias.float()
+        logits = _linear_without_autocast(x.float(), self.weight.float(), bias)
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Logits [n, ...] -> scores of the same shape."""
+        return torch.softmax(logits, dim=-1) if self.softmax else torch.sigmoid(logits)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Scores [n, e] -> the chosen experts [n, k]."""
+        if self.correction is not None:
+            scores = scores + self.correction
+        if self.n_groups > 1:
+            scores = scores.masked_fill(~self.kept(scores), -math.inf)
+        return torch.topk(scores, self.k, dim=-1, sorted=False)[1]
+
+    def kept(self, scores: Tensor) -> Tensor:
+        """Scores [n, e] -> whether an expert is in one of the best groups [n, e]."""
+        groups = scores.unflatten(1, [self.n_groups, -1])
+        worth = torch.topk(groups, self.n_best, dim=-1)[0].sum(dim=-1)
+        best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
+        kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
+        return kept.unsqueeze(-1).expand_as(groups).flatten(1)
+
+
+def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Autocast would choose the experts by logits of 8 bits. TorchScript has no way to leave it, and does."""
+    if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return F.linear(x, weight, bias)
+    return F.linear(x, weight, bias)

@@ -1,0 +1,272 @@
+"""The layer against everything that tfkit promises of a component, and the ways to compute it against each other."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from tfkit_moe import Experts, Gate, MoEConfig, Router
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.testing import check_component, check_model
+
+from .layer import PLUGINS, layer, spec
+
+CHOICE = {"n_experts": 8, "n_experts_per_token": 2}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "biases": {},
+    "plain": {"gated": False, "activation": "relu2", "bias": False},
+    "deepseek": {
+        "shared": {"d_ff": 16, "gate": True},
+        "router": {
+            "score": "sigmoid",
+            "correction_bias": True,
+            "groups": {"n": 4, "keep": 2, "by": "top2sum"},
+            "renormalize": True,
+        },
+    },
+    "clamped": {"router": {"order": "topk_then_score", "bias": True}, "limit": 0.5, "up_offset": 1},
+    "input": {"router": {"score": "sigmoid", "weighs": "input", "softcap": 3.0, "scale": 2}},
+    "all": {"n_experts_per_token": 8},
+    "odd widths": {"d_ff": 23},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_keeps_every_promise(name: str) -> None:
+    within = ["decoder"] if VARIANTS[name] else ["encoder", "decoder", "memory"]
+    check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)
+
+
+def experts(d_ff: int = 24, **given: Any) -> Experts:
+    """Experts with random weights, 8 of them for tokens of width 16."""
+    fields = {"n": 8, "d_model": 16, "d_ff": d_ff, "bias": True, "weighs_input": False, **given}
+    found = Experts(Gate(nn.SiLU(), limit=None, up_offset=0), **fields)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    return found
+
+
+def routing(n: int = 20, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, weights and experts of theirs; two experts get no token."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 16, generator=generator).to(dtype).requires_grad_()
+    weights = torch.rand(n, 3, generator=generator).requires_grad_()
+    chosen = torch.rand(n, 6, generator=generator).topk(3, dim=-1)[1] + 1
+    return x, weights, chosen
+
+
+def naive(module: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Token by token, expert by expert."""
+    assert module.gate_up is not None
+    assert module.gate_up.bias is not None
+    assert module.down.bias is not None
+    rows = []
+    for token, shares, those in zip(x, weights, chosen.tolist(), strict=True):
+        total = torch.zeros(16, dtype=x.dtype)
+        for share, one in zip(shares, those, strict=True):
+            read = token * share.to(x.dtype) if module.weighs_input else token
+            gate, up = (module.gate_up.weight[one] @ read + module.gate_up.bias[one]).chunk(2)
+            out = module.down.weight[one] @ (nn.functional.silu(gate) * up) + module.down.bias[one]
+            total = total + (out if module.weighs_input else share * out)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def gradients(module: Experts, out: Tensor, x: Tensor, weights: Tensor) -> list[Tensor]:
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    return list(torch.autograd.grad((out.float() * direction).sum(), [x, weights, *module.parameters()]))
+
+
+WAYS = {
+    "grouped": lambda module, x, weights, chosen: module(x, weights, chosen),
+    "one by one": lambda module, x, weights, chosen: torch.jit.script(module)(x, weights, chosen),
+    "every": lambda module, x, weights, chosen: module.every(x, weights, chosen),
+    "compiled": lambda *args: torch.compile(args[0], fullgraph=True, backend="aot_eager")(*args[1:]),
+}
+
+
+@pytest.mark.parametrize("weighs_input", [False, True], ids=["output", "input"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_the_naive_one(way: str, weighs_input: bool) -> None:
+    module = experts(weighs_input=weighs_input)
+    x, weights, chosen = routing()
+    assert module.takes_grouped(x) == hasattr(nn.functional, "grouped_mm")
+    found, want = WAYS[way](module, x, weights, chosen), naive(module, x, weights, chosen)
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+    for mine, other in zip(gradients(module, found, x, weights), gradients(module, want, x, weights), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16_in_every_way(way: str) -> None:
+    module = experts().to(torch.bfloat16)
+    x, weights, chosen = routing(dtype=torch.bfloat16)
+    found = WAYS[way](module, x, weights, chosen)
+    assert found.dtype == torch.bfloat16
+    want = naive(module.float(), x.float(), weights, chosen)
+    assert (found.float() - want).abs().max() <= 0.02 * want.abs().max()
+
+
+def test_the_gradient_of_doubles_is_that_of_differences() -> None:
+    module = experts(d_ff=4).double()
+    x, weights, chosen = routing(4, torch.float64)
+    weights = weights.detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, weights: module(x, weights, chosen), (x, weights))
+
+
+@pytest.mark.parametrize("d_ff", [24, 23])
+def test_no_tokens_give_nothing(d_ff: int) -> None:
+    assert layer(**CHOICE, d_ff=d_ff)(torch.randn(2, 0, 16)).shape == (2, 0, 16)
+
+
+def test_it_runs_without_values() -> None:
+    model = tfkit.build(tfkit.loads(spec(**CHOICE, d_ff=24), plugins=PLUGINS), device="meta")
+    assert model(torch.randn(2, 5, 16, device="meta")).shape == (2, 5, 16)
+
+
+def test_the_experts_are_chosen_in_single_precision_under_autocast() -> None:
+    module = layer(**CHOICE, d_ff=24)
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    weights, chosen = module.router(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed, same = module.router(x)
+        out = module(x)
+    assert torch.equal(chosen, same)
+    assert torch.equal(weights, mixed)
+    assert out.dtype == torch.bfloat16
+    exact = module(x)
+    assert (out.float() - exact).abs().max() < 0.03 * exact.abs().max()
+
+
+def test_a_token_depends_on_no_other() -> None:
+    module = layer(**CHOICE, **{"d_ff": 24, **VARIANTS["deepseek"]})
+    x = torch.randn(3, 5, 16)
+    alone = torch.stack([module(token) for token in x.flatten(0, 1)[:, None]]).view(x.shape)
+    torch.testing.assert_close(module(x), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_every_expert_is_filled_as_a_layer_of_its_own() -> None:
+    sets = ["init={kind: small}"]
+    models = [tfkit.build(tfkit.loads(spec(**CHOICE, d_ff=24), sets=sets, plugins=PLUGINS), seed=s) for s in (0, 0, 1)]
+    weights = [model.state_dict()["encoder.layers.0.ffn.experts.gate_up.weight"] for model in models]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert weights[0].flatten(1).unique(dim=0).size(0) == 8
+    torch.testing.assert_close(weights[0].std(), torch.tensor((2 / (5 * 16)) ** 0.5), rtol=0.05, atol=0)
+
+
+def test_a_correction_guides_the_choice_and_nothing_else() -> None:
+    fields = {"score": "sigmoid", "correction_bias": True}
+    module = layer(**CHOICE, d_ff=24, router=fields)
+    correction = module.router.correction
+    assert correction is not None
+    assert not correction.any()
+    assert not correction.requires_grad
+    x = torch.randn(9, 16)
+    with torch.no_grad():
+        correction[5] = 2.0
+    weights, chosen = module.router(x)
+    assert (chosen == 5).any(dim=-1).all()
+    torch.testing.assert_close(weights, torch.sigmoid(x @ module.router.weight.T).gather(1, chosen))
+
+
+def test_the_routing_can_be_read() -> None:
+    module = layer(**CHOICE, d_ff=24)
+    seen: list[tuple[Tensor, Tensor]] = []
+    module.router.register_forward_hook(lambda router, args, output: seen.append(output))
+    module(torch.randn(2, 7, 16))
+    assert isinstance(module.router, Router)
+    assert [tensor.shape for tensor in seen[0]] == [(14, 2), (14, 2)]
+
+
+MODEL = """
+tfkit: 1
+name: small
+d_model: 16
+vocab_size: 11
+bias: false
+graph:
+  embedding: {block: embedding}
+  decoder:
+    block: decoder
+    n_layers: 3
+    attention: {kind: mha, n_heads: 2, position: rope}
+    ffn:
+      kind: moe
+      n_experts: 8
+      n_experts_per_token: 2
+      d_ff: 24
+      router: {score: sigmoid, renormalize: true, correction_bias: true, groups: {n: 4, keep: 2, by: top2sum}}
+      shared: {d_ff: 16}
+    layers:
+      variants: {dense: {ffn: {kind: swiglu, d_ff: 48}}}
+      pattern: {"0": dense, rest: base}
+  logits: {block: lm_head}
+"""
+
+
+def test_a_whole_model_with_a_dense_first_layer() -> None:
+    graph = tfkit.loads(MODEL, plugins=PLUGINS)
+    check_model(graph, causal="tokens")
+    decoder = tfkit.build(graph).get_submodule("decoder.layers")
+    assert [type(layer.ffn).__name__ for layer in decoder] == ["GatedMLP", "MoE", "MoE"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
+    module = experts().to("cuda", dtype)
+    x, weights, chosen = (tensor.detach().cuda() for tensor in routing(dtype=dtype))
+    run = torch.compile(module, fullgraph=True) if compiled else module
+    found = run(x.requires_grad_(), weights, chosen)
+    found.float().square().sum().backward()
+    want = naive(module.cpu().float(), x.detach().cpu().float(), weights.cpu(), chosen.cpu())
+    error = 0.02 if dtype == torch.bfloat16 else 1e-4
+    assert (found.detach().cpu().float() - want).abs().max() <= error * want.abs().max()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "reason"),
+    [
+        ({"n_experts_per_token": 9}, "n_experts_per_token", "a token cannot go through 9 experts: there are 8"),
+        ({"router": {"groups": {"n": 3, "keep": 2}}}, "router.groups.n", "8 experts cannot stand in 3 groups"),
+        ({"router": {"groups": {"n": 4, "keep": 4}}}, "router.groups.keep", "`groups` has no effect: 4 of 4"),
+        (
+            {"router": {"groups": {"n": 8, "keep": 1}}},
+            "router.groups.keep",
+            "a token goes through 2 experts, and 1 groups hold 1",
+        ),
+        (
+            {"router": {"groups": {"n": 8, "keep": 4, "by": "top2sum"}}},
+            "router.groups.by",
+            "`top2sum` takes the two best experts of a group: each group has one",
+        ),
+        (
+            {"router": {"renormalize": True, "order": "topk_then_score"}},
+            "router.renormalize",
+            "the softmax over the chosen experts adds up to 1",
+        ),
+        ({"router": {"eps": 1e-20}}, "router.eps", "`eps` has no effect without `renormalize: true`"),
+        (
+            {"n_experts_per_token": 8, "router": {"correction_bias": True}},
+            "router.correction_bias",
+            "`correction_bias` has no effect: a token goes through all 8 experts",
+        ),
+        ({"gated": False, "limit": 7.0}, "limit", "`limit` has no effect without a gate"),
+        ({"gated": False, "up_offset": 1}, "up_offset", "`up_offset` has no effect without a gate"),
+        ({"dropout": 0.1}, "dropout", "unknown key `dropout`"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=re.escape(reason)) as wrong:
+        tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **fields}), plugins=PLUGINS)
+    assert f"(graph.encoder.ffn.{place})" in str(wrong.value)

@@ -1,0 +1,203 @@
+"""The weight map of a spec: both ways bit for bit, whatever a file does to the tensors, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import tfkit
+from tfkit.checkpoint.published import published
+from tfkit.checkpoint.shards import write_shards
+from tfkit.tools.weights import build_with_weights, load_weights
+
+SPEC: dict[str, Any] = {
+    "tfkit": 1,
+    "name": "small",
+    "d_model": 16,
+    "vocab_size": 13,
+    "graph": {
+        "embedding": {"block": "embedding"},
+        "decoder": {
+            "block": "decoder",
+            "n_layers": 3,
+            "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope"},
+            "ffn": {"kind": "swiglu", "d_ff": 24},
+        },
+        "logits": {"block": "lm_head"},
+    },
+}
+LAYER = "decoder.layers.{i}"
+NORMS = ["attention_norm_in", "ffn_norm_in"]
+PLAIN = [None, "... o -> o ...", "(a b) ... -> (b a) ..."]
+QKV = [
+    None,
+    "[q k v] ... -> q ..., k ..., v ...",
+    "... [v q k] -> q ..., k ..., v ...",
+    "(g [r k v] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
+    "(d g) [(h d) (g d)] -> _",
+]
+GATE_UP = [
+    None,
+    "[u g] ... -> g ..., u ...",
+    "(f [g u]) ... -> (f g) ..., (f u) ...",
+    "(m [g u]) ... -> (m g) ..., (m u) ...",
+]
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn) -> dict[str, Any]:
+    """A `checkpoint` section for the model of SPEC, every tensor of it stored in some way."""
+    tensors: dict[str, Any] = {"embedding.tokens": "wte", "decoder.final_norm": "f", "logits.output": "head"}
+    for norm in NORMS:
+        tensors[f"{LAYER}.{norm}"] = f"{norm}.{{i}}.n"
+    for name in ("attention.output", "ffn.down"):
+        pattern = draw(st.sampled_from(PLAIN))
+        entry: Any = f"l.{{i}}.{name}"
+        if pattern is not None:
+            entry = {"file": entry, "pattern": pattern} | ({"sizes": {"a": 4}} if "(a b)" in pattern else {})
+        tensors[f"{LAYER}.{name}"] = entry
+    qkv, gate_up = draw(st.sampled_from(QKV[:-1])), draw(st.sampled_from(GATE_UP))
+    tensors[f"{LAYER}.attention.project.[q k v]"] = _joined("l.{i}.attn", "[q k v]", qkv, {"k": 1, "v": 1})
+    sizes = {"m": 3} if "m" in (gate_up or "") else {"g": 1, "u": 1} if "f" in (gate_up or "") else {}
+    tensors[f"{LAYER}.ffn.[gate up]"] = _joined("l.{i}.mlp", "[gate up]", gate_up, sizes)
+    return {"model_type": "none", "architecture": "None", "tensors": tensors}
+
+
+def _joined(file: str, words: str, pattern: str | None, sizes: dict[str, int]) -> Any:
+    if pattern is None:
+        return f"{file}.{words}"
+    used = {name: size for name, size in sizes.items() if "(" in pattern}
+    return {"file": f"{file}.fused", "pattern": pattern} | ({"sizes": used} if used else {})
+
+
+def model_of(checkpoint: dict[str, Any], **changes: Any) -> torch.fx.GraphModule:
+    return tfkit.build(tfkit.loads(yaml.safe_dump({**SPEC, **changes, "checkpoint": checkpoint}, sort_keys=False)))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(checkpoint=checkpoints(), max_bytes=st.sampled_from([10**9, 4000]))
+def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes: int, tmp_path: Path) -> None:
+    model = model_of(checkpoint)
+    for old in tmp_path.iterdir():
+        old.unlink()
+    section = model.meta["graph"].spec.model.checkpoint
+    write_shards(published(model, section), model.state_dict(), tmp_path, max_bytes=max_bytes)
+    found = build_with_weights(model.meta["graph"], tmp_path).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+
+PLAIN_MAP: dict[str, Any] = {
+    "model_type": "none",
+    "architecture": "None",
+    "prefix": "m.",
+    "tensors": {
+        "embedding.tokens": "m.wte",
+        f"{LAYER}.attention_norm_in": "m.{i}.n1",
+        f"{LAYER}.attention.project.[q k v]": {
+            "file": "m.{i}.qkv",
+            "pattern": "(g [r k v] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
+            "sizes": {"k": 1, "v": 1},
+        },
+        f"{LAYER}.attention.output": "m.{i}.o",
+        f"{LAYER}.ffn_norm_in": "m.{i}.n2",
+        f"{LAYER}.ffn.[gate up down]": "m.{i}.[gate up down]",
+        "decoder.final_norm": "m.f",
+        "logits.output": "head",
+    },
+    "copies": {"extra": "m.wte.weight"},
+    "ignore": {"*.bias_of_mask": "computed"},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    model = model_of(PLAIN_MAP)
+    write_shards(published(model, model.meta["graph"].spec.model.checkpoint), model.state_dict(), tmp_path)
+    return tmp_path / "model.safetensors"
+
+
+def test_fused_rows_lie_as_the_pattern_says(file: Path) -> None:
+    """By hand: for each group two heads of queries, then its keys, then its values."""
+    model, stored = model_of(PLAIN_MAP), load_file(file)
+    q, k, v = model.decoder.layers[1].attention.project.qkv.weight.split([16, 8, 8])  # type: ignore[union-attr, index]
+    by_hand = [torch.cat([q[8 * g : 8 * g + 8], k[4 * g : 4 * g + 4], v[4 * g : 4 * g + 4]]) for g in range(2)]
+    assert torch.equal(stored["m.1.qkv.weight"], torch.cat(by_hand))
+
+
+def test_what_a_file_repeats_ignores_or_leaves_out(file: Path) -> None:
+    stored = load_file(file)
+    more = {"extra": stored["m.wte.weight"].clone(), "m.0.bias_of_mask": torch.zeros(2, dtype=torch.bool)}
+    save_file({**stored, **more}, file)
+    model = model_of(PLAIN_MAP, init="xavier")
+    load_weights(model, file)
+    assert torch.equal(model.embedding.tokens.weight, stored["m.wte.weight"])  # type: ignore[union-attr]
+    save_file({name.removeprefix("m."): tensor for name, tensor in stored.items()}, file)
+    load_weights(model, file)
+
+
+def refusal(file: Path, checkpoint: dict[str, Any] = PLAIN_MAP) -> str:
+    model = model_of(checkpoint)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(tfkit.SpecError) as refused:
+        load_weights(model, file)
+    if "infinite" not in str(refused.value) and "ties" not in str(refused.value):
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "half loaded"
+    return str(refused.value)
+
+
+def test_everything_wrong_with_a_file_is_said_at_once(file: Path) -> None:
+    stored = load_file(file)
+    stored["m.wtf.weight"] = stored.pop("m.wte.weight")
+    stored |= {f"m.{i}.up.weight": torch.zeros(25, 16) for i in range(3)}
+    stored["m.1.qkv.weight"] = torch.zeros(33, 16)
+    stored["m.f.bias"] = stored["m.f.bias"].long()
+    save_file(stored, file)
+    assert refusal(file) == (
+        "error: `model.safetensors` lacks tensors of the model\n"
+        "   = m.wte.weight [13, 16]; the file has m.wtf.weight\n\n"
+        "error: `model.safetensors` has tensors that the model lacks\n"
+        "   = m.wtf.weight [13, 16]\n\n"
+        "error: `model.safetensors` has tensors of other shapes than the model\n"
+        "   = m.0-2.up.weight: [25, 16] in the file, [24, 16] in the model\n"
+        "   = m.1.qkv.weight: `(g [r k v] d)` is 33, not 32 with g = 2, r = 2, d = 4, k = 1, v = 1, in a\n"
+        "     tensor of shape 33 x 16, for decoder.layers.1.attention.project.q.weight\n\n"
+        "error: `model.safetensors` has tensors that are no floating-point numbers\n"
+        "   = m.f.bias: int64\n\n"
+        "error: 4 errors"
+    )
+
+
+def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
+    stored = load_file(file)
+    save_file({**stored, "extra": stored["m.wte.weight"] + 1}, file)
+    assert refusal(file).startswith(
+        "error: the spec ties `extra` to `m.wte.weight`, and the file has other values in each"
+    )
+    stored["m.2.qkv.weight"][3, 5] = torch.nan
+    save_file(stored, file)
+    assert "`m.2.qkv.weight` of " in refusal(file)
+    assert "1 values that are infinite or NaN" in refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"decoder.final_norm": None}, "has no entry for tensors of the model\n   --> <spec>"),
+        ({f"{LAYER}.ffn.[gate up down": "m.x"}, "has brackets without words, or an odd one"),
+        ({f"{LAYER}.ffn.[up gate down]": "m.[x y z]"}, "two entries name `decoder.layers.{i}.ffn.up`"),
+        ({"embedding.tokens": {"file": "m.wte", "pattern": "a b ->"}}, "found the end where a name"),
+        ({"embedding.tokens": {"file": "m.wte", "pattern": "a b -> a"}}, "the block `a b` is on the left side only"),
+        ({"embedding.tokens": "m.{x}.{y}.wte"}, "has more holes than `embedding.tokens.weight` has axes"),
+        ({"embedding.tokens": {"file": ["m.wte", "m.wpe"]}}, "1 tensors of the model cannot be 2 of the file"),
+    ],
+)
+def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> None:
+    tensors = {name: one for name, one in {**PLAIN_MAP["tensors"], **changes}.items() if one is not None}
+    assert text in refusal(file, {**PLAIN_MAP, "tensors": tensors})

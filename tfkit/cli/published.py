@@ -1,0 +1,222 @@
+"""Commands about published models: import, tensors, save, compare."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.cli.models import DTYPES, device_of
+from tfkit.cli.options import Reader, command, json_option
+
+if TYPE_CHECKING:
+    from tfkit.tools.compare import Comparison
+
+ROWS = 12
+"""Components that a comparison lists around the place where two models part."""
+
+
+@command(
+    "import",
+    sets=False,
+    notes="""
+    CONFIG is a config.json of transformers, or the folder that holds it. The spec
+    has the model's graph and the names of its tensors, so that the weights in
+    that folder can be loaded: tfkit build SPEC --weights FOLDER. A field that
+    says something that the spec cannot is an error.
+    """,
+    examples="""
+    tfkit import downloads/Llama-3.2-1B -o llama.yaml
+    tfkit import config.json --family my_family.yaml
+    """,
+)
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the spec to this file.")
+@click.option("--family", metavar="SPEC", help="The spec that says what the fields mean.  [default: by model_type]")
+@click.option("--name", metavar="NAME", help="What the model is called.  [default: its folder]")
+@json_option
+def import_(
+    reader: Reader, config: Path, output: Path | None, family: str | None, name: str | None, json: bool
+) -> None:
+    """Make a spec from a config.json."""
+    from tfkit.cli.output import print_json
+    from tfkit.tools.importing import import_config
+
+    imported = import_config(config, family=family, name=name, plugins=reader.plugins)
+    if output is not None:
+        from tfkit.tools.save import write_text
+
+        write_text(output, imported.text)
+    if json:
+        print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
+    elif output is None:
+        click.echo(imported.text, nl=False)
+    else:
+        click.echo(f"wrote {output}: {imported.graph.name}, in the words of {imported.family}")
+
+
+@command(
+    "save",
+    notes="""
+    The layout `huggingface` is a config.json and the tensors under the names that
+    the spec's `checkpoint` says: transformers opens DIR with from_pretrained. The
+    layout `tfkit` is the resolved spec and the tensors under the model's names.
+    """,
+    examples="""
+    tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
+    tfkit save my.yaml --weights downloads/model --layout tfkit -o out
+    """,
+)
+@click.argument("spec")
+@click.option("--weights", required=True, metavar="PATH", type=click.Path(path_type=Path), help="A file or a folder.")
+@click.option(
+    "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
+)
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Where to write.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: as they are]"
+)
+@click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
+@json_option
+def save(
+    reader: Reader, spec: str, weights: Path, layout: str, output: Path, dtype: str | None, force: bool, json: bool
+) -> None:
+    """Write a model's weights in its own layout or a published one."""
+    from tfkit.cli import output as out
+
+    graph = reader.load(spec)
+    import torch
+
+    from tfkit.tools.save import check_folder
+    from tfkit.tools.save import save as write
+    from tfkit.tools.weights import build_with_weights
+
+    check_folder(output, force=force)
+    with out.stages() as stage:
+        stage(f"reading {weights}")
+        model = build_with_weights(graph, weights, dtype=getattr(torch, dtype) if dtype else None)
+        stage(f"writing {output}")
+        files = [str(path) for path in write(model, graph, output, layout=layout, force=force)]  # type: ignore[arg-type]
+    if json:
+        out.print_json({"name": graph.name, "layout": layout, "files": files})
+    else:
+        click.echo("\n".join(f"wrote {file}" for file in files))
+
+
+@command(
+    "tensors",
+    sets=False,
+    notes="""
+    PATH is a safetensors file, an index, or their folder. Tensors of layers that
+    are alike are one line. Only the headers are read.
+    """,
+    examples="""
+    tfkit tensors downloads/model
+    tfkit tensors model.safetensors --json
+    """,
+)
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@json_option
+def tensors(reader: Reader, path: Path, json: bool) -> None:
+    """List the tensors of a checkpoint."""
+    from tfkit.checkpoint.files import Checkpoint
+    from tfkit.checkpoint.report import collapsed
+    from tfkit.cli import output as out
+
+    with Checkpoint.open(path) as checkpoint:
+        names = checkpoint.names
+    kinds = {name: (str(info.dtype).removeprefix("torch."), info.shape) for name, info in names.items()}
+    if json:
+        out.print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
+        return
+    rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed(kinds)]
+    values = sum(prod(info.shape) for info in names.values())
+    out.show(out.table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")
+
+
+@command(
+    "compare",
+    notes="""
+    A and B are specs; or B is the folder of a model of transformers, which must
+    be installed then, or a file that torch.jit or torch.export wrote. Both read
+    the same tokens. A model of a folder gives its weights to A; else both start
+    from the same seed, or have the weights of --weights.
+
+    Exit status: 0 if no component differs by more than the tolerance, else 1.
+    """,
+    examples="""
+    tfkit compare my_model.yaml downloads/model
+    tfkit compare gpt2 my_gpt2.yaml --reference float64
+    """,
+)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help="The weights of both.")
+@click.option("--length", default=16, show_default=True, type=click.IntRange(1), metavar="N", help="Tokens to read.")
+@click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Of the tokens.")
+@click.option("--tolerance", default=1e-5, show_default=True, type=float, metavar="X", help="What counts as equal.")
+@click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64 as well.")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
+@json_option
+def compare(
+    reader: Reader,
+    a: str,
+    b: str,
+    weights: Path | None,
+    length: int,
+    batch: int,
+    seed: int,
+    tolerance: float,
+    reference: str | None,
+    device: str,
+    json: bool,
+) -> None:
+    """Find the first component in which two models differ."""
+    from tfkit.cli import output as out
+
+    graph = reader.load(a)
+    from tfkit.tools.compare import compare as run
+
+    with out.stages() as stage:
+        stage("running both")
+        found = run(
+            graph,
+            Path(b) if Path(b).exists() and Path(b).suffix not in (".yaml", ".yml") else reader.load(b),
+            weights=weights,
+            length=length,
+            batch=batch,
+            seed=seed,
+            tolerance=tolerance,
+            float64=reference is not None,
+            device=device_of(device),
+        )
+    if json:
+        out.print_json({**vars(found), "equal": found.equal})
+    else:
+        _show_comparison(found)
+    if not found.equal:
+        raise click.exceptions.Exit(1)
+
+
+def _show_comparison(found: Comparison) -> None:
+    from tfkit.cli.output import show, table
+
+    first = found.first
+    at = found.parts.index(first) if first is not None else len(found.parts)
+    shown = found.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else found.parts[-ROWS:]
+    columns = ["component", "of B", "difference", *(["float64"] if found.float64 else [])]
+    rows = [
+        [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if found.float64 else [])]
+        for part in shown
+    ]
+    show(table(columns, rows, right=columns[2:]), "")
+    logits = f"largest difference of what they return: {found.difference:.1e}"
+    click.echo(f"{len(found.parts)} components compared; {logits}")
+    if first is None:
+        click.echo(f"equal to {found.tolerance:g}")
+    else:
+        place = ", ".join(map(str, first.place))
+        click.echo(f"they part at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]")

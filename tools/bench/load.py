@@ -1,0 +1,129 @@
+"""What it costs to load published weights, against transformers; and to import a config, against `import torch`.
+
+    python tools/bench/load.py [--rounds 5] [--specs gpt2_xl qwen25_1_5b] [--folder DIR] [--json]
+
+For each spec a checkpoint is made at random in bfloat16 and written as transformers writes it. Then tfkit loads it
+through the map of the spec, and transformers with `from_pretrained`: CPU time after the imports, and the peak memory of
+the whole process in times of the weights. The contenders take turns, each a fresh process on one thread; compare
+figures of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+from build_time import Target
+from measure import ROOT, Contender, compare, machine, race, ratio, run_once, script, version
+
+MAKE = """
+import torch, tfkit
+from pathlib import Path
+from tfkit.tools.save import save
+graph = tfkit.load({spec!r})
+model = tfkit.build(graph, dtype=torch.bfloat16)
+save(model, graph, Path({folder!r}), layout="huggingface")
+print(sum(p.numel() for p in model.parameters()))
+"""
+PROBE = """
+import json, time, torch
+{imports}
+start = time.process_time()
+model = {load}
+print(json.dumps({{"load": time.process_time() - start, "parameters": sum(p.numel() for p in model.parameters())}}))
+"""
+OURS = "import tfkit\nfrom tfkit.tools.weights import build_with_weights"
+THEIRS = "import transformers\nfrom transformers import AutoModelForCausalLM, {architecture}"
+IMPORTED = ["gpt2", "llama31_405b", "gemma3_1b", "bert_base", "t5_11b"]
+
+
+def made(spec: str, folder: Path) -> Path:
+    """A checkpoint of the spec in transformers' layout, made once."""
+    place = folder / spec
+    if not place.exists():
+        run_once(script(MAKE.format(spec=spec, folder=str(place))), timeout=1200)
+    return place
+
+
+def loading(spec: str, folder: Path) -> list[Contender]:
+    """Both ways to load one checkpoint."""
+    place = made(spec, folder)
+    architecture = json.loads((place / "config.json").read_text())["architectures"][0]
+    ours = f"build_with_weights(tfkit.load({spec!r}), {str(place)!r})"
+    theirs = f"{architecture}.from_pretrained({str(place)!r}, dtype=torch.bfloat16)"
+    imports = THEIRS.format(architecture=architecture)
+    return [
+        Contender("tfkit", script(PROBE.format(imports=OURS, load=ours))),
+        Contender("transformers", script(PROBE.format(imports=imports, load=theirs))),
+    ]
+
+
+def weights_mb(spec: str, folder: Path) -> float:
+    """The size of a checkpoint's files in MB."""
+    return sum(file.stat().st_size for file in (folder / spec).glob("*.safetensors")) / 2**20
+
+
+def importing() -> list[Contender]:
+    """Whole processes of `tfkit import` and `tfkit params`, and that of `import torch`."""
+    published = ROOT / "tests" / "published"
+    tfkit = [sys.executable, "-m", "tfkit"]
+    found = [Contender("import torch", script("import torch"))]
+    found += [Contender(f"import {name}", [*tfkit, "import", str(published / f"{name}.json")]) for name in IMPORTED]
+    return found + [Contender(f"params {name}", [*tfkit, "params", name]) for name in IMPORTED]
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs (default 5)")
+    parser.add_argument("--specs", nargs="+", default=["gpt2_xl", "qwen25_1_5b"], help="what to load")
+    parser.add_argument("--folder", type=Path, help="where the checkpoints are made, and kept")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        groups = {spec: loading(spec, folder) for spec in options.specs}
+        sizes = {spec: weights_mb(spec, folder) for spec in options.specs}
+        whole = importing()
+        for group in [*groups.values(), whole]:
+            race(group, options.rounds)
+    targets = []
+    for spec, (ours, theirs) in groups.items():
+        held = ratio(ours.values("load"), theirs.values("load"))
+        targets.append(Target(f"{spec}, times of from_pretrained", 1.0, held.of_minima))
+        targets.append(
+            Target(f"{spec}, peak memory in times of the weights", 1.15, max(ours.values("rss")) / sizes[spec])
+        )
+    torch, *others = whole
+    worst = max(others, key=lambda one: ratio(one.values("cpu"), torch.values("cpu")).of_minima)
+    held = ratio(worst.values("cpu"), torch.values("cpu"))
+    targets.append(Target(f"{worst.name}, times of import torch", 1.3, held.of_minima))
+    about = [str(date.today()), machine(), f"torch {version('torch')}, transformers {version('transformers')}"]
+    if options.json:
+        runs = {name: {one.name: one.runs for one in group} for name, group in {**groups, "processes": whole}.items()}
+        print(json.dumps({"about": about, "runs": runs, "targets": [asdict(one) for one in targets]}, indent=2))
+        sys.exit(not all(one.met for one in targets))
+    print(
+        "\n".join(about), f"CPU seconds on one thread, {options.rounds} rounds in turns, each a fresh process", sep="\n"
+    )
+    for spec, group in groups.items():
+        print(f"\n{spec}, {sizes[spec]:,.0f} MB of bfloat16, after the imports", compare(group, "load"), sep="\n")
+        peaks = ", ".join(f"{one.name} {max(one.values('rss')):,.0f}" for one in group)
+        print(f"  peak memory of the process in MB: {peaks}")
+    print(
+        "\nwhole processes",
+        *(f"  {one.name:26}{statistics.median(one.values('cpu')):>8.3f}" for one in whole),
+        sep="\n",
+    )
+    print("\ntargets", *map(str, targets), sep="\n")
+    sys.exit(not all(one.met for one in targets))
+
+
+if __name__ == "__main__":
+    main()
