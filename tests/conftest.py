@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tfkit.cli import main
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -34,3 +36,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(f"{diff}\n\nif this is what it should say: pytest --renew-golden", pytrace=False)
 
     return compare
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`, and nothing wider than 80."""
+
+    def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
+        plain = arguments[0].startswith("-") or arguments[0] == "list" or len(arguments) == 0
+        found = main(arguments if plain else [*arguments, "--no-plugins"])
+        out, err = capsys.readouterr()
+        assert found == status, err
+        assert "\x1b" not in out + err
+        if not stderr:
+            assert err == ""
+        if "--json" not in arguments and not stderr:
+            assert max((len(line) for line in out.splitlines()), default=0) <= 80
+        return err if stderr else out
+
+    return call

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tfkit.cli import main
+from tfkit.cli.app import SECTIONS
 from tfkit.cli.output import short
 from tfkit.tools import trial
 
@@ -78,7 +79,7 @@ class FailsConfig(tfkit.FFNConfig):
 def tfkit_register(register):
     register(FailsConfig)
 '''
-COMMANDS = ["build", "params", "generate", "list", "validate", "show", "diff", "schema", "components", "plugins"]
+COMMANDS = [str(command.name) for family in SECTIONS.values() for command in family]
 Golden = Callable[[str, str], None]
 
 
@@ -93,24 +94,6 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("TFKIT_DISABLE", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`, and nothing wider than 80."""
-
-    def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
-        found = main([*arguments, "--no-plugins"] if arguments[0] in COMMANDS and arguments[0] != "list" else arguments)
-        out, err = capsys.readouterr()
-        assert found == status, err
-        assert "\x1b" not in out + err
-        if not stderr:
-            assert err == ""
-        if "--json" not in arguments and not stderr:
-            assert max((len(line) for line in out.splitlines()), default=0) <= 80
-        return err if stderr else out
-
-    return call
 
 
 def script(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -311,7 +294,9 @@ def test_diff(run: Callable[..., str], golden: Golden) -> None:
 
 def test_list(run: Callable[..., str]) -> None:
     assert "gpt2" in [line.split(" ")[0] for line in run("list").splitlines()]
-    assert {"name", "description", "source"} == set(json.loads(run("list", "--json"))[0])
+    (found,) = json.loads(run("list", "encoder", "BERT-base-uncased", "--json"))
+    assert (found["name"], found["kind"], found["model_type"]) == ("bert_base", "encoder", "bert")
+    assert "0 specs" in run("list", "no_such_word")
 
 
 # ---- the language ----

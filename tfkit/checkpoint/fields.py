@@ -131,7 +131,7 @@ class Reading:
             value = Scalar(self.computed(rule.read, value), value.span)
         elif rule.null_if is not None and plain(value) == self.computed(rule.null_if):
             value = Scalar(None, value.span)
-        changes = {path: value for path in ([rule.set] if isinstance(rule.set, str) else rule.set or ())}
+        changes = dict.fromkeys([rule.set] if isinstance(rule.set, str) else rule.set or (), value)
         if plain(value) is not None:
             changes |= {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
         for path, node in changes.items():
@@ -172,7 +172,8 @@ class Reading:
         silent = SILENT | set(self.section.unused or ())
         for name, node in self.values.items():
             empty = node.value is None if isinstance(node, Scalar) else not node.items
-            if not self.read.isdisjoint((name, name.rpartition(".")[0])) or name in silent or name.rpartition(".")[2] in SILENT or empty:
+            around, _, leaf = name.rpartition(".")
+            if not self.read.isdisjoint((name, around)) or name in silent or leaf in SILENT or empty:
                 continue
             near = closest(name, self.rules)
             help = f"the family knows {quoted(near)}" if near else "if it says nothing, list it under `unused`"

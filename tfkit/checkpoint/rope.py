@@ -67,14 +67,22 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         if unknown := [word for word in parameters if f"{name}.{word}" not in reading.rules]:
             word = unknown[0]
             raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
-        given = reading.values.get(name) or reading.values.get("rope_scaling")
+        given = reading.values.get(name) or reading.values.get(f"{_around(name)}rope_scaling")
         reading.put(path, node_of(patch, given.span if given else reading.span))
-    reading.read |= {name, "rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)}
+    beside = ["rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)]
+    reading.read |= {name, *(f"{_around(name)}{one}" for one in beside)}
+
+
+def _around(name: str) -> str:
+    """What the names of the fields beside one begin with: a file may have them in a mapping."""
+    return name[: name.rfind(".") + 1]
 
 
 def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> dict[str, Any]:
     """Everything that a file says of the rotation of one type of layer, under the newer names."""
     values = {key: plain(node) for key, node in reading.values.items() if plain(node) is not None}
+    values = {key.removeprefix(_around(name)): one for key, one in values.items() if key.startswith(_around(name))}
+    name = name.removeprefix(_around(name))
     default = rule.default or {}
     found = dict(default.get(kind, default) if kind else default)
     if values.get(name) or values.get("rope_scaling"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from tfkit.checkpoint import layer_types, rope
@@ -34,7 +34,7 @@ def write_fields(spec: Spec, section: CheckpointConfig) -> dict[str, Any]:
         raise SpecError(*errors)
     architecture = {"architectures": [section.architecture], "model_type": section.model_type}
     only = {name: value for name, value in (section.only or {}).items() if value is not None}
-    return architecture | _unflattened({**writing.fields, **only, **(section.written or {})})
+    return architecture | _unflattened({**(section.written or {}), **writing.fields, **only})
 
 
 class _Writing:
@@ -53,15 +53,17 @@ class _Writing:
         for here, source in self.spec.provenance.inherited.items():
             if source == (shared,) and (value := value_at(self.spec.model, ".".join(here[1:]))) is not MISSING:
                 return value_at(value, rest) if rest else value
-        return next(
-            (value for node in self.spec.model.graph.values() if (value := _shared(node, path)) is not MISSING), MISSING
-        )
+        sets = [rule.set for rule in self.rules.values()]
+        own = {one for paths in sets for one in ([paths] if isinstance(paths, str) else paths or ())}
+        return _shared(self.spec.model.graph, path, "", own)
 
     def field(self, name: str, rule: FieldConfig) -> None:
         """Say one field, unless what it says follows from others, or another field asked for it before."""
         if name in self.started:
             return
         self.started.add(name)
+        for other in (one for one in rule.when or () if one in self.rules):
+            self.field(other, self.rules[other])
         if any(self.fields.get(other) != wanted for other, wanted in (rule.when or {}).items()):
             return
         if rule.rope is not None:
@@ -138,18 +140,18 @@ def value_at(config: Any, path: str) -> Any:
     return found
 
 
-def _shared(config: Any, path: str) -> Any:
-    """What the first part of a config has that takes this value from the parts around it."""
+def _shared(config: Any, path: str, place: str, own: Set[str]) -> Any:
+    """What the first part has that takes this value from the parts around it, where no field sets its `own`."""
     key, _, rest = path.partition(".")
     if isinstance(config, Mapping):
-        found = (_shared(value, path) for value in config.values())
+        found = (_shared(value, path, f"{place}.{name}".lstrip("."), own) for name, value in config.items())
         return next((value for value in found if value is not MISSING), MISSING)
     if not isinstance(config, Config):
         return MISSING
     fields = type(config).model_fields
-    if key in fields and marker(fields[key], SharedMarker) is not None:
+    if key in fields and marker(fields[key], SharedMarker) is not None and f"{place}.{path}" not in own:
         return value_at(getattr(config, key), rest) if rest else getattr(config, key)
-    return _shared({name: getattr(config, name) for name in fields}, path)
+    return _shared({name: getattr(config, name) for name in fields}, path, place, own)
 
 
 def says(value: Any, wanted: Any) -> bool:

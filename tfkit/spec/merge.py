@@ -13,7 +13,7 @@ from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, 
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_NAMED = {("graph",), ("inputs",), *(("checkpoint", key) for key in ("tensors", "copies", "ignore", "only"))}
+_NAMED = {("graph",), ("inputs",), *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "only"))}
 
 
 def word_key(path: tuple[str, ...]) -> str:

@@ -26,6 +26,7 @@ TOKENS = InputConfig(type="tokens")
 
 Data: TypeAlias = "dict[str, Data] | list[Data] | str | int | float | bool | None"
 
+_BLOCK_PLAIN = re.compile(r"[\w/.](?:[\w./ ()=+*%{}\[\]-]|:(?=[^\s:]))*(?<! )")
 _PLAIN = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
 
 
@@ -173,7 +174,7 @@ def _entry(key: str, value: Data, depth: int) -> list[str]:
     """The lines of `key: value`: one where it fits, else a line for each of the value's parts."""
     if key == MERGE:
         raise ValueError(f"`{MERGE}` cannot be a key: it merges")
-    start = f"{INDENT * depth}{_text(key)}:"
+    start = f"{INDENT * depth}{_text(key, flow=False)}:"
     line = f"{start} {_flow(value) if isinstance(value, dict | list) else _scalar(value, flow=False)}"
     if len(line) <= WIDTH or not isinstance(value, dict | list):
         return [line]
@@ -213,7 +214,7 @@ def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
 
 def _text(text: str, *, flow: bool = True) -> str:
     """A string, in quotes unless it reads as one without them."""
-    plain = _PLAIN.fullmatch(text if flow else text.replace(", ", "  "))
+    plain = _PLAIN.fullmatch(text) if flow else _BLOCK_PLAIN.fullmatch(text.replace(", ", "  "))
     if plain and not isinstance(text, Quoted) and _reads_as_text(text):
         return text
     return '"' + "".join(map(_escaped, text)) + '"'

@@ -234,7 +234,7 @@ def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, 
     except Exception as error:
         message = f"{quoted(str(path))} is neither a spec, nor a folder, nor a program that torch wrote"
         raise SpecError(Diagnostic(message, notes=(str(error).strip().partition("\n")[0],))) from error
-    return lambda inputs: program(*inputs.values())
+    return lambda inputs: program(**inputs)
 
 
 def _outputs(model: nn.Module | None, names: list[str], run: Callable[[], Any]) -> tuple[Outputs, list[str]]:

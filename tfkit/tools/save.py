@@ -62,10 +62,9 @@ def save(
             has no words for.
     """
     write = _own(model, graph) if layout == "tfkit" else _published(model)
-    folder = folder.resolve()
     check_folder(folder, force=force)
     try:
-        _replace(folder, write)
+        _replace(folder.resolve(), write)
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error

@@ -1,0 +1,147 @@
+"""The commands about published models: import, tensors, save, compare, and build with weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import tfkit
+from tfkit.cli import main
+
+Run = Callable[..., str]
+Golden = Callable[[str, str], None]
+SMALL = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "resid_pdrop": 0.0}
+SMALL |= {"bos_token_id": 0, "eos_token_id": 0}
+transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `theirs` of a small GPT-2, beside which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL)).save_pretrained("theirs")
+    return tmp_path
+
+
+def test_from_a_folder_and_back(folder: Path, run: Run, golden: Golden, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "theirs"]) == 0
+    golden("published/import", capsys.readouterr().out)
+    golden("published/import_to_a_file", run("import", "theirs", "-o", "my.yaml", "--name", "my"))
+    golden("published/tensors", run("tensors", "theirs"))
+    assert json.loads(run("tensors", "theirs", "--json"))["transformer.wte.weight"]["shape"] == [61, 32]
+    assert "28,192 parameters" in run("build", "my.yaml", "--weights", "theirs")
+    golden("published/save", run("save", "my.yaml", "--weights", "theirs", "--layout", "huggingface", "-o", "back"))
+    again = transformers.AutoModelForCausalLM.from_pretrained("back")
+    before = load_file("theirs/model.safetensors")
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_file("back/model.safetensors").items())
+    assert again.config.n_head == 4
+    run("save", "my.yaml", "--weights", "back", "--layout", "tfkit", "-o", "own", "--dtype", "bfloat16")
+    assert load_file("own/model.safetensors")["decoder.final_norm.bias"].dtype == torch.bfloat16
+    assert sorted(path.name for path in Path("own").iterdir()) == ["model.safetensors", "spec.yaml"]
+
+
+def test_what_was_built_can_be_saved_in_the_published_layout(folder: Path, run: Run) -> None:
+    """A spec that is written out in full still says what its family calls each value."""
+    run("import", "theirs", "-o", "my.yaml")
+    run("build", "my.yaml", "--weights", "theirs", "-o", "built")
+    run("save", "built/spec.yaml", "--weights", "built", "--layout", "huggingface", "-o", "back")
+    before, after = load_file("theirs/model.safetensors"), load_file("back/model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+
+
+def test_compare(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("import", "theirs", "-o", "my.yaml")
+    assert main(["compare", "my.yaml", "theirs"]) == 0
+    out = capsys.readouterr().out
+    assert "20 components compared" in out
+    assert "equal to 1e-05" in out
+    changes = ["--set", "decoder.norm.eps=1e-3", "--reference", "float64"]
+    assert main(["compare", "my.yaml", "theirs", *changes]) == 1
+    out = capsys.readouterr().out
+    assert "they part at decoder.layers.0.attention_norm_in: " in out
+    assert main(["compare", "my.yaml", "theirs", *changes, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["first"]["other"] == "transformer.h.0.ln_1"
+    assert found["first"]["reference"] < 1e-6 < found["first"]["difference"]
+    assert found["first"]["values"][0] != found["first"]["values"][1]
+
+
+@pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
+def test_compare_specs_and_programs(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("import", "theirs", "-o", "my.yaml")
+    text = Path("my.yaml").read_text()
+    Path("other.yaml").write_text(text.replace("approximate: tanh", "approximate: none", 1))
+    assert main(["compare", "my.yaml", "my.yaml"]) == 0
+    assert "largest difference of what they return: 0.0e+00" in capsys.readouterr().out
+    assert main(["compare", "my.yaml", "other.yaml", "--tolerance", "1e-7"]) == 1
+    assert "they part at decoder.layers.0.ffn.activation" in capsys.readouterr().out
+    model = tfkit.build("my.yaml").eval()
+    torch.jit.script(model).save("scripted.pt")
+    assert main(["compare", "my.yaml", "scripted.pt"]) == 0
+    example = {"tokens": torch.zeros(2, 16, dtype=torch.long)}
+    torch.export.save(torch.export.export(model, (), kwargs=example), "exported.pt2")
+    assert main(["compare", "my.yaml", "exported.pt2"]) == 0
+    assert "1 components compared" in capsys.readouterr().out
+
+
+WRONG_CONFIGS = {
+    "unknown_type": {"model_type": "gpt9"},
+    "unknown_type_near": {"model_type": "gtp2"},
+    "no_type": {"model_type": None},
+    "unknown_field": {"n_experts": 8},
+    "value_that_cannot_be_said": {"activation_function": "mish"},
+    "only_one_value": {"scale_attn_by_inverse_layer_idx": True},
+    "field_missing": {"n_head": ...},
+    "relation": {"n_head": 5},
+    "wrong_type": {"n_layer": "two"},
+    "another_head": {"architectures": ["GPT2ForSequenceClassification"]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONFIGS)
+def test_a_config_that_cannot_be_imported(name: str, folder: Path, run: Run, golden: Golden) -> None:
+    path = folder / "theirs" / "config.json"
+    fields = {**json.loads(path.read_text()), **WRONG_CONFIGS[name]}
+    path.write_text(json.dumps({key: value for key, value in fields.items() if value is not ...}, indent=2))
+    golden(f"published/{name}", run("import", "theirs", "-o", "my.yaml", status=1, stderr=True))
+    assert not Path("my.yaml").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": }', "\x00", "word"])
+def test_a_file_that_is_no_config(text: str, folder: Path, run: Run) -> None:
+    (folder / "theirs" / "config.json").write_text(text)
+    assert run("import", "theirs", status=1, stderr=True).startswith("error: ")
+
+
+def test_what_cannot_be_saved(folder: Path, run: Run, golden: Golden) -> None:
+    run("import", "theirs", "-o", "my.yaml")
+    arguments = ["--weights", "theirs", "--layout", "huggingface", "-o", "back"]
+    refused = run("save", "my.yaml", *arguments, "--set", "decoder.ffn.activation=1", status=1, stderr=True)
+    assert refused.startswith("error: unknown key `activation`")
+    changes = ["--set", "decoder.placement=sandwich"]
+    golden("published/other_weights", run("save", "my.yaml", *arguments, *changes, status=1, stderr=True))
+    changes = ["--set", "embedding.scale=2.0"]
+    golden("published/no_such_config", run("save", "my.yaml", *arguments, *changes, status=1, stderr=True))
+    changes = ["--set", "checkpoint=null"]
+    golden("published/no_checkpoint", run("save", "my.yaml", *arguments, *changes, status=1, stderr=True))
+    assert not Path("back").exists()
+
+
+def test_compare_with_what_is_no_model(folder: Path, run: Run, golden: Golden) -> None:
+    run("import", "theirs", "-o", "my.yaml")
+    Path("theirs/config.json").rename("config.json")
+    golden("published/compare_no_config", run("compare", "my.yaml", "theirs", status=1, stderr=True))
+    Path("text.pt").write_text("no program")
+    assert "`text.pt` is neither a spec, nor a folder, nor a program" in run(
+        "compare", "my.yaml", "text.pt", status=1, stderr=True
+    )
