@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,9 +44,11 @@ class Case:
         norm_mean: the mean of the random weights of its norms; 0 where they are distances from one.
         std: spread of the other random parameters.
         uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
+        buffers: names of buffers of theirs that are parameters here; each with the reason.
         token_types: how many there are, if the model has some.
         cached: whether pieces give the whole: not where a rotation depends on the length of the whole.
         prepare: changes their model before it is saved.
+        repair: takes out a defect of their class, which no file says.
     """
 
     model_type: str
@@ -58,14 +61,16 @@ class Case:
     norm_mean: float = 1.0
     std: float = 0.25
     uncounted: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, str] = field(default_factory=dict)
     token_types: int = 0
     cached: bool = True
     prepare: Callable[[Any], None] | None = None
+    repair: Callable[[Any], None] | None = None
 
 
 def reference(case: Case) -> nn.Module:
     """Their model in eval mode, every parameter and persistent number drawn at random."""
-    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(case.config))
     torch.manual_seed(0)
     model: nn.Module = AUTO[case.kind].from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -74,8 +79,11 @@ def reference(case: Case) -> nn.Module:
                 continue
             norm = parameter.dim() == 1 and name.endswith("weight")
             parameter.normal_(case.norm_mean if norm else 0.0, case.std)
-    if case.prepare is not None:
-        case.prepare(model)
+        for name in case.buffers:
+            model.get_buffer(name).normal_(0.0, case.std)
+    for change in (case.prepare, case.repair):
+        if change is not None:
+            change(model)
     return model
 
 
@@ -121,13 +129,20 @@ def check_logits(trial: Trial, side: str) -> None:
 
 
 def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:
-    case, vocab = trial.case, trial.theirs.config.vocab_size  # type: ignore[union-attr]
+    case = trial.case
     pad = getattr(trial.theirs.config, "pad_token_id", None)  # type: ignore[union-attr]
     torch.manual_seed(1)
     lengths = [(case.length, 3)] + [(case.length - 2, 1)] * (case.kind == "seq2seq")
     masks = [tokens(side, length, first) for length, first in lengths]
-    ids = [torch.randint(3, vocab, mask.shape) for mask in masks]
+    ids = [torch.randint(3, vocab, mask.shape) for vocab, mask in zip(_vocab(trial), masks, strict=False)]
     return [one.masked_fill(~mask, pad or 0) for one, mask in zip(ids, masks, strict=True)], masks
+
+
+def _vocab(trial: Trial) -> tuple[int, int]:
+    """Sizes of the vocabularies that it reads and writes."""
+    config: Any = trial.theirs.config
+    source = getattr(config, "src_vocab_size", config.vocab_size)
+    return source, getattr(config, "decoder_vocab_size", config.vocab_size)
 
 
 def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, types: list[Tensor]) -> Tensor:
@@ -145,7 +160,7 @@ def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, typ
 
 def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor]) -> Tensor:
     """Their logits for each sequence by itself, without padding, put back in its place."""
-    logits = torch.zeros(*ids[-1].shape, trial.theirs.config.vocab_size)  # type: ignore[union-attr]
+    logits = torch.zeros(*ids[-1].shape, _vocab(trial)[-1])
     for row in range(BATCH):
         own = [one[row, mask[row]][None] for one, mask in zip(ids, masks, strict=True)]
         more = {"decoder_input_ids": own[1]} if trial.case.kind == "seq2seq" else {}
@@ -170,7 +185,8 @@ def check_count(trial: Trial) -> None:
     """The number of parameters is theirs."""
     uncounted = matcher(trial.case.uncounted)
     theirs = {p: p.numel() for name, p in trial.theirs.named_parameters() if not uncounted.fullmatch(name)}
-    assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values())
+    buffers = sum(trial.theirs.get_buffer(name).numel() for name in trial.case.buffers)
+    assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values()) + buffers
 
 
 @torch.no_grad()
@@ -180,12 +196,14 @@ def check_saved(trial: Trial) -> None:
     save(trial.ours, trial.ours.meta["graph"], back, layout="huggingface")
     before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
     section = trial.ours.meta["graph"].spec.model.checkpoint
-    left = matcher([*(section.copies or {}), *(section.ignore or {})])
+    left = matcher(map(section.in_file, [*(section.copies or {}), *(section.ignore or {}), *(section.zeros or {})]))
     assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
     for name in after:
         assert before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]), name
     again, loaded = AUTO[trial.case.kind].from_pretrained(back, output_loading_info=True, attn_implementation="eager")
     assert not loaded["unexpected_keys"] and not loaded["mismatched_keys"], loaded
+    if trial.case.repair is not None:
+        trial.case.repair(again)
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
     found = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])

@@ -2,6 +2,158 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .case import Case
 
-ENCODERS: dict[str, Case] = {}
+BERT = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+}
+XLM = {"vocab_size": 61, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 24}
+ANGLES = {"roformer.encoder.embed_positions.weight": "computed here"}
+ENTITIES = {
+    "entity_predictions.*": "its head",
+    "luke.entity_embeddings.*": "its tables",
+    "*2e_query.*": "queries of and for entities",
+    "*e2w_query.*": "queries of and for entities",
+    "luke.pooler.*": "not read by this head",
+}
+PROTEIN = {"pad_token_id": 1, "mask_token_id": 32}
+CONTACTS = {"esm.contact_head.*": "its head for contacts"}
+NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
+COUNTS_PADDING = ("none", "right")
+
+
+def masked(model_type: str, config: Mapping[str, Any], **more: Any) -> Case:
+    """A case with a masked-LM head."""
+    return Case(model_type, config, kind="masked", **more)
+
+
+class NoCache:
+    """Stands for the cache that an encoder does not need: theirs cannot be taken apart by layers."""
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def __getitem__(self, layer: int) -> None:
+        return None
+
+
+def without_cache(model: Any) -> None:
+    """Let their encoder with norms in front run, which asks a cache for its layers."""
+    model.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "cache": NoCache()}), with_kwargs=True
+    )
+
+
+ENCODERS: dict[str, Case] = {
+    "bert": masked(
+        "bert", BERT | {"type_vocab_size": 3, "hidden_act": "gelu_new"}, sides=COUNTS_PADDING, token_types=3
+    ),
+    "roberta": masked("roberta", BERT | {"hidden_act": "silu", "layer_norm_eps": 1e-5}, token_types=2),
+    "xlm_roberta": masked("xlm-roberta", BERT | {"pad_token_id": 2, "type_vocab_size": 1}, token_types=1),
+    "distilbert": masked(
+        "distilbert",
+        {
+            "vocab_size": 61,
+            "dim": 32,
+            "hidden_dim": 48,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_position_embeddings": 24,
+            "activation": "relu",
+            "sinusoidal_pos_embds": True,
+        },
+        sides=COUNTS_PADDING,
+    ),
+    "electra": masked(
+        "electra", BERT | {"embedding_size": 24, "hidden_act": "relu"}, sides=COUNTS_PADDING, token_types=2
+    ),
+    "electra_wide": masked("electra", BERT | {"embedding_size": 32}, sides=COUNTS_PADDING, token_types=2),
+    "albert": masked(
+        "albert",
+        BERT | {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2},
+        sides=COUNTS_PADDING,
+        token_types=2,
+    ),
+    "modernbert": masked(
+        "modernbert",
+        BERT
+        | NO_PADDING
+        | {
+            "num_hidden_layers": 5,
+            "local_attention": 5,
+            "global_rope_theta": 1000.0,
+            "local_rope_theta": 100.0,
+        },
+    ),
+    "modernbert_biases": masked(
+        "modernbert",
+        BERT
+        | NO_PADDING
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"],
+            "local_attention": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+            "decoder_bias": False,
+            "tie_word_embeddings": False,
+            "hidden_activation": "silu",
+            "classifier_activation": "relu",
+        },
+    ),
+    "nomic_bert": masked("nomic_bert", BERT | {"head_dim": 12, "type_vocab_size": 3}, token_types=3),
+    "mpnet": masked("mpnet", BERT, length=22),
+    "camembert": masked("camembert", BERT, token_types=2),
+    "data2vec_text": masked("data2vec-text", BERT, token_types=2),
+    "xlm_roberta_xl": masked("xlm-roberta-xl", BERT | {"hidden_act": "relu"}, token_types=1),
+    "roberta_prelayernorm": masked("roberta-prelayernorm", BERT, token_types=2),
+    "ibert": masked("ibert", BERT, token_types=2),
+    "ernie": masked("ernie", BERT, sides=COUNTS_PADDING, token_types=2),
+    "ernie_tasks": masked(
+        "ernie", BERT | {"use_task_id": True, "task_type_vocab_size": 5}, sides=("none",), token_types=2
+    ),
+    "megatron_bert": masked("megatron-bert", BERT, sides=COUNTS_PADDING, token_types=2),
+    "rembert": masked(
+        "rembert",
+        BERT | {"input_embedding_size": 24, "output_embedding_size": 40},
+        sides=COUNTS_PADDING,
+        token_types=2,
+    ),
+    "roformer": masked("roformer", BERT | {"embedding_size": 24}, token_types=2, uncounted=ANGLES),
+    "roformer_wide": masked("roformer", BERT, token_types=2, uncounted=ANGLES),
+    "bert_generation": Case("bert-generation", BERT, cached=False),
+    "xlm": masked("xlm", XLM, sides=COUNTS_PADDING),
+    "flaubert": masked("flaubert", XLM | {"gelu_activation": False}, sides=COUNTS_PADDING),
+    "flaubert_pre_norm": masked("flaubert", XLM | {"pre_norm": True}, sides=COUNTS_PADDING, repair=without_cache),
+    "luke": masked("luke", BERT | {"entity_vocab_size": 10, "entity_emb_size": 16}, token_types=2, uncounted=ENTITIES),
+    "gte": masked("gte", BERT | {"hidden_act": "silu"}, token_types=1),
+    "jina_embeddings_v3": masked("jina_embeddings_v3", BERT, token_types=1),
+    "eurobert": masked(
+        "eurobert",
+        BERT
+        | NO_PADDING
+        | {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "eurobert_tied": masked(
+        "eurobert",
+        BERT | NO_PADDING | {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
+    "esm": masked("esm", BERT | PROTEIN | {"position_embedding_type": "rotary"}, uncounted=CONTACTS),
+    "esm_absolute": masked("esm", BERT | PROTEIN, uncounted=CONTACTS),
+}

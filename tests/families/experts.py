@@ -2,6 +2,271 @@
 
 from __future__ import annotations
 
-from .case import Case
+from typing import Any
 
-EXPERTS: dict[str, Case] = {}
+from .case import Case
+from .llama_kin import LLAMA, MIXED, MULTIPLIERS, ROPE, WINDOW
+
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LATENT = {
+    **LLAMA,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+DEEPSEEK = {
+    **LATENT,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+EXPERTS_OF = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
+GROUPS = {"n_group": 4, "topk_group": 2}
+DEEPSEEK_LAYERS = {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
+PLAIN = {key: value for key, value in DEEPSEEK.items() if key not in LATENT or key in LLAMA}
+PLAIN |= {"num_key_value_heads": 2}
+NAMED = {"num_experts": 8, "num_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+NAMED |= {**LLAMA, "num_hidden_layers": 3}
+CORRECTION = "mlp.gate.e_score_correction_bias"
+
+
+def correction(name: str, *layers: int) -> dict[str, str]:
+    """The buffer of each layer's router that moves its choice."""
+    return {f"model.layers.{i}.{name}": "a training loop moves it, and no gradient" for i in layers}
+
+
+def deepseek_v3(**more: Any) -> Case:
+    """A DeepSeek-V3 with two layers of experts."""
+    buffers = correction(CORRECTION, 1, 2)
+    return Case("deepseek_v3", {**DEEPSEEK, **GROUPS, **more}, buffers=buffers)
+
+
+EXPERTS: dict[str, Case] = {
+    "mixtral": Case(
+        "mixtral", {**LLAMA, **WINDOW, "head_dim": 12, "num_local_experts": 6, "rope_parameters": ROPE}
+    ),
+    "mixtral_tied": Case("mixtral", {**LLAMA, "num_local_experts": 4, "tie_word_embeddings": True}),
+    "qwen3_moe": Case(
+        "qwen3_moe",
+        {
+            **LLAMA,
+            "head_dim": 12,
+            "attention_bias": True,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "olmoe": Case(
+        "olmoe", {**LLAMA, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
+    ),
+    "deepseek_v2": Case(
+        "deepseek_v2",
+        {
+            **DEEPSEEK,
+            **GROUPS,
+            "topk_method": "group_limited_greedy",
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
+        },
+    ),
+    "deepseek_v2_lite": Case("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 0}),
+    "deepseek_v3": deepseek_v3(
+        attention_bias=True, rms_norm_eps=1e-4, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+    ),
+    "deepseek_v3_bare": deepseek_v3(
+        n_group=1, topk_group=1, q_lora_rank=None, norm_topk_prob=False, rope_interleave=False
+    ),
+    "gpt_oss": Case(
+        "gpt_oss",
+        {
+            **LLAMA,
+            **MIXED,
+            "head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.7,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "qwen2_moe": Case(
+        "qwen2_moe",
+        {**LLAMA, **EXPERTS_OF, "num_experts": 6, "shared_expert_intermediate_size": 20, "norm_topk_prob": True},
+    ),
+    "qwen2_moe_windows": Case(
+        "qwen2_moe",
+        {
+            **LLAMA,
+            **EXPERTS_OF,
+            **WINDOW,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "shared_expert_intermediate_size": 20,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+        },
+    ),
+    "granitemoe": Case(
+        "granitemoe", {**LLAMA, **MULTIPLIERS, "attention_bias": True, "num_local_experts": 6, "num_experts_per_tok": 3}
+    ),
+    "dots1": Case(
+        "dots1",
+        {
+            **PLAIN,
+            "attention_bias": True,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-4,
+            "sliding_window": None,
+        },
+        buffers=correction(CORRECTION, 1, 2),
+    ),
+    "dots1_groups": Case(
+        "dots1",
+        {**PLAIN, **GROUPS, "first_k_dense_replace": 0, "sliding_window": None},
+        buffers=correction(CORRECTION, 0, 1, 2),
+    ),
+    "glm4_moe": Case(
+        "glm4_moe",
+        {
+            **PLAIN,
+            **GROUPS,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=correction(CORRECTION, 1, 2),
+    ),
+    "glm4_moe_bare": Case("glm4_moe", {**PLAIN, "norm_topk_prob": False}, buffers=correction(CORRECTION, 1, 2)),
+    "ernie4_5_moe": Case(
+        "ernie4_5_moe",
+        {
+            **LLAMA,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "hunyuan_v1_moe": Case(
+        "hunyuan_v1_moe",
+        {
+            **LLAMA,
+            "head_dim": 12,
+            "attention_bias": True,
+            "num_experts": 6,
+            "moe_topk": 3,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {**ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        },
+    ),
+    "youtu": Case("youtu", {**LATENT, "attention_bias": True, "rope_parameters": YARN}),
+    "youtu_halves": Case("youtu", {**LATENT, "q_lora_rank": None, "rope_interleave": False}),
+    "minicpm3": Case(
+        "minicpm3",
+        {
+            **LATENT,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "scale_emb": 3,
+            "scale_depth": 1.2,
+            "dim_model_base": 8,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.1, 1.7],
+                "long_factor": [1.4, 3.0],
+            },
+        },
+    ),
+    "glm4_moe_lite": Case(
+        "glm4_moe_lite", {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True}, buffers=correction(CORRECTION, 1, 2)
+    ),
+    "flex_olmo": Case(
+        "flex_olmo", {**LLAMA, "eos_token_id": 1, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
+    ),
+    "minimax_m2": Case(
+        "minimax_m2",
+        {
+            **LLAMA,
+            "head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 8,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=correction("mlp.e_score_correction_bias", 0, 1),
+    ),
+    "granitemoeshared": Case(
+        "granitemoeshared",
+        {**LLAMA, **MULTIPLIERS, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 20},
+    ),
+    "granitemoeshared_none": Case(
+        "granitemoeshared", {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": True}
+    ),
+    "exaone_moe": Case(
+        "exaone_moe",
+        {**NAMED, **GROUPS, **WINDOW, "num_hidden_layers": 5, "rms_norm_eps": 1e-4},
+        buffers=correction(CORRECTION, 1, 2, 3, 4),
+    ),
+    "solar_open": Case(
+        "solar_open",
+        {**PLAIN, **GROUPS, "head_dim": 12, "attention_bias": True, "first_k_dense_replace": 0},
+        buffers=correction(CORRECTION, 0, 1, 2),
+    ),
+    "hy_v3": Case(
+        "hy_v3",
+        {
+            **NAMED,
+            "head_dim": 12,
+            "attention_bias": True,
+            "router_scaling_factor": 1.5,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=correction("mlp.e_score_correction_bias", 1, 2),
+    ),
+    "afmoe": Case(
+        "afmoe",
+        {
+            **NAMED,
+            **WINDOW,
+            "num_hidden_layers": 5,
+            "num_dense_layers": 2,
+            "head_dim": 12,
+            "attention_bias": True,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "aria_text": Case(
+        "aria_text",
+        {
+            **LLAMA,
+            "head_dim": 12,
+            "attention_bias": True,
+            "moe_num_experts": 6,
+            "moe_topk": 3,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "axk1": Case(
+        "axk1",
+        {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True, "rms_norm_eps": 1e-4},
+        buffers=correction(CORRECTION, 1, 2),
+    ),
+}

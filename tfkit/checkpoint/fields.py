@@ -88,6 +88,7 @@ class Reading:
     def require(self, name: str, wanted: Any) -> None:
         """Note a field that has another value than the only one that the family can say."""
         self.read.add(name)
+        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
         if name in self.values and plain(self.values[name]) not in (wanted, None):
             message = (
                 f"{quoted(name)} must be {quoted(case_of(wanted))}: {self.section.model_type} cannot say more here"
@@ -115,12 +116,14 @@ class Reading:
         return ["graph", *keys] if isinstance(graph, Mapping) and keys[0] in graph.items else keys
 
     def _is_null_before(self, path: str) -> bool:
-        """Whether a path leads into a part that the spec has as null: there is nothing to change."""
+        """Whether there is nothing to change: a path leads into what is null in the spec, or into no variant."""
         node: Node | None = self.tree
+        before = ""
         for key in self._keys(path)[:-1]:
             node = node.items.get(key) if isinstance(node, Mapping) else None
-            if isinstance(node, Scalar) and node.value is None:
+            if (node is None and before == "variants") or (isinstance(node, Scalar) and node.value is None):
                 return True
+            before = key
         return False
 
     def _set(self, name: str, rule: FieldConfig) -> None:
@@ -131,9 +134,10 @@ class Reading:
             value = Scalar(self.computed(rule.read, value), value.span)
         elif rule.null_if is not None and plain(value) == self.computed(rule.null_if):
             value = Scalar(None, value.span)
-        changes = dict.fromkeys([rule.set] if isinstance(rule.set, str) else rule.set or (), value)
-        if plain(value) is not None:
-            changes |= {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
+        changes: dict[str, Node] = {}
+        if plain(value) is not None:  # these first: they may make the part that the value belongs to
+            changes = {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
+        changes |= dict.fromkeys([rule.set] if isinstance(rule.set, str) else rule.set or (), value)
         for path, node in changes.items():
             if not self._is_null_before(path):
                 self.put(path, node)

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from tfkit.checkpoint.names import expanded, filled, holes, nameless, numbered
+from tfkit.checkpoint.names import expanded, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.report import collapsed
 from tfkit.checkpoint.weights import Link, WeightMap, places
@@ -70,9 +70,22 @@ class _Links:
         in_file = self.config.in_file
         copies = {in_file(name): in_file(other) for name, other in (self.config.copies or {}).items()}
         ignored = {in_file(name): reason for name, reason in (self.config.ignore or {}).items()}
-        return WeightMap(
-            tuple(links), self.places, self.config.prefix, copies, ignored, self.config.older or {}
-        )
+        constants = self._constants([name for link in links for name in link.file])
+        zeros = {in_file(name): reason for name, reason in (self.config.zeros or {}).items()}
+        ignored |= dict.fromkeys(constants, "the same in all models of the family") | zeros
+        own = tuple(links), self.places, self.config.prefix
+        return WeightMap(*own, copies, ignored, self.config.older or {}, constants, zeros)
+
+    def _constants(self, names: Sequence[str]) -> dict[str, float]:
+        """The numbers of the file that are the same in all models, by their names in this one."""
+        found: dict[str, float] = {}
+        for text, value in (self.config.constants or {}).items():
+            name = self.config.in_file(text)
+            begins, hole, _ = name.partition("}")
+            others = matcher([f"{begins}{hole}*"])
+            numbers = {tuple(numbered(other)[1][:1]) for other in names if hole and others.fullmatch(other)}
+            found |= {filled(name, dict(zip(holes(name), one, strict=True))): value for one in numbers or [()]}
+        return found
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:
         """The entry of a tensor, which of the entry's names it has, and what follows after that name."""
@@ -119,7 +132,7 @@ class _Links:
         for index in product(*map(range, shape[: len(open_)])):
             at = dict(zip(open_, index, strict=True))
             file = tuple(filled(name, at) for name in names)
-            yield Link(tuple(own), file, index, pattern, sizes, self.config.tensors[key].absent)
+            yield Link(tuple(own), file, index, pattern, sizes)
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
         """The pattern of an entry for tensors of that rank, and the sizes of its names that are known."""

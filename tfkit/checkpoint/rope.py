@@ -63,12 +63,17 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         parameters = _parameters(reading, name, rule, kind)
         patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(reading, parameters)}
         part = parameters.pop("partial_rotary_factor", 1.0)
+        if part != 1 and "partial_rotary_factor" not in (rule.default or {}).get(kind, rule.default or {}):
+            message = f"{reading.section.model_type} rotates whole heads, and this file says {part} of them"
+            raise Invalid("", message, help="a family that rotates parts has a `default` for `partial_rotary_factor`")
         patch["width"] = None if part == 1 else f"d_head * {part}"
         if unknown := [word for word in parameters if f"{name}.{word}" not in reading.rules]:
             word = unknown[0]
             raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
         given = reading.values.get(name) or reading.values.get(f"{_around(name)}rope_scaling")
-        reading.put(path, node_of(patch, given.span if given else reading.span))
+        span = given.span if given else reading.span
+        reading.put(path, node_of({"scaling": None}, span))  # of the family's own model, nothing is to remain
+        reading.put(path, node_of(patch, span))
     beside = ["rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)]
     reading.read |= {name, *(f"{_around(name)}{one}" for one in beside)}
 
@@ -117,6 +122,9 @@ def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | N
         parameters.setdefault("factor", reading.number("max_position_embeddings") / parameters[ORIGINAL])
     elif kind == "dynamic":
         parameters[ORIGINAL] = reading.number("max_position_embeddings")
+    if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        for one in ("mscale", "mscale_all_dim"):  # one without the other has no effect
+            parameters.pop(one, None)
     if kind == "ntk":  # the other fields of these files have no effect beside `alpha`
         for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(one, None)
@@ -143,5 +151,5 @@ def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str
             raise Invalid("", f"no config.json has a scaling of the kind {quoted(kind)}")
         values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
         said |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
-        said["rope_type"] = "dynamic" if kind == "ntk" else kind
+        said |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}
     return said

@@ -7,7 +7,7 @@ one way, saving the other; neither looks at the values, and both move them once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -64,12 +64,6 @@ class Link:
     pattern: Pattern | None = None
     """From the file's tensors to the model's."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    absent: float | None = None
-    """What the model's tensors hold where the file has none of them."""
-
-    def left_out(self, names: Collection[str]) -> bool:
-        """Whether a file has none of the tensors, and need not have them."""
-        return self.absent is not None and not any(name in names for name in self.file)
 
 
 @dataclass(frozen=True)
@@ -82,6 +76,8 @@ class WeightMap:
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
+    zeros: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def own(cls, model: nn.Module) -> WeightMap:
@@ -127,9 +123,7 @@ class WeightMap:
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
         """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time."""
         order = {name: number for number, name in enumerate(checkpoint.names)}
-        self._fill_absent(checkpoint.names, state)
-        there = (link for link in self.links if not link.left_out(order))
-        for link in sorted(there, key=lambda link: order[link.file[0]]):
+        for link in sorted(self.links, key=lambda link: order[link.file[0]]):
             found = [checkpoint.read(name) for name in link.file]
             for name, tensor in zip(link.file, found, strict=True):
                 check_finite(name, tensor, checkpoint.names[name].file)
@@ -138,16 +132,13 @@ class WeightMap:
                 found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
             for view, tensor in zip(views, found, strict=True):
                 view.copy_(tensor)
-        self._check_copies(checkpoint)
-
-    def _fill_absent(self, names: Collection[str], state: Mapping[str, Tensor]) -> None:
-        for link in self.links:
-            if link.absent is not None and link.left_out(names):
-                for view in self.views(link, state):
-                    view.fill_(link.absent)
-
-    def _check_copies(self, checkpoint: Checkpoint) -> None:
         linked = {name for link in self.links for name in link.file}
+        self._check_copies(checkpoint, linked)
+        for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
+            if name in checkpoint.names and name not in linked:
+                _check_constant(name, checkpoint.read(name), value)
+
+    def _check_copies(self, checkpoint: Checkpoint, linked: Set[str]) -> None:
         for name, other in self.copies.items():
             if name in checkpoint.names and other in checkpoint.names and name not in linked:
                 if torch.equal(checkpoint.read(name), checkpoint.read(other)):
@@ -162,3 +153,12 @@ class WeightMap:
             if link.pattern is not None:
                 found = link.pattern.inverse().apply(found, link.sizes)
             yield from zip(link.file, found, strict=True)
+        like = next(iter(state.values()))
+        for name, value in self.constants.items():
+            yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
+
+
+def _check_constant(name: str, tensor: Tensor, value: float) -> None:
+    if not torch.equal(tensor, torch.full_like(tensor, value)):
+        message = f"tensor {quoted(name)} has other values than {value:g}, and the spec has no place for them"
+        raise SpecError(Diagnostic(message, help="map it under `tensors`, to a part that the graph has"))

@@ -84,6 +84,8 @@ class _Writing:
         found = {path: self.value(path) for path in paths}
         values = [value for value in found.values() if value is not MISSING]
         implied = rule.if_null is not None or ("default" in rule.model_fields_set and rule.default is None)
+        if not values and rule.null_if is not None:
+            values = [None]  # the part that the value belongs to is not there
         if not values or (values[0] is None and implied):
             return
         if any(value != values[0] for value in values):
@@ -95,6 +97,8 @@ class _Writing:
         if rule.write is not None and value is not None:
             value = evaluate(rule.write, lambda word: value if word == "value" else self._number(word))
             value = round(value) if abs(value - round(value)) <= 1e-9 * abs(value) else value
+            short = float(f"{value:.12g}")
+            value = short if isinstance(value, float) and abs(value - short) <= 1e-14 * abs(value) else value
         self.fields[name] = list(value) if isinstance(value, tuple) else value
 
     def _number(self, name: str) -> Number:
@@ -111,9 +115,10 @@ class _Writing:
                 value = {"true": True, "false": False, "null": None}.get(word, int(word) if word.isdecimal() else word)
                 self.fields[name] = value
                 return
-        if rule.set is not None:
-            return self._copy(name, rule)
-        raise Invalid("", f"no value of {quoted(name)} says what the spec says", notes=[f"it has {', '.join(cases)}"])
+        if rule.set is None:
+            message = f"no value of {quoted(name)} says what the spec says"
+            raise Invalid("", message, notes=[f"it has {', '.join(cases)}"])
+        self._copy(name, rule)
 
     def _rope(self, name: str, rule: FieldConfig) -> None:
         paths = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}

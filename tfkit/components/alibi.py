@@ -19,20 +19,22 @@ class AlibiConfig(ScoreBiasConfig):
     kind: Literal["alibi"] = "alibi"
     max_slope_exponent: PositiveFloat = 8.0
     """The last slope is 2 to the power of minus this."""
+    scaled: bool = False
+    """Whether the bias is multiplied by d_head ** -0.5, as scores are, because it is added before that."""
 
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
-        return Alibi(attention.n_heads, self.max_slope_exponent)
+        return Alibi(attention.n_heads, self.max_slope_exponent, attention.head_width**-0.5 if self.scaled else 1.0)
 
 
 class Alibi(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k], float32."""
 
-    def __init__(self, n_heads: int, max_exponent: float) -> None:
+    def __init__(self, n_heads: int, max_exponent: float, scale: float) -> None:
         super().__init__()
         power = 2 ** (n_heads.bit_length() - 1)
         exponents = [max_exponent * (i + 1) / power for i in range(power)]
         between = [max_exponent * (i + 0.5) / power for i in range(n_heads - power)]
-        self.slopes = [2.0**-exponent for exponent in exponents + between]
+        self.slopes = [scale * 2.0**-exponent for exponent in exponents + between]
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         distance = (keys[:, None, None, :] - queries[:, None, :, None]).abs().float()

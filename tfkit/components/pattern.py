@@ -25,7 +25,7 @@ class LayersConfig(Config):
     """Named changes to the stack's layer; `base` is the layer unchanged."""
     pattern: tuple[str, ...] | dict[str, str] | None = None
     """Which variant stands where: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
-    (`{0-2: dense, rest: experts}`)."""
+    (`{0-2: dense, rest: experts}`), where `"-1"` is the last."""
     groups: Count | None = None
     """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
 
@@ -94,7 +94,8 @@ def _placed(pattern: dict[str, str], n: int) -> list[str]:
         if key == "rest":
             continue
         place = f"layers.pattern.{key}"
-        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", key)
+        from_end = re.fullmatch(r"-[1-9]\d{0,3}", key) is not None and n + int(key) >= 0
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", str(n + int(key)) if from_end else key)
         if match is None:
             raise Invalid(place, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
         first, last = int(match[1]), int(match[2] or match[1])

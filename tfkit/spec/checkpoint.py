@@ -20,8 +20,6 @@ class TensorConfig(Config):
     """How the file's tensors become the model's, see `tfkit/checkpoint/pattern.py`; as they are unless given."""
     sizes: dict[str, Dim] | None = None
     """Sizes of the pattern's names that follow neither from the tensors nor from the component."""
-    absent: float | None = None
-    """What the model's tensors are filled with where the file has none of these; without it they must be there."""
 
     def check(self) -> None:
         """Refuse sizes of nothing."""
@@ -73,6 +71,9 @@ class FieldConfig(Config):
         super().check()
         if self.cases is None and self.rope is None and self.set is None:
             raise Invalid("", "a field needs `set`, `cases` or `rope`", help="write the path of the spec's value")
+        for type, variant in (self.layers or {}).items():
+            if not isinstance(variant, str) and "rest" not in variant:
+                raise Invalid(f"layers.{type}", "`rest` is missing: the variant of the other layers of that type")
         for name in ("read", "write", "if_null", "null_if", "also"):
             special = self.set is None or self.rope is not None or self.layers is not None
             if getattr(self, name) is not None and special:
@@ -99,6 +100,12 @@ class CheckpointConfig(Config):
     """Tensors of the file that repeat another one, and that one's name."""
     ignore: dict[str, str] | None = None
     """Tensors of the file that the model does not need, with the reason; `*` stands for anything."""
+    zeros: dict[str, str] | None = None
+    """Tensors of the file for which the model has no place because they are zero, with the reason; other values are
+    refused."""
+    constants: dict[str, float] | None = None
+    """Single numbers of the file that are the same in all models of the family: written, and checked when read.
+    `{i}` stands for every number that other names of the file have there."""
     config: dict[str, FieldConfig | None] | None = None
     """The fields of config.json; null takes one away that the spec below has."""
     only: dict[str, Any] | None = None
@@ -110,7 +117,7 @@ class CheckpointConfig(Config):
 
     def in_file(self, name: str) -> str:
         """A name of the section as it stands in the file."""
-        return self.prefix.removesuffix(".") + name if name.startswith(".") else name
+        return self.prefix + name[1:] if name.startswith(".") else name
 
     @property
     def fields(self) -> dict[str, FieldConfig]:

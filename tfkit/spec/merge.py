@@ -1,7 +1,8 @@
 """One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults. Of what a spec names itself (nodes, inputs, tensors), null takes one away.
+component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Of what a spec
+names itself (nodes, inputs, tensors), null takes one away.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, 
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_NAMED = {("graph",), ("inputs",), *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "only"))}
+_NAMED = {
+    ("graph",),
+    ("inputs",),
+    *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "zeros", "constants", "only")),
+}
 
 
 def word_key(path: tuple[str, ...]) -> str:
@@ -46,7 +51,7 @@ def nested(keys: Iterable[str], value: Node) -> Mapping:
 
 
 def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
-    if not isinstance(new, Mapping):
+    if not isinstance(new, Mapping) or path[-2:] == ("layers", "pattern"):
         return new
     key = word_key(path)
     if isinstance(old, Scalar) and isinstance(old.value, str) and not (path[0] == "checkpoint" and len(path) > 3):

@@ -19,6 +19,7 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered
+from tfkit.spec.checkpoint import CheckpointConfig
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.shape import Shape, extra, numeric, shape_of
 
@@ -129,14 +130,17 @@ class _Language:
         shape = shape_of(info.annotation)
         if name == config.word_key and issubclass(config, Component):
             return {**_documented(text), "const": config.kind_name()}
+        removable = partial and issubclass(config, ModelSpec | CheckpointConfig)
         if shape is None:
-            return {**_documented(text), **_plain(config, name)}
+            plain = _plain(config, name)
+            return {**_documented(text), **(_with_null_entries(plain) if removable else plain)}
         default = extra(info, "default_kind")
         options = self._configs(
             shape,
             implied=extra(info, "implied_kind") or default,
             partial=partial or marker(info, PatchMarker) is not None,
         )
+        options = _with_null_entries(options) if removable else options
         return {**_documented(text), **({"default": default} if default else {}), **options}
 
     def _configs(self, shape: Shape, *, implied: str | None, partial: bool) -> Schema:
@@ -182,6 +186,15 @@ class _Language:
     def _kind(self, one: Registered, *, partial: bool) -> Schema:
         name = f"{one.config.slot}.{one.config.kind_name()}"
         return self._config(one.config, partial=partial, name=name, about=_about_kind(one))
+
+
+def _with_null_entries(schema: Schema) -> Schema:
+    """A mapping of names to parts, where null takes away what the spec that is changed has."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_with_null_entries(option) for option in schema["anyOf"]]}
+    if not isinstance(schema.get("additionalProperties"), dict):
+        return schema
+    return {**schema, "additionalProperties": _any([schema["additionalProperties"], {"type": "null"}])}
 
 
 def _required(config: type[Config]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Part:
         name: its path in A.
         other: its path in B.
         difference: the largest one between their outputs.
+        size: the largest value of B's output, at least 1: a difference counts in proportion to it.
         place: where that is, in the output.
         values: what A has there, and B.
         reference: the largest difference of A's output from its output in float64, if that was asked for.
@@ -42,6 +44,7 @@ class Part:
     name: str
     other: str
     difference: float
+    size: float
     place: tuple[int, ...]
     values: tuple[float, float]
     reference: float | None
@@ -54,7 +57,7 @@ class Comparison:
     Attributes:
         difference: the largest one between what they return.
         parts: the components that both have, in the order in which A runs them; what they return comes last.
-        first: the first of them that differs by more than the tolerance.
+        first: the first of them that differs by more than the tolerance, in times of its size.
     """
 
     difference: float
@@ -100,7 +103,7 @@ def compare(
         batch: number of sequences.
         length: of each of them.
         seed: of the tokens, and of random weights.
-        tolerance: what counts as equal.
+        tolerance: what counts as equal, in times of the largest value where that is above 1.
         float64: compare A with itself in float64 as well, to tell its rounding from a mistake.
         device: where both run.
 
@@ -124,7 +127,7 @@ def compare(
     names = {**other.names, "": ""}
     parts = [_part(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]]
     found = tuple(part for part in parts if part is not None)
-    first = next((part for part in found if not part.difference <= tolerance), None)
+    first = next((part for part in found if not part.difference <= tolerance * part.size), None)
     return Comparison(found[-1].difference, found, first, tolerance, float64)
 
 
@@ -167,7 +170,10 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, help="pip install transformers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    cls = getattr(transformers, section.architecture)
+    said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [section.architecture]
+    cls = getattr(transformers, str(said[0]), None)
+    if cls is None:
+        raise SpecError(Diagnostic(f"transformers has no {quoted(str(said[0]))}", help="install a version that has it"))
     dtype = next(model.parameters()).dtype
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
     names = {path for path, _ in theirs.named_modules()}
@@ -281,6 +287,7 @@ def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Ten
         name or "(what they return)",
         other or "(what they return)",
         float(gap.max()),
+        max(1.0, float(theirs.abs().max())),
         place,
         (float(ours[place]), float(theirs[place])),
         reference,

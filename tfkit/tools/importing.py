@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfkit.checkpoint.fields import read_fields
 from tfkit.checkpoint.written import write_fields
+from tfkit.component import Config
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins, load_plugins
@@ -19,6 +21,7 @@ from tfkit.spec.merge import merge
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, node_of
+from tfkit.tools.show import text_of
 
 CONFIG = "config.json"
 HOW_TO = "write a spec with a `checkpoint` section and give it with --family: specs/README.md shows how"
@@ -118,10 +121,12 @@ def _check_architecture(config: Mapping, family: ModelSpec) -> None:
     names = plain(given) if given is not None else None
     section = family.checkpoint
     assert section is not None
-    if given is None or not names or section.architecture in names or any(str(n).endswith("Model") for n in names):
+    ours = section.architecture.casefold()  # older files write MPTForCausalLM where transformers has MptForCausalLM
+    if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
         return
     message = f"this is the config of a {names[0]}, and the family has the {section.architecture}"
-    raise SpecError(Diagnostic(message, given.span, "architectures", help="the two differ in their heads"))
+    help = "a family has the model with one head; --family names a spec of another"
+    raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
@@ -139,30 +144,35 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     span = node_of({}, graph.spec.provenance.spans[()]).span
     config = node_of(fields, span)
     assert isinstance(config, Mapping)
-    tree, _ = _family(families()[section.model_type], plugins)
+    tree, _ = _family(_proving_family(graph), plugins)
     tree = without_idle(read_fields(config, tree, section), plugins)
     again = resolve_spec(tree, plugins, file=CONFIG).model
-    if differing := differences(model, again):
+    changed = list(_differences(model.graph, again.graph, ""))
+    if changed:
         message = f"no config.json of a {section.model_type} says this model"
-        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in differing[:10])
+        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
         raise SpecError(Diagnostic(message, None, "checkpoint.config", notes))
     return fields
 
 
-def differences(model: ModelSpec, other: ModelSpec) -> list[tuple[str, str, str]]:
-    """Where two models differ in what they compute: path, and what each has there."""
-    found: list[tuple[str, str, str]] = []
-    _compare(model.graph, other.graph, "", found)
-    return found
+def _proving_family(graph: Graph) -> str:
+    """The spec against which a config.json is proved: the family's own, or, where none comes with tfkit, this one."""
+    section = graph.spec.model.checkpoint
+    assert section is not None
+    shipped = families().get(section.model_type)
+    if shipped is None and not Path(graph.spec.file).is_file():
+        message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is in no file"
+        raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
+    return shipped or graph.spec.file
 
 
-def _compare(ours: Any, theirs: Any, path: str, found: list[tuple[str, str, str]]) -> None:
+def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Where two resolved values differ: the path, and what each has there."""
     if ours == theirs:
         return
-    a = dict(ours) if isinstance(ours, dict) or hasattr(ours, "model_fields_set") else None
-    b = dict(theirs) if isinstance(theirs, dict) or hasattr(theirs, "model_fields_set") else None
-    if a is None or b is None or type(ours) is not type(theirs):
-        found.append((path, str(ours), str(theirs)))
+    parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]
+    if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
+        yield path, text_of(ours), text_of(theirs)
         return
-    for key in {**a, **b}:
-        _compare(a.get(key), b.get(key), f"{path}.{key}".lstrip("."), found)
+    for key in {**parts[0], **parts[1]}:
+        yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))

@@ -1,0 +1,44 @@
+"""Files of encoders as they were published, which differ from those that transformers writes today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tfkit
+from tfkit.tools.importing import import_config
+from tfkit.tools.weights import build_with_weights
+
+from .case import Trial
+from .encoders import ENCODERS
+
+
+def published(name: str) -> str:
+    """A name as the file of bert-base-uncased has it, with the LayerNorms in the words of TensorFlow."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+@torch.no_grad()
+def test_older_names_of_norms_and_the_parts_of_pretraining(tmp_path: Path) -> None:
+    trial = Trial.of(ENCODERS["bert"], tmp_path)
+    tensors = {published(name): one for name, one in load_file(tmp_path / "theirs" / "model.safetensors").items()}
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    tensors |= {"bert.pooler.dense.weight": torch.ones(32, 32), "cls.seq_relationship.weight": torch.ones(2, 32)}
+    tensors["bert.embeddings.position_ids"] = torch.arange(24)[None]
+    save_file(tensors, tmp_path / "published.safetensors")
+    graph = tfkit.loads(import_config(tmp_path / "theirs").text)
+    model = build_with_weights(graph, tmp_path / "published.safetensors").eval()
+    ids = torch.randint(3, 61, (2, 9))
+    torch.testing.assert_close(model(ids), trial.ours(ids), rtol=0, atol=0)
+
+
+def test_a_name_of_both_spellings_is_one_too_many(tmp_path: Path) -> None:
+    trial = Trial.of(ENCODERS["bert"], tmp_path)
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.gamma"] = torch.ones(32)
+    save_file(tensors, tmp_path / "both.safetensors")
+    with pytest.raises(tfkit.SpecError, match=r"bert\.embeddings\.LayerNorm\.gamma"):
+        build_with_weights(trial.imported.graph, tmp_path / "both.safetensors")

@@ -1,0 +1,55 @@
+"""What an encoder-decoder's file may leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import tfkit
+from tfkit.tools.importing import import_config
+from tfkit.tools.weights import build_with_weights, load_weights
+
+from .case import reference
+from .seq2seq import SEQ2SEQ
+
+HEADLESS = "model.safetensors"
+
+
+def headless(folder: Path) -> tfkit.Graph:
+    """Save BART without its head, whose bias is then nowhere; the graph of the whole."""
+    theirs = reference(SEQ2SEQ["bart"])
+    theirs.model.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    return import_config(folder).graph
+
+
+@torch.no_grad()
+def test_a_file_without_the_head_has_no_bias_of_the_logits(tmp_path: Path) -> None:
+    graph = headless(tmp_path)
+    assert "final_logits_bias" not in load_file(tmp_path / HEADLESS)
+    ours = build_with_weights(graph, tmp_path).eval()
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path).eval()
+    source, target = torch.randint(3, 61, (2, 7)), torch.randint(3, 61, (2, 5))
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    torch.testing.assert_close(ours(source, target), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_of_the_logits_is_refused_where_the_spec_has_none(tmp_path: Path) -> None:
+    graph = headless(tmp_path)
+    save_file({**load_file(tmp_path / HEADLESS), "final_logits_bias": torch.zeros(1, 61)}, tmp_path / HEADLESS)
+    build_with_weights(graph, tmp_path)
+    save_file({**load_file(tmp_path / HEADLESS), "final_logits_bias": torch.ones(1, 61)}, tmp_path / HEADLESS)
+    with pytest.raises(tfkit.SpecError, match="`final_logits_bias` has other values than 0"):
+        build_with_weights(graph, tmp_path)
+
+
+def test_all_else_must_be_there(tmp_path: Path) -> None:
+    graph = headless(tmp_path)
+    tensors = load_file(tmp_path / HEADLESS)
+    del tensors["encoder.layers.1.fc1.bias"]
+    save_file(tensors, tmp_path / HEADLESS)
+    with pytest.raises(tfkit.SpecError, match=r"encoder\.layers\.1\.fc1\.bias"):
+        build_with_weights(graph, tmp_path)
