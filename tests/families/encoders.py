@@ -24,8 +24,6 @@ ENTITIES = {
     "*e2w_query.*": "queries of and for entities",
     "luke.pooler.*": "not read by this head",
 }
-PROTEIN = {"pad_token_id": 1, "mask_token_id": 32}
-CONTACTS = {"esm.contact_head.*": "its head for contacts"}
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
 
@@ -154,6 +152,4 @@ ENCODERS: dict[str, Case] = {
         BERT | NO_PADDING | {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"},
     ),
     "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
-    "esm": masked("esm", BERT | PROTEIN | {"position_embedding_type": "rotary"}, uncounted=CONTACTS),
-    "esm_absolute": masked("esm", BERT | PROTEIN, uncounted=CONTACTS),
 }

@@ -49,9 +49,7 @@ def deepseek_v3(**more: Any) -> Case:
 
 
 EXPERTS: dict[str, Case] = {
-    "mixtral": Case(
-        "mixtral", {**LLAMA, **WINDOW, "head_dim": 12, "num_local_experts": 6, "rope_parameters": ROPE}
-    ),
+    "mixtral": Case("mixtral", {**LLAMA, **WINDOW, "head_dim": 12, "num_local_experts": 6, "rope_parameters": ROPE}),
     "mixtral_tied": Case("mixtral", {**LLAMA, "num_local_experts": 4, "tie_word_embeddings": True}),
     "qwen3_moe": Case(
         "qwen3_moe",
@@ -197,7 +195,7 @@ EXPERTS: dict[str, Case] = {
         "glm4_moe_lite", {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True}, buffers=correction(CORRECTION, 1, 2)
     ),
     "flex_olmo": Case(
-        "flex_olmo", {**LLAMA, "eos_token_id": 1, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
+        "flex_olmo", {**LLAMA, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
     ),
     "minimax_m2": Case(
         "minimax_m2",
@@ -222,6 +220,17 @@ EXPERTS: dict[str, Case] = {
         "exaone_moe",
         {**NAMED, **GROUPS, **WINDOW, "num_hidden_layers": 5, "rms_norm_eps": 1e-4},
         buffers=correction(CORRECTION, 1, 2, 3, 4),
+    ),
+    "exaone_moe_mixed": Case(
+        "exaone_moe",
+        {
+            **NAMED,
+            **WINDOW,
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", "full_attention", *["sliding_attention"] * 3],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+        },
+        buffers=correction(CORRECTION, 1, 3, 4),
     ),
     "solar_open": Case(
         "solar_open",
@@ -268,5 +277,19 @@ EXPERTS: dict[str, Case] = {
         "axk1",
         {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True, "rms_norm_eps": 1e-4},
         buffers=correction(CORRECTION, 1, 2),
+    ),
+    # Theirs has the base of the rotation twice, and reads the one that published files do not have.
+    "dbrx": Case(
+        "dbrx",
+        {
+            "vocab_size": 61,
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1000.0},
+            "ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 6, "moe_top_k": 3},
+            "rope_parameters": ROPE,
+        },
     ),
 }

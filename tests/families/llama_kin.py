@@ -197,8 +197,6 @@ LLAMA_KIN: dict[str, Case] = {
     ),
     "hyperclovax": Case("hyperclovax", {**LLAMA, **MULTIPLIERS, "head_dim": 12, "mlp_bias": True}),
     "hyperclovax_pre": Case("hyperclovax", {**LLAMA, "use_post_norm": False}),
-    "jais2": Case("jais2", {**LLAMA, "head_dim": 12}),
-    "jais2_bare": Case("jais2", {**LLAMA, "attention_bias": False, "mlp_bias": False}),
     "nanochat": Case("nanochat", {**LLAMA, "attention_bias": True, "final_logit_softcapping": 2.0}),
     "internlm3": Case("internlm3", {**LLAMA, "head_dim": 12, **BIASES}),
     "iquestcoder": Case("iquestcoder", {**LLAMA, "head_dim": 12}),

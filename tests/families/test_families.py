@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 import transformers
 
 import tfkit
 from tfkit.tools.importing import families
 
-from .case import Case, Trial, check_cached, check_count, check_logits, check_saved
-from .decoders import DECODERS
-from .encoders import ENCODERS
-from .experts import EXPERTS
-from .llama_kin import LLAMA_KIN
-from .seq2seq import SEQ2SEQ
+from .case import Trial, check_cached, check_count, check_logits, check_saved
+from .cases import CASES
 
-CASES: dict[str, Case] = {**DECODERS, **LLAMA_KIN, **ENCODERS, **SEQ2SEQ, **EXPERTS}
 transformers.utils.logging.disable_progress_bar()
 
 
@@ -41,3 +39,10 @@ def test_defaults_are_those_of_the_config_class(name: str) -> None:
         plain = rule.rope is None and rule.layers is None and "default" in rule.model_fields_set
         if plain and rule.default is not None and hasattr(theirs, field):  # null follows from other fields
             assert rule.default == getattr(theirs, field), field
+
+
+@torch.no_grad()
+def test_without_token_types_all_are_of_the_first_type(tmp_path: Path) -> None:
+    trial = Trial.of(CASES["bert"], tmp_path)
+    ids = torch.randint(3, 61, (3, trial.case.length))
+    torch.testing.assert_close(trial.ours(ids), trial.theirs(ids).logits, rtol=1e-5, atol=1e-5)

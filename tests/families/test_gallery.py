@@ -6,61 +6,73 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import tfkit
-from tfkit.spec.load import shipped_specs
-from tfkit.tools.diff import differences
-from tfkit.tools.importing import import_config
+from tfkit.checkpoint.names import matcher
+from tfkit.checkpoint.published import published
+from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.spec.source import plain
+from tfkit.tools.importing import families, import_config
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in shipped_specs() if (PUBLISHED / f"{name}.json").exists()]
+FIRST = set(families().values())
+"""One spec of each family; the other sizes are counted by `make test-all`."""
 AUTO = {
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
     "MTModel": transformers.AutoModelForSeq2SeqLM,
 }
-MODEL_TYPES = 45
-SPECS = 100
 
 
 def test_the_gallery_is_large() -> None:
-    sections = [tfkit.load(name).spec.model.checkpoint for name in NAMES]
-    assert len(NAMES) >= SPECS
-    assert len({section.model_type for section in sections if section}) >= MODEL_TYPES
+    kinds = {plain(read_tree(name))["checkpoint"]["model_type"] for name in NAMES}
+    assert len(NAMES) >= 100
+    assert len(kinds) >= 45
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_spec_is_what_the_config_says(name: str) -> None:
-    graph = tfkit.load(name)
-    imported = import_config(PUBLISHED / f"{name}.json", name=name)
-    nodes = graph.spec.model.graph.keys()
-    found = differences(graph, imported.graph)
-    assert [one for one in found if one.places[0].removeprefix("graph.").split(".")[0] in nodes] == []
-    assert graph.spec.model.source, "a spec names its source"
-    assert graph.spec.model.parameters, "a spec says how many parameters it has"
+    model = tfkit.load(name).spec.model
+    assert import_config(PUBLISHED / f"{name}.json").graph.spec.model.graph == model.graph
+    assert model.source, "a spec names its source"
+    assert model.parameters, "a spec says how many parameters it has"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
+)
 def test_parameters_are_as_many_as_in_transformers(name: str) -> None:
-    """Ours are counted when the model is built, and held against what the spec says."""
-    graph = tfkit.load(name)
-    tfkit.build(graph, device="meta")
-    theirs = reference(name)
-    section = graph.spec.model.checkpoint
-    assert section is not None
-    counted = {id(p): p.numel() for p in theirs.parameters()}
-    assert graph.spec.model.parameters == sum(counted.values())
+    model = tfkit.build(name, device="meta")
+    assert sum(parameter.numel() for parameter in model.parameters()) == stored(model, reference(name))
 
 
-def reference(name: str) -> torch.nn.Module:
-    fields = json.loads((PUBLISHED / f"{name}.json").read_text())
-    config = transformers.AutoConfig.for_model(**fields)
-    architecture = fields.get("architectures", ["ForCausalLM"])[0]
+def reference(name: str) -> nn.Module:
+    """Their model on the meta device."""
+    fields = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    architecture = (fields.pop("architectures", None) or ["ForCausalLM"])[0]
     auto = next((cls for end, cls in AUTO.items() if architecture.endswith(end)), transformers.AutoModelForCausalLM)
     with torch.device("meta"):
-        return auto.from_config(config)
+        return auto.from_config(transformers.AutoConfig.for_model(**fields))
+
+
+def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
+    """How many values of theirs a file holds that our model reads: parameters, those of an untied head, and buffers
+    that were learned. What is computed (sinusoids) is a parameter of theirs at times, and never read.
+    """
+    section = model.meta["graph"].spec.model.checkpoint
+    read = {name for link in published(model, section).links for name in link.file}
+    ignored = matcher(map(section.in_file, section.ignore or {}))
+    counted = {name: p for name, p in theirs.named_parameters() if not ignored.fullmatch(name)}
+    buffers = [buffer.numel() for name, buffer in theirs.named_buffers() if name in read]
+    every = theirs.named_parameters(remove_duplicate=False)
+    times = Counter(id(parameter) for name, parameter in every if name in read)
+    untied = [(times[id(p)] - 1) * p.numel() for p in counted.values() if times[id(p)] > 1]
+    return sum(p.numel() for p in counted.values()) + sum(buffers) + sum(untied)

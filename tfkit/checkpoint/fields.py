@@ -55,6 +55,8 @@ class Reading:
         self.errors: list[Diagnostic] = []
         self.read: set[str] = set()
         self.values: dict[str, Node] = {}
+        self.further = {key for rule in self.rules.values() for key in rule.variants or {}}
+        self.stacks: dict[str, tuple[list[str], dict[str, Any]]] = {}  # variants of the layers, and all there are
         self.span = config.span
         self._flatten(config, "")
 
@@ -121,7 +123,8 @@ class Reading:
         before = ""
         for key in self._keys(path)[:-1]:
             node = node.items.get(key) if isinstance(node, Mapping) else None
-            if (node is None and before == "variants") or (isinstance(node, Scalar) and node.value is None):
+            unknown = node is None and before == "variants" and key not in self.further
+            if unknown or (isinstance(node, Scalar) and node.value is None):
                 return True
             before = key
         return False

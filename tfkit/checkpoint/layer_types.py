@@ -31,6 +31,7 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     if rule.layers is not None and plain(node) is None:
         return  # a number said it
     n_layers = value_at(reading.tree, f"{rule.set}.n_layers")
+    before, variants = reading.stacks.get(rule.set, ([BASE] * n_layers, {}))
     if rule.layers is None:
         names = _counted(plain(node), rule, n_layers)
     else:
@@ -38,10 +39,11 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         types = rule.layers or {}
         if unknown := [one for one in given if one not in types]:
             raise Invalid("", f"unknown type of layer {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
-        names = [_at(types[one], i) for i, one in enumerate(cycled(given, n_layers))]
+        names = [_at(types[one], i, before[i]) for i, one in enumerate(cycled(given, n_layers))]
+    variants = variants | _variants(reading.tree, rule)
+    reading.stacks[rule.set] = names, variants
     layers: Any = None
     if any(one != BASE for one in names):
-        variants = _variants(reading.tree, rule)
         layers = {"variants": {key: one for key, one in variants.items() if key in names}, "pattern": pattern_of(names)}
     reading.put(f"{rule.set}.layers", Scalar(None, node.span))
     if layers is not None:
@@ -60,9 +62,11 @@ def _variants(tree: Tree, rule: FieldConfig) -> dict[str, Any]:
     return found
 
 
-def _at(variant: str | Mapping[str, str], layer: int) -> str:
-    """The variant that a type of layer has at that place."""
-    return variant if isinstance(variant, str) else variant.get(str(layer), variant["rest"])
+def _at(variant: str | Mapping[str, str], layer: int, before: str) -> str:
+    """The variant that a type of layer has at that place, where a field before this one gave the layer another."""
+    if isinstance(variant, str):
+        return variant
+    return next(variant[key] for key in (str(layer), before, "rest") if key in variant)
 
 
 def listing_of(rules: Mapping[str, FieldConfig], stack: str) -> str | None:

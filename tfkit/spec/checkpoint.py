@@ -52,7 +52,8 @@ class FieldConfig(Config):
     """Path of the rotary position that the field describes; or one for each type of layer."""
     layers: dict[str, str | dict[str, str]] | None = None
     """The variant of a layer for each type that the field, a list, may name, or one for some layers of that type and
-    one for the rest (`{0: first, rest: base}`); `set` is the path of the stack."""
+    one for the rest (`{0: first, rest: base}`), or one for each variant that a list before this one gave a layer
+    (`{base: dense, full: dense_full}`); `set` is the path of the stack."""
     first: str | None = None
     """The variant of the first layers, whose number the field gives; `set` is the path of the stack."""
     every: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
+
+Read = Callable[..., Mapping]
 
 MAX_EXTENDS = 16
 SUFFIXES = (".yaml", ".yml")
@@ -79,9 +81,12 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
     return resolve_spec(read_tree(name), plugins, sets=sets, file=_shown(find_spec(name)))
 
 
-def read_tree(name: str | os.PathLike[str]) -> Mapping:
-    """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError."""
-    return _extended(find_spec(name), ())
+def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
+    """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
+
+    `read` reads one file: who reads many specs hands in one that remembers.
+    """
+    return _extended(find_spec(name), (), read)
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
@@ -173,11 +178,11 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-def _extended(path: Path, chain: Sequence[Path]) -> Mapping:
-    return _with_base(source.read(path, name=_shown(path)), path.parent, (*chain, path.resolve()))
+def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
+    return _with_base(read(path, name=_shown(path)), path.parent, (*chain, path.resolve()), read)
 
 
-def _with_base(root: Mapping, folder: Path, chain: Sequence[Path]) -> Mapping:
+def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
     """`root` merged over the spec that it extends, if it does."""
     word = root.items.get("extends")
     if word is None:
@@ -192,7 +197,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path]) -> Mapping:
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
-    base = _extended(path, chain)
+    base = _extended(path, chain, read)
     return merge(_without(base, {"parameters"}), _without(root, {"extends"}))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tfkit.spec.load import read_tree, shipped_specs
-from tfkit.spec.source import plain
+from tfkit.spec.source import plain, read
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Shipped:
 
 def shipped(words: Collection[str] = ()) -> list[Shipped]:
     """Every spec that comes with tfkit and has all of these words in its name, kind, family or description."""
-    found = [_shipped(name, plain(read_tree(name))) for name in shipped_specs()]
+    remembering = cache(read)  # the files that many others extend
+    found = [_shipped(name, plain(read_tree(name, read=remembering))) for name in shipped_specs()]
     return [one for one in found if all(word.casefold() in _text(one) for word in words)]
 
 
