@@ -100,9 +100,17 @@ def build(
             model.to(dtype)
     _check_count(model, graph)
     if device.type != "meta":
-        model.to_empty(device=device)
+        allocate(model, device)
         initialize(model, graph, seed)
     return model
+
+
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Give a model on the meta device memory, its values undefined.
+
+    `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
+    """
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def _check_count(model: nn.Module, graph: Graph) -> None:

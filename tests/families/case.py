@@ -199,9 +199,10 @@ def check_saved(trial: Trial) -> None:
     left = matcher(map(section.in_file, [*(section.copies or {}), *(section.ignore or {}), *(section.zeros or {})]))
     assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
     for name in after:
-        assert before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]), name
+        assert before[name].dtype == after[name].dtype, name
+        assert torch.equal(before[name], after[name]), name
     again, loaded = AUTO[trial.case.kind].from_pretrained(back, output_loading_info=True, attn_implementation="eager")
-    assert not loaded["unexpected_keys"] and not loaded["mismatched_keys"], loaded
+    assert not {*loaded["unexpected_keys"], *loaded["mismatched_keys"]}
     if trial.case.repair is not None:
         trial.case.repair(again)
     ids, masks = _batch(trial, "none")

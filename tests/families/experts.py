@@ -255,6 +255,7 @@ EXPERTS: dict[str, Case] = {
             **WINDOW,
             "num_hidden_layers": 5,
             "num_dense_layers": 2,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
             "head_dim": 12,
             "attention_bias": True,
             "route_scale": 1.5,

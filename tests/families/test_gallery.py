@@ -29,6 +29,7 @@ AUTO = {
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
     "MTModel": transformers.AutoModelForSeq2SeqLM,
+    "WithLMHeadModel": transformers.AutoModelForMaskedLM,
 }
 
 
@@ -69,10 +70,12 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     """
     section = model.meta["graph"].spec.model.checkpoint
     read = {name for link in published(model, section).links for name in link.file}
-    ignored = matcher(map(section.in_file, section.ignore or {}))
+    without_place = map(section.in_file, [*(section.ignore or {}), *(section.zeros or {}), *(section.constants or {})])
+    ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
     counted = {name: p for name, p in theirs.named_parameters() if not ignored.fullmatch(name)}
-    buffers = [buffer.numel() for name, buffer in theirs.named_buffers() if name in read]
-    every = theirs.named_parameters(remove_duplicate=False)
-    times = Counter(id(parameter) for name, parameter in every if name in read)
+    every = dict(theirs.named_parameters(remove_duplicate=False))
+    saved = {name: value for name, value in theirs.state_dict().items() if name not in every}
+    buffers = [value.numel() for name, value in saved.items() if not ignored.fullmatch(name)]
+    times = Counter(id(parameter) for name, parameter in every.items() if name in read)
     untied = [(times[id(p)] - 1) * p.numel() for p in counted.values() if times[id(p)] > 1]
     return sum(p.numel() for p in counted.values()) + sum(buffers) + sum(untied)

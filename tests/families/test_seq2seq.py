@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import tfkit
 from tfkit.tools.importing import import_config
-from tfkit.tools.weights import build_with_weights, load_weights
+from tfkit.tools.weights import build_with_weights
 
 from .case import reference
 from .seq2seq import SEQ2SEQ

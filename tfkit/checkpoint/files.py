@@ -29,7 +29,7 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAPPED = 2**27
+MAPPED = 2**25
 """After so many bytes a file is mapped anew: what was read and is held no longer leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """What safetensors and torch raise when a file cannot be mapped."""

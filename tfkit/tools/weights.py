@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from tfkit.builder import build, graph_of, initialize
+from tfkit.builder import allocate, build, graph_of, initialize
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.report import FLOATS, check
@@ -37,7 +37,7 @@ def build_with_weights(
         model = build(graph, device="meta", dtype=dtype or _dtype(checkpoint))
         weights = checked_map(model, checkpoint, path)
         check_memory(model, device)
-        model.to_empty(device=device)
+        allocate(model, device)
         if len(list(model.buffers())):  # those that no file holds
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())

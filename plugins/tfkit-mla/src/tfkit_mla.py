@@ -13,9 +13,10 @@ https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: ht
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     bias: tfkit.Shared[bool] = False
     """Whether q_down, kv_down and the output have biases; the projections to heads have none."""
     scale: tfkit.PositiveFloat | None = None
-    """Multiplies the scores; (d_nope + d_rope) ** -0.5 unless given."""
+    """Multiplies the scores. Unless given, (d_nope + d_rope) ** -0.5, and beside it, for a YaRN with `mscale_all_dim`,
+    the square of 0.1 mscale_all_dim ln(factor) + 1."""
     kv_scale: tfkit.PositiveFloat = 1.0
     """Multiplies the latent of keys and values after its norm."""
     latent_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
@@ -62,6 +64,16 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     def head_width(self) -> int:
         """The channels that rotary positions are given: they have no other use for the width of a head."""
         return self.d_rope
+
+    @property
+    def score_factor(self) -> float:
+        """Multiplies the scores. What YaRN takes off the rotated channels alone is given back to all of them here."""
+        if self.scale is not None:
+            return self.scale
+        scaling: Any = getattr(self.position, "scaling", None)
+        growth = getattr(scaling, "mscale_all_dim", None)
+        sharper = 1.0 if growth is None else 0.1 * growth * math.log(max(scaling.factor, 1.0)) + 1.0
+        return (self.d_nope + self.d_rope) ** -0.5 * sharper**2
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
@@ -136,7 +148,7 @@ class LatentAttention(nn.Module):
         self.query_parts = [config.d_nope, config.d_rope]
         self.kept_parts = [config.kv_rank, config.d_rope]
         self.head_parts = [config.d_nope, config.d_v]
-        self.scale = (config.d_nope + config.d_rope) ** -0.5 if config.scale is None else config.scale
+        self.scale = config.score_factor
         self.kv_scale = config.kv_scale
         self.dropout = config.dropout
         self.causal = causal

@@ -76,6 +76,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "position": yarn(temperature=grown(1) / grown(0.5)),
         },
     ),
+    "yarn, two mscales in its own words": (
+        "deepseek_v3",
+        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+        {"position": yarn(mscale=1, mscale_all_dim=0.5)},
+    ),
     "yarn, no mscale": ("deepseek_v2", {"rope_parameters": YARN}, {"position": yarn()}),
     "minicpm3": ("minicpm3", {}, {"position": HALVES}),
     "youtu": ("youtu", {}, {"position": PAIRS}),
