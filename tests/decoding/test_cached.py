@@ -1,4 +1,4 @@
-"""Every shipped language model, at a small size, has with caches the outputs that it has without."""
+"""Shipped language models, at a small size, have with caches the outputs that they have without."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 
 import tfkit
 from tfkit.graph.expand import Graph
-from tfkit.spec.load import shipped_specs
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..parity.test_parameters import reductions
+from ..shipped import SHIPPED, reductions
 from .small import build
 
 WHOLE = {
@@ -19,6 +18,7 @@ WHOLE = {
     "block_512": "attention that reads later tokens needs the whole sequence",
 }
 """The models that need their sequence as a whole, and why."""
+STEPWISE = [name for name in SHIPPED if name not in WHOLE]
 LENGTH = 16
 
 
@@ -41,7 +41,7 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_specs() if name not in WHOLE])
+@pytest.mark.parametrize("name", STEPWISE)
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))
@@ -53,15 +53,11 @@ def test_the_windows_of_the_small_models(name: str, windows: set[int | None]) ->
     assert {one.window for one in node.config.pieces(node.signals).cache} == windows
 
 
-@pytest.mark.parametrize("name", ["mistral_7b"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "mistral_7b" else pytest.mark.slow) for name in STEPWISE],
+)
 def test_a_shipped_step_is_captured_and_scripted(name: str) -> None:
-    graph = small(name)
-    check_cached_step(build(graph), example_inputs(graph, length=LENGTH))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in shipped_specs() if name not in WHOLE])
-def test_every_shipped_step_is_captured_and_scripted(name: str) -> None:
     graph = small(name)
     check_cached_step(build(graph), example_inputs(graph, length=LENGTH))
 

@@ -14,9 +14,8 @@ import tfkit
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.generate import Generated, generate, left_padded
 
-from ..parity.decoders import DECODERS
-from ..parity.encoders import ENCODERS
-from ..parity.test_huggingface import port, reference
+from ..families.case import Trial
+from ..families.cases import CASES
 from .recomputed import Recomputed
 
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 60, 1, 4]]
@@ -41,6 +40,12 @@ def model() -> torch.fx.GraphModule:
     return tfkit.build(tfkit.loads(SPEC))
 
 
+@pytest.fixture(scope="module")
+def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """Hugging Face's model of a family, and ours with its weights."""
+    return Trial.of(CASES[request.param], tmp_path_factory.mktemp(request.param))
+
+
 def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, **given: Any) -> list[list[int]]:
     """Hugging Face's own generation, greedy, each prompt by itself; `start` is the decoder's token, if it has one."""
     config = {"do_sample": False, "num_beams": 1, "max_new_tokens": new, "pad_token_id": 0, "eos_token_id": None}
@@ -52,12 +57,10 @@ def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, *
 
 @pytest.mark.parametrize("cached", [False, True], ids=["recomputed", "cached"])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
-@pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "mistral_7b"])
-def test_greedy_equals_hugging_face(name: str, penalty: float, cached: bool) -> None:
-    theirs = reference(DECODERS[name])
-    ours = port(theirs, DECODERS[name])
-    expected = theirs_continues(theirs, 10, repetition_penalty=penalty)
-    model = ours if cached else Recomputed(ours)
+@pytest.mark.parametrize("trial", ["gpt2", "llama", "mistral"], indirect=True)
+def test_greedy_equals_hugging_face(trial: Trial, penalty: float, cached: bool) -> None:
+    expected = theirs_continues(trial.theirs, 10, repetition_penalty=penalty)
+    model = trial.ours if cached else Recomputed(trial.ours)
     found = generate(model, PROMPTS, max_new_tokens=10, repetition_penalty=penalty)  # type: ignore[arg-type]
     assert found.rows() == expected
     assert len({tuple(row) for row in expected}) == 3
@@ -65,23 +68,21 @@ def test_greedy_equals_hugging_face(name: str, penalty: float, cached: bool) -> 
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["recomputed", "cached"])
-@pytest.mark.parametrize(("name", "start"), [("t5_v1_0", 0), ("bart_base", 2)])
-def test_encoder_decoder_equals_hugging_face(name: str, start: int, cached: bool) -> None:
-    theirs = reference(ENCODERS[name])
-    ours = port(theirs, ENCODERS[name])
-    expected = theirs_continues(theirs, 8, start=start, repetition_penalty=1.5)
-    model = ours if cached else Recomputed(ours)
+@pytest.mark.parametrize(("trial", "start"), [("t5", 0), ("bart", 2)], indirect=["trial"])
+def test_encoder_decoder_equals_hugging_face(trial: Trial, start: int, cached: bool) -> None:
+    expected = theirs_continues(trial.theirs, 8, start=start, repetition_penalty=1.5)
+    model = trial.ours if cached else Recomputed(trial.ours)
     found = generate(model, [[start]] * 3, max_new_tokens=8, repetition_penalty=1.5, source=PROMPTS)  # type: ignore[arg-type]
     assert found.rows() == expected
     assert len({tuple(row) for row in expected}) == 3
 
 
-def test_a_stop_token_equals_hugging_face() -> None:
-    theirs = reference(DECODERS["gpt2"])
-    free = theirs_continues(theirs, 10)
+@pytest.mark.parametrize("trial", ["gpt2"], indirect=True)
+def test_a_stop_token_equals_hugging_face(trial: Trial) -> None:
+    free = theirs_continues(trial.theirs, 10)
     end = free[0][4]
-    found = generate(port(theirs, DECODERS["gpt2"]), PROMPTS, max_new_tokens=10, stop=[end], pad=1)  # type: ignore[arg-type]
-    assert found.rows() == theirs_continues(theirs, 10, eos_token_id=end)
+    found = generate(trial.ours, PROMPTS, max_new_tokens=10, stop=[end], pad=1)
+    assert found.rows() == theirs_continues(trial.theirs, 10, eos_token_id=end)
     assert found.rows()[0][-1] == end
     assert found.ended[0] == "stop"
     assert all(set(row[length:]) <= {1} for row, length in zip(found.tokens.tolist(), found.lengths, strict=True))

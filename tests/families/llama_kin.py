@@ -38,7 +38,13 @@ LLAMA_KIN: dict[str, Case] = {
     "llama": Case("llama", {**LLAMA, **BIASES, "head_dim": 12, "rope_parameters": ROPE}),
     "llama_linear": Case("llama", {**LLAMA, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
     "llama_llama3": llama(
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
     ),
     "llama_yarn": llama({"rope_type": "yarn", "factor": 4.0}),
     "llama_yarn_all": llama(

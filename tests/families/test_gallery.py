@@ -19,12 +19,12 @@ from tfkit.checkpoint.names import matcher
 from tfkit.checkpoint.published import published
 from tfkit.spec.load import read_tree, shipped_specs
 from tfkit.spec.source import plain
-from tfkit.tools.importing import families, import_config
+from tfkit.tools.importing import import_config
+
+from ..shipped import one_of_each_family
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in shipped_specs() if (PUBLISHED / f"{name}.json").exists()]
-FIRST = set(families().values())
-"""One spec of each family; the other sizes are counted by `make test-all`."""
 AUTO = {
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
@@ -47,9 +47,7 @@ def test_the_spec_is_what_the_config_says(name: str) -> None:
     assert model.parameters, "a spec says how many parameters it has"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [one for one in one_of_each_family() if one.values[0] in NAMES])
 def test_parameters_are_as_many_as_in_transformers(name: str) -> None:
     model = tfkit.build(name, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == stored(model, reference(name))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tfkit
-
-from .mapping import WeightMap, part, renamed
 
 D, HEADS, FF = 16, 4, 24
 BATCH, LENGTH, MEMORY = 3, 7, 5
@@ -42,30 +41,31 @@ def spec(block: str, placement: str, ffn: str, mask: str = "null") -> str:
     """
 
 
-def weight_map(placement: str, *, memory: bool) -> WeightMap:
-    layer, place = "stack.layers.{i}", PLACES[placement]
-    last = "norm3" if memory else "norm2"
-    weights: dict[str, object] = {
-        f"{layer}.attention_{place}": "norm1",
-        f"{layer}.attention.project.qkv.weight": "self_attn.in_proj_weight",
-        f"{layer}.attention.project.qkv.bias": "self_attn.in_proj_bias",
-        f"{layer}.attention.output": "self_attn.out_proj",
-        f"{layer}.ffn_{place}": last,
-        f"{layer}.ffn.up": "linear1",
-        f"{layer}.ffn.down": "linear2",
+def renamed(theirs: Mapping[str, Tensor], placement: str) -> dict[str, Tensor]:
+    """The tensors of torch's layer, all of them, under the names of ours."""
+    place, memory = PLACES[placement], "norm3.weight" in theirs
+    modules = {
+        f"attention_{place}": "norm1",
+        "attention.output": "self_attn.out_proj",
+        f"ffn_{place}": "norm3" if memory else "norm2",
+        "ffn.up": "linear1",
+        "ffn.down": "linear2",
     }
     if memory:
-        weights[f"{layer}.cross_attention_{place}"] = "norm2"
-        weights[f"{layer}.cross_attention.output"] = "multihead_attn.out_proj"
-        for index, name in enumerate("qkv"):
-            for leaf in ("weight", "bias"):
-                source = part(f"multihead_attn.in_proj_{leaf}", index, 3)
-                weights[f"{layer}.cross_attention.project.{name}.{leaf}"] = source
-    return weights  # type: ignore[return-value]
+        modules |= {f"cross_attention_{place}": "norm2", "cross_attention.output": "multihead_attn.out_proj"}
+    found = {}
+    for leaf in ("weight", "bias"):
+        found |= {f"{ours}.{leaf}": theirs[f"{name}.{leaf}"] for ours, name in modules.items()}
+        found[f"attention.project.qkv.{leaf}"] = theirs[f"self_attn.in_proj_{leaf}"]
+        if memory:
+            parts = theirs[f"multihead_attn.in_proj_{leaf}"].chunk(3)
+            found |= {f"cross_attention.project.{x}.{leaf}": one for x, one in zip("qkv", parts, strict=True)}
+    assert sum(one.numel() for one in found.values()) == sum(one.numel() for one in theirs.values())
+    return {f"stack.layers.0.{name}": tensor for name, tensor in found.items()}
 
 
-def pair(block: str, placement: str, ffn: str, mask: str = "null") -> tuple[nn.Module, nn.Module, WeightMap]:
-    """Our stack and torch's layer with the same random parameters, and the map between them."""
+def pair(block: str, placement: str, ffn: str, mask: str = "null") -> tuple[nn.Module, nn.Module]:
+    """Our stack and torch's layer with the same random parameters."""
     torch.manual_seed(0)
     memory = block == "memory_decoder"
     cls = nn.TransformerDecoderLayer if memory else nn.TransformerEncoderLayer
@@ -74,9 +74,8 @@ def pair(block: str, placement: str, ffn: str, mask: str = "null") -> tuple[nn.M
         for name, parameter in theirs.named_parameters():
             parameter.normal_(1.0 if "norm" in name and name.endswith("weight") else 0.0, 0.3)
     ours = tfkit.build(tfkit.loads(spec(block, placement, ffn, mask)))
-    weights = weight_map(placement, memory=memory)
-    ours.load_state_dict(renamed(ours.state_dict(), dict(theirs.named_parameters()), weights))
-    return ours, theirs, weights
+    ours.load_state_dict(renamed(dict(theirs.named_parameters()), placement))
+    return ours, theirs
 
 
 def tokens(kind: str, side: str, length: int) -> Tensor | None:
@@ -120,7 +119,7 @@ def assert_equal(ours: Tensor, theirs: Tensor) -> None:
 def compare(
     ours: nn.Module,
     theirs: nn.Module,
-    weights: WeightMap,
+    placement: str,
     our_inputs: dict[str, Tensor | None],
     their_output: Tensor,
     real: Tensor | None,
@@ -139,7 +138,7 @@ def compare(
         assert_equal(mine, reference)
     names = [name for name, _ in ours.named_parameters()]
     gradients = dict(zip(their_parameters, expected[len(leaves) :], strict=True))
-    for name, reference in renamed(names, gradients, weights).items():
+    for name, reference in renamed(gradients, placement).items():
         assert_equal(found[len(leaves) + names.index(name)], reference)
 
 
@@ -147,11 +146,11 @@ def compare(
 @pytest.mark.parametrize("ffn", ["relu", "gelu"])
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_encoder_layer(placement: str, ffn: str, side: str) -> None:
-    ours, theirs, weights = pair("encoder", placement, ffn)
+    ours, theirs = pair("encoder", placement, ffn)
     x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
     mask = tokens("queries", side, LENGTH)
     expected = theirs(x, src_key_padding_mask=key_padding(mask))
-    compare(ours, theirs, weights, {"x": x, "x_mask": mask}, expected, mask)
+    compare(ours, theirs, placement, {"x": x, "x_mask": mask}, expected, mask)
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
@@ -166,26 +165,26 @@ def test_encoder_layer(placement: str, ffn: str, side: str) -> None:
     ],
 )
 def test_layer_with_a_float_mask(block: str, mask: str, reach: tuple[float, float], placement: str, side: str) -> None:
-    ours, theirs, weights = pair(block, placement, "gelu", mask)
+    ours, theirs = pair(block, placement, "gelu", mask)
     x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
     padding = tokens("queries", side, LENGTH)
     seen = float_mask(extent(*reach), padding)
     expected = theirs(x, src_mask=seen)
-    compare(ours, theirs, weights, {"x": x, "x_mask": padding}, expected, padding)
+    compare(ours, theirs, placement, {"x": x, "x_mask": padding}, expected, padding)
 
 
 @pytest.mark.parametrize("memory_side", ["none", "right", "left"])
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize(("placement", "ffn"), [("pre", "gelu"), ("post", "relu")])
 def test_decoder_layer(placement: str, ffn: str, side: str, memory_side: str) -> None:
-    ours, theirs, weights = pair("memory_decoder", placement, ffn)
+    ours, theirs = pair("memory_decoder", placement, ffn)
     x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
     memory = torch.randn(BATCH, MEMORY, D, requires_grad=True)
     mask, memory_mask = tokens("queries", side, LENGTH), tokens("memory", memory_side, MEMORY)
     seen = float_mask(extent(math.inf, 0), mask)
     expected = theirs(x, memory, tgt_mask=seen, memory_key_padding_mask=key_padding(memory_mask))
     inputs = {"x": x, "memory": memory, "x_mask": mask, "memory_mask": memory_mask}
-    compare(ours, theirs, weights, inputs, expected, mask)
+    compare(ours, theirs, placement, inputs, expected, mask)
 
 
 @pytest.mark.parametrize("softcap", ["null", "20.0"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfkit.checkpoint import layer_types, rope
+from tfkit.checkpoint.layer_types import case_of
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
@@ -22,10 +23,12 @@ SILENT = frozenset(
     tokenizer_class prefix finetuning_task summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj classifier_dropout max_length min_length num_beams length_penalty early_stopping
     no_repeat_ngram_size do_sample bad_words_ids static_position_embeddings use_bfloat16 torchscript
-    position_embedding_type cache_implementation is_decoder cross_attention_hidden_size tie_encoder_decoder pruned_heads
+    cache_implementation cross_attention_hidden_size
     """.split()  # noqa: SIM905
 )
 """Fields of every family that say nothing about what the model computes."""
+USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
+"""Fields of many families that say nothing as long as they have these values."""
 
 
 def read_fields(config: Mapping, family: Mapping, section: CheckpointConfig) -> Mapping:
@@ -182,15 +185,12 @@ class Reading:
             around, _, leaf = name.rpartition(".")
             if not self.read.isdisjoint((name, around)) or name in silent or leaf in SILENT or empty:
                 continue
+            if leaf in USUAL and plain(node) == USUAL[leaf]:
+                continue
             near = closest(name, self.rules)
             help = f"the family knows {quoted(near)}" if near else "if it says nothing, list it under `unused`"
             message = f"{self.section.model_type} does not know the field {quoted(name)}"
             self.error(message, node, name, help=help)
-
-
-def case_of(value: object) -> str:
-    """The word under which `cases` have a value."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _number(node: Node) -> Number:

@@ -21,8 +21,6 @@ BASE = "base"
 
 def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     """Set the pattern of the stack at `rule.set`, and take out the variants that it does not use."""
-    from tfkit.checkpoint.fields import case_of
-
     assert isinstance(rule.set, str)
     node = reading.node(name)
     listed = listing_of(reading.rules, rule.set)
@@ -48,6 +46,11 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     reading.put(f"{rule.set}.layers", Scalar(None, node.span))
     if layers is not None:
         reading.put(f"{rule.set}.layers", node_of(layers, node.span))
+
+
+def case_of(value: object) -> str:
+    """The word under which `cases` have a value."""
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _variants(tree: Tree, rule: FieldConfig) -> dict[str, Any]:

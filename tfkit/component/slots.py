@@ -111,7 +111,7 @@ class AttentionConfig(Component):
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
-        """h query heads, g key-value heads, r query heads for each of them, d width of a head."""
+        """Letters: h query heads, g key-value heads, r query heads for each of them, d the width of a head."""
         return {"h": self.n_heads, "g": self.kv_heads, "r": self.n_heads // self.kv_heads, "d": self.head_width}
 
     def causal_flag(self, backend: AttentionBackend) -> bool:

@@ -162,7 +162,14 @@ class _Language:
             one = self.registry.kinds(config.slot, config).get(implied or "")
             return options if one is None or partial else [*options, self._kind(one, partial=False)]
         options = [self._config(config, partial=partial, name=config.__name__.removesuffix("Config"))]
-        return [_plain(config, config.word_key), *options] if config.word_key else options
+        return [self._word(config, config.word_key), *options] if config.word_key else options
+
+    def _word(self, config: type[Config], key: str) -> Schema:
+        """What stands for a whole mapping: the value of its field `key`; of a slot, the name of a kind."""
+        info = config.model_fields[key]
+        if shape_of(info.annotation) is None:
+            return _plain(config, key)
+        return {"type": "string", **_bare(self._field(config, key, info, partial=False))}
 
     def _slot(self, base: type[Component], *, partial: bool) -> Schema:
         """A reference to the definition of a slot, or of the part of it that `base` takes."""
