@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
     from tfkit.tools.attention import attention_weights as attention_weights
+    from tfkit.tools.weights import load_weights as load_weights
     from tfkit.training.loss import Loss as Loss
     from tfkit.training.loss import loss as loss
     from tfkit.training.optimizer import adamw as adamw
@@ -122,6 +123,7 @@ _NAMES = {
     "tfkit.training.loss": ["Loss", "loss"],
     "tfkit.training.optimizer": ["adamw", "parameter_groups"],
     "tfkit.tools.attention": ["attention_weights"],
+    "tfkit.tools.weights": ["load_weights"],
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -119,6 +119,12 @@ class WeightMap:
         """The model's tensors of a link."""
         return [self.places[name].view(state)[link.index] for name in link.own]
 
+    def check_values(self, checkpoint: Checkpoint) -> None:
+        """Raise SpecError where a file's values are not finite, or not those that a tie or a constant demands."""
+        for name in dict.fromkeys(name for link in self.links for name in link.file):
+            check_finite(name, checkpoint.read(name), checkpoint.names[name].file)
+        self._check_others(checkpoint)
+
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
         """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time."""
@@ -132,6 +138,10 @@ class WeightMap:
                 found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
             for view, tensor in zip(views, found, strict=True):
                 view.copy_(tensor)
+        self._check_others(checkpoint)
+
+    def _check_others(self, checkpoint: Checkpoint) -> None:
+        """Check the tensors that no link leads to."""
         linked = {name for link in self.links for name in link.file}
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():

@@ -196,20 +196,14 @@ def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _pairs(model: nn.Module, links: tuple[Link, ...], theirs: set[str]) -> dict[str, str]:
     """The modules of ours that have a counterpart: what holds the tensors of one holds those of the other."""
     held: dict[str, set[str]] = {}
-    for link in links:
-        files = {name.rpartition(".")[0] for name in link.file}
-        for own in link.own:
-            path = own.rpartition(".")[0]
-            while path:
-                held.setdefault(path, set()).update(files)
-                path = path.rpartition(".")[0]
     owners: dict[str, set[str]] = {}
     for link in links:
+        files = {name.rpartition(".")[0] for name in link.file}
+        for path in {path for name in link.own for path in _above(name)}:
+            held.setdefault(path, set()).update(files)
         for name in link.file:
-            path = name.rpartition(".")[0]
-            while path:
+            for path in _above(name):
                 owners.setdefault(path, set()).add(name.rpartition(".")[0])
-                path = path.rpartition(".")[0]
     found: dict[str, str] = {}
     for path, _ in model.named_modules():
         there = held.get(path, set())
@@ -217,6 +211,12 @@ def _pairs(model: nn.Module, links: tuple[Link, ...], theirs: set[str]) -> dict[
         if there and common in theirs and common not in found.values() and owners.get(common) == there:
             found[path] = common
     return found
+
+
+def _above(name: str) -> Iterator[str]:
+    """The paths of the modules that a tensor lies in, from the nearest on."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _common(paths: set[str]) -> str:

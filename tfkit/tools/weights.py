@@ -48,11 +48,13 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
     """Fill a model that `tfkit.build` returned from a file, see `build_with_weights`; its type and device stay.
 
     Raises:
-        SpecError: as there; nothing is loaded unless all names, shapes and types fit.
+        SpecError: as there; the model is as it was then.
     """
     path = Path(path)
     with Checkpoint.open(path) as checkpoint:
-        checked_map(model, checkpoint, path).load(checkpoint, model.state_dict())
+        weights = checked_map(model, checkpoint, path)
+        weights.check_values(checkpoint)
+        weights.load(checkpoint, model.state_dict())
 
 
 def checked_map(model: nn.Module, checkpoint: Checkpoint, path: Path) -> WeightMap:
