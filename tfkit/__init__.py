@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tfkit.component import Signal as Signal
     from tfkit.component import Signals as Signals
     from tfkit.component import TableWire as TableWire
+    from tfkit.component import TemperatureConfig as TemperatureConfig
     from tfkit.component import Wire as Wire
     from tfkit.component import divisors as divisors
     from tfkit.component import expect as expect
@@ -107,6 +108,7 @@ _NAMES = {
         "Signal",
         "Signals",
         "TableWire",
+        "TemperatureConfig",
         "Wire",
         "divisors",
         "expect",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tfkit.checkpoint.reading import Reading, case_of
 from tfkit.errors import Invalid, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.merge import merge
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Scalar, node_of
-
-if TYPE_CHECKING:
-    from tfkit.checkpoint.fields import Reading
 
 BASE = "base"
 
@@ -46,11 +44,6 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     reading.put(f"{rule.set}.layers", Scalar(None, node.span))
     if layers is not None:
         reading.put(f"{rule.set}.layers", node_of(layers, node.span))
-
-
-def case_of(value: object) -> str:
-    """The word under which `cases` have a value."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _variants(tree: Tree, rule: FieldConfig) -> dict[str, Any]:

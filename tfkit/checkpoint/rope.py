@@ -7,15 +7,13 @@ for each type of layer where these differ. Both are read, the newer is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tfkit.checkpoint.reading import Reading
 from tfkit.errors import Invalid, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.source import plain
 from tfkit.spec.tree import node_of
-
-if TYPE_CHECKING:
-    from tfkit.checkpoint.fields import Reading
 
 THETAS = {
     "": ("rope_theta", "rotary_emb_base"),

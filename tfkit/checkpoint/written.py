@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from tfkit.checkpoint import layer_types, rope
-from tfkit.checkpoint.layer_types import case_of
+from tfkit.checkpoint.reading import case_of
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.spec.arithmetic import Number, evaluate

@@ -52,6 +52,7 @@ from tfkit.component.slots import (
     RopeScalingConfig,
     RotaryConfig,
     ScoreBiasConfig,
+    TemperatureConfig,
     divisors,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "Signal",
     "Signals",
     "TableWire",
+    "TemperatureConfig",
     "Wire",
     "WireMarker",
     "divisors",

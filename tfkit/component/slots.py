@@ -64,6 +64,20 @@ class MaskConfig(Config):
         return self.right == 0
 
 
+class TemperatureConfig(Config):
+    """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len)).
+
+    The config of an attention that has this as its field `temperature` finds the factors in its context.
+    """
+
+    beta: PositiveFloat
+    """How fast they grow."""
+    original_max_len: Dim
+    """Positions over which the factor stays as it is, from 0 on 1."""
+    offset: Literal[0, 1] = 0
+    """Added to the position: 1 where the first token counts as one."""
+
+
 class AttentionConfig(Component):
     """Slot `attention`: mixes positions, [batch, queries, d_model] -> the same.
 

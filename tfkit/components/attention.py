@@ -30,13 +30,13 @@ from tfkit.component import (
     NormConfig,
     PositiveFloat,
     RotaryConfig,
+    TemperatureConfig,
     divisors,
 )
 from tfkit.components.attention_core import Eager, ScaledDotProduct, SinkDotProduct, SinkSoftmax
 from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
-from tfkit.components.temperature import TemperatureConfig
 from tfkit.errors import Invalid
 from tfkit.nn import Context, Linear, remember
 

@@ -17,11 +17,12 @@ from tfkit.component import (
     MaskConfig,
     RotaryConfig,
     ScoreBiasConfig,
+    TemperatureConfig,
 )
 from tfkit.components.alibi import Alibi
 from tfkit.components.attention import MultiHeadConfig
 from tfkit.components.flex import flex_mask, serves
-from tfkit.components.temperature import Temperature, TemperatureConfig
+from tfkit.components.temperature import Temperature
 from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
 
 
@@ -56,7 +57,7 @@ class View:
         flag = attention.causal_flag(backend) and mask == MaskConfig(right=0) and not prefix and not biased
         flex = attention.flex_mask(backend)
         ours = attention if isinstance(attention, MultiHeadConfig) else None
-        temperature = ours.temperature if ours else None
+        temperature: TemperatureConfig | None = getattr(attention, "temperature", None)
         # Weights behind a rotation undo what makes scores depend on the difference of two angles alone.
         counts = temperature is not None or (ours is not None and ours.qk_norm_rotated is not None)
         if position is None:

@@ -5,22 +5,9 @@ https://arxiv.org/abs/2501.19399.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
-from tfkit.component import Config, Dim, PositiveFloat
-
-
-class TemperatureConfig(Config):
-    """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len))."""
-
-    beta: PositiveFloat
-    """How fast they grow."""
-    original_max_len: Dim
-    """Positions over which the factor stays as it is, from 0 on 1."""
-    offset: Literal[0, 1] = 0
-    """Added to the position: 1 where the first token counts as one."""
+from tfkit.component import TemperatureConfig
 
 
 class Temperature(nn.Module):
