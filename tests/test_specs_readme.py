@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tfkit.cli import main
+from tfkit.tools.importing import families
 
 TEXT = (Path(__file__).parents[1] / "specs" / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -73,3 +74,11 @@ def test_what_matches(printed: str) -> None:
     assert matches("a\n...\nb ...", printed)
     assert not matches("a\nb ...\nc", printed)
     assert not matches("a", printed)
+
+
+def test_what_is_said_to_be_missing_is_missing() -> None:
+    rows = [line for line in TEXT.partition("## Not yet")[2].splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    assert len(named) > 10
+    assert not named & families().keys()
+    assert named <= transformers.models.auto.configuration_auto.CONFIG_MAPPING.keys() | {"switch_transformers"}

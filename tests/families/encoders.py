@@ -109,6 +109,35 @@ ENCODERS: dict[str, Case] = {
             "classifier_activation": "relu",
         },
     ),
+    "modernbert_decoder": Case(
+        "modernbert-decoder",
+        BERT
+        | {
+            "pad_token_id": 0,
+            "num_hidden_layers": 5,
+            "local_attention": 8,
+            "global_rope_theta": 1000.0,
+            "local_rope_theta": 100.0,
+        },
+    ),
+    "modernbert_decoder_biases": Case(
+        "modernbert-decoder",
+        BERT
+        | {
+            "pad_token_id": 0,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"],
+            "local_attention": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+            "decoder_bias": False,
+            "tie_word_embeddings": False,
+            "hidden_activation": "silu",
+            "classifier_activation": "relu",
+        },
+    ),
     "nomic_bert": masked("nomic_bert", BERT | {"head_dim": 12, "type_vocab_size": 3}, token_types=3),
     "mpnet": masked("mpnet", BERT, length=22),
     "camembert": masked("camembert", BERT, token_types=2),
@@ -136,6 +165,28 @@ ENCODERS: dict[str, Case] = {
     "luke": masked("luke", BERT | {"entity_vocab_size": 10, "entity_emb_size": 16}, token_types=2, uncounted=ENTITIES),
     "gte": masked("gte", BERT | {"hidden_act": "silu"}, token_types=1),
     "jina_embeddings_v3": masked("jina_embeddings_v3", BERT, token_types=1),
+    "ultrabert": masked(
+        "ultrabert",
+        NO_PADDING
+        | {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "max_position_embeddings": 64,
+            "prediction_head_size": 20,
+            "sliding_window": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "eurobert": masked(
         "eurobert",
         BERT

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .case import Case
-from .llama_kin import LLAMA, MIXED, MULTIPLIERS, ROPE, WINDOW
+from .llama_kin import LLAMA, MULTIPLIERS, ROPE, WINDOW
 
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LATENT = {
@@ -29,7 +27,6 @@ DEEPSEEK = {
 }
 EXPERTS_OF = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 GROUPS = {"n_group": 4, "topk_group": 2}
-DEEPSEEK_LAYERS = {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
 PLAIN = {key: value for key, value in DEEPSEEK.items() if key not in LATENT or key in LLAMA}
 PLAIN |= {"num_key_value_heads": 2}
 NAMED = {"num_experts": 8, "num_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
@@ -40,12 +37,6 @@ CORRECTION = "mlp.gate.e_score_correction_bias"
 def correction(name: str, *layers: int) -> dict[str, str]:
     """The buffer of each layer's router that moves its choice."""
     return {f"model.layers.{i}.{name}": "a training loop moves it, and no gradient" for i in layers}
-
-
-def deepseek_v3(**more: Any) -> Case:
-    """A DeepSeek-V3 with two layers of experts."""
-    buffers = correction(CORRECTION, 1, 2)
-    return Case("deepseek_v3", {**DEEPSEEK, **GROUPS, **more}, buffers=buffers)
 
 
 EXPERTS: dict[str, Case] = {
@@ -64,37 +55,26 @@ EXPERTS: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
         },
     ),
-    "olmoe": Case(
-        "olmoe", {**LLAMA, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
-    ),
-    "deepseek_v2": Case(
-        "deepseek_v2",
-        {
-            **DEEPSEEK,
-            **GROUPS,
-            "topk_method": "group_limited_greedy",
-            "attention_bias": True,
-            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
-        },
-    ),
-    "deepseek_v2_lite": Case("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 0}),
-    "deepseek_v3": deepseek_v3(
-        attention_bias=True, rms_norm_eps=1e-4, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
-    ),
-    "deepseek_v3_bare": deepseek_v3(
-        n_group=1, topk_group=1, q_lora_rank=None, norm_topk_prob=False, rope_interleave=False
-    ),
-    "gpt_oss": Case(
-        "gpt_oss",
+    "mellum": Case(
+        "mellum",
         {
             **LLAMA,
-            **MIXED,
+            "num_hidden_layers": 4,
             "head_dim": 12,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "swiglu_limit": 0.7,
-            "rope_parameters": {**YARN, "truncate": False},
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse"] * 4,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         },
+    ),
+    "olmoe": Case(
+        "olmoe", {**LLAMA, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
     ),
     "qwen2_moe": Case(
         "qwen2_moe",
@@ -171,29 +151,6 @@ EXPERTS: dict[str, Case] = {
             "rope_parameters": {**ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
         },
     ),
-    "youtu": Case("youtu", {**LATENT, "attention_bias": True, "rope_parameters": YARN}),
-    "youtu_halves": Case("youtu", {**LATENT, "q_lora_rank": None, "rope_interleave": False}),
-    "minicpm3": Case(
-        "minicpm3",
-        {
-            **LATENT,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "scale_emb": 3,
-            "scale_depth": 1.2,
-            "dim_model_base": 8,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1000.0,
-                "original_max_position_embeddings": 32,
-                "short_factor": [1.1, 1.7],
-                "long_factor": [1.4, 3.0],
-            },
-        },
-    ),
-    "glm4_moe_lite": Case(
-        "glm4_moe_lite", {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True}, buffers=correction(CORRECTION, 1, 2)
-    ),
     "flex_olmo": Case(
         "flex_olmo", {**LLAMA, "attention_bias": True, "num_experts": 6, "num_experts_per_tok": 3, "rms_norm_eps": 1e-4}
     ),
@@ -216,22 +173,6 @@ EXPERTS: dict[str, Case] = {
     "granitemoeshared_none": Case(
         "granitemoeshared", {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": True}
     ),
-    "exaone_moe": Case(
-        "exaone_moe",
-        {**NAMED, **GROUPS, **WINDOW, "num_hidden_layers": 5, "rms_norm_eps": 1e-4},
-        buffers=correction(CORRECTION, 1, 2, 3, 4),
-    ),
-    "exaone_moe_mixed": Case(
-        "exaone_moe",
-        {
-            **NAMED,
-            **WINDOW,
-            "num_hidden_layers": 5,
-            "layer_types": ["full_attention", "full_attention", *["sliding_attention"] * 3],
-            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
-        },
-        buffers=correction(CORRECTION, 1, 3, 4),
-    ),
     "solar_open": Case(
         "solar_open",
         {**PLAIN, **GROUPS, "head_dim": 12, "attention_bias": True, "first_k_dense_replace": 0},
@@ -248,21 +189,6 @@ EXPERTS: dict[str, Case] = {
         },
         buffers=correction("mlp.e_score_correction_bias", 1, 2),
     ),
-    "afmoe": Case(
-        "afmoe",
-        {
-            **NAMED,
-            **WINDOW,
-            "num_hidden_layers": 5,
-            "num_dense_layers": 2,
-            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
-            "head_dim": 12,
-            "attention_bias": True,
-            "route_scale": 1.5,
-            "mup_enabled": True,
-            "rms_norm_eps": 1e-4,
-        },
-    ),
     "aria_text": Case(
         "aria_text",
         {
@@ -273,11 +199,6 @@ EXPERTS: dict[str, Case] = {
             "moe_topk": 3,
             "moe_num_shared_experts": 2,
         },
-    ),
-    "axk1": Case(
-        "axk1",
-        {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True, "rms_norm_eps": 1e-4},
-        buffers=correction(CORRECTION, 1, 2),
     ),
     # Theirs has the base of the rotation twice, and reads the one that published files do not have.
     "dbrx": Case(

@@ -206,4 +206,19 @@ LLAMA_KIN: dict[str, Case] = {
     "nanochat": Case("nanochat", {**LLAMA, "attention_bias": True, "final_logit_softcapping": 2.0}),
     "internlm3": Case("internlm3", {**LLAMA, "head_dim": 12, **BIASES}),
     "iquestcoder": Case("iquestcoder", {**LLAMA, "head_dim": 12}),
+    "granite_swa": Case(
+        "granite_swa",
+        {
+            **LLAMA,
+            **MIXED,
+            **MULTIPLIERS,
+            **BIASES,
+            "num_hidden_layers": 5,
+            "layer_types": [*["full_attention", "sliding_attention"] * 2, "full_attention"],
+            "layer_rope_theta": [0, 100.0, 1000.0, 0, 1000.0],
+        },
+    ),
+    "granite_swa_of_one_theta": Case(
+        "granite_swa", {**LLAMA, **WINDOW, "num_hidden_layers": 5, "rope_theta": 1000.0, "tie_word_embeddings": False}
+    ),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+import tfkit
 from tfkit.components.stack import StackConfig
 from tfkit.tools.importing import import_config
 
@@ -49,6 +50,22 @@ def test_layers_without_positions_by_number(interval: int, tmp_path: Path) -> No
     assert isinstance(stack, StackConfig)
     found = [layer.attention is not None and layer.attention.position is not None for _, layer in stack.plan()]
     assert found == [bool(one) for one in transformers.AutoConfig.from_pretrained(tmp_path).no_rope_layers]
+
+
+@pytest.mark.parametrize(
+    ("name", "thetas", "reason"),
+    [
+        ("granite_swa", [1e4] * 5, "a list with a number for each of the 24 layers is needed"),
+        ("granite_swa", [1e4, *[1e4, 1e3, 0] * 7, 1e4, 1e4], "`base` differ here, and cannot: 1000.0, 10000.0"),
+    ],
+)
+def test_a_number_for_each_layer_that_no_variant_has(
+    name: str, thetas: list[float], reason: str, tmp_path: Path
+) -> None:
+    fields = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8")) | {"layer_rope_theta": thetas}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(tfkit.SpecError, match=reason):
+        import_config(tmp_path)
 
 
 def test_a_mistral_with_types_of_layers() -> None:

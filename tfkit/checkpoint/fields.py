@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfkit.checkpoint import layer_types, rope
+from tfkit.checkpoint import layer_types, per_layer, rope
 from tfkit.checkpoint.reading import Reading, case_of
 from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
@@ -59,6 +59,8 @@ def _apply(reading: Reading, name: str, rule: FieldConfig) -> None:
         _case(reading, name, rule.cases)
     elif rule.layers or rule.first or rule.every:
         layer_types.read(reading, name, rule)
+    elif rule.each is not None:
+        per_layer.read(reading, name, rule)
     else:
         _set(reading, name, rule)
 

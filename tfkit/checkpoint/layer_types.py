@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tfkit.checkpoint.reading import Reading, case_of
-from tfkit.errors import Invalid, listing, quoted
+from tfkit.errors import Invalid, Span, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.merge import merge
 from tfkit.spec.source import plain
@@ -15,6 +15,8 @@ from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Scalar, node_of
 
 BASE = "base"
+MAX_LAYERS = 4096
+"""What a stack may have, see `Count`."""
 
 
 def read(reading: Reading, name: str, rule: FieldConfig) -> None:
@@ -26,7 +28,9 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         return  # the list says each layer
     if rule.layers is not None and plain(node) is None:
         return  # a number said it
-    n_layers = value_at(reading.tree, f"{rule.set}.n_layers")
+    n_layers = n_layers_of(reading, rule.set)
+    if n_layers is None:
+        return
     before, variants = reading.stacks.get(rule.set, ([BASE] * n_layers, {}))
     if rule.layers is None:
         names = _counted(plain(node), rule, n_layers)
@@ -36,22 +40,34 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         if unknown := [one for one in given if one not in types]:
             raise Invalid("", f"unknown type of layer {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
         names = [_at(types[one], i, before[i]) for i, one in enumerate(cycled(given, n_layers))]
-    variants = variants | _variants(reading.tree, rule)
+    put(reading, rule, names, variants, node.span)
+
+
+def n_layers_of(reading: Reading, stack: str) -> int | None:
+    """How many layers a stack has; None if that is wrong, which is an error of the field that says it."""
+    found = value_at(reading.tree, f"{stack}.n_layers")
+    return found if type(found) is int and 0 < found <= MAX_LAYERS else None
+
+
+def put(reading: Reading, rule: FieldConfig, names: list[str], variants: dict[str, Any], span: Span) -> None:
+    """Set the variants of the stack's layers to `names`; `variants` are those that fields before this one knew."""
+    assert isinstance(rule.set, str)
+    variants = _variants(reading.tree, rule, variants)
     reading.stacks[rule.set] = names, variants
     layers: Any = None
     if any(one != BASE for one in names):
         layers = {"variants": {key: one for key, one in variants.items() if key in names}, "pattern": pattern_of(names)}
-    reading.put(f"{rule.set}.layers", Scalar(None, node.span))
+    reading.put(f"{rule.set}.layers", Scalar(None, span))
     if layers is not None:
-        reading.put(f"{rule.set}.layers", node_of(layers, node.span))
+        reading.put(f"{rule.set}.layers", node_of(layers, span))
 
 
-def _variants(tree: Tree, rule: FieldConfig) -> dict[str, Any]:
-    """The variants of the stack, and those that only the rule has."""
+def _variants(tree: Tree, rule: FieldConfig, before: dict[str, Any]) -> dict[str, Any]:
+    """The variants of the stack, those of the fields before, and those that only the rule has."""
     node: Any = tree.items["graph"]
     for key in f"{rule.set}.layers.variants".split("."):
         node = node.items.get(key) if isinstance(node, Tree) else None
-    own = node_of(rule.variants or {}, tree.span)
+    own = node_of((rule.variants or {}) | before, tree.span)
     assert isinstance(own, Tree)
     found = plain(merge(own, node) if isinstance(node, Tree) else own)
     assert isinstance(found, dict)
@@ -72,9 +88,11 @@ def listing_of(rules: Mapping[str, FieldConfig], stack: str) -> str | None:
 
 def _counted(number: Any, rule: FieldConfig, n_layers: int) -> list[str]:
     """The variants of layers of which the first `number` differ from the others, or each `number`-th."""
-    others = rule.others or BASE
+    others, number = rule.others or BASE, number or 0
+    if type(number) is not int or number < 0:
+        raise Invalid("", f"{quoted(str(number))} is no number of layers")
     if rule.first is not None:
-        return [rule.first if i < (number or 0) else others for i in range(n_layers)]
+        return [rule.first if i < number else others for i in range(n_layers)]
     assert rule.every is not None
     return [rule.every if number and (i + 1) % number == 0 else others for i in range(n_layers)]
 

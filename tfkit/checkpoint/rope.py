@@ -56,11 +56,11 @@ SCALINGS: dict[str, dict[str, str]] = {
 
 def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     """Set the rotary position at each path of the rule; raises `Invalid`."""
-    paths = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
-    for kind, path in paths.items():
+    for kind, paths in paths_of(rule).items():
         parameters = _parameters(reading, name, rule, kind)
         patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(reading, parameters)}
-        part = parameters.pop("partial_rotary_factor", 1.0)
+        own = f"{name}.partial_rotary_factor" in reading.rules  # where heads have more parts than this one
+        part = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
         if part != 1 and "partial_rotary_factor" not in (rule.default or {}).get(kind, rule.default or {}):
             message = f"{reading.section.model_type} rotates whole heads, and this file says {part} of them"
             raise Invalid("", message, help="a family that rotates parts has a `default` for `partial_rotary_factor`")
@@ -70,10 +70,18 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
             raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
         given = reading.values.get(name) or reading.values.get(f"{_around(name)}rope_scaling")
         span = given.span if given else reading.span
-        reading.put(path, node_of({"scaling": None}, span))  # of the family's own model, nothing is to remain
-        reading.put(path, node_of(patch, span))
+        for path in paths:
+            if not reading.is_null_before(path):
+                reading.put(path, node_of({"scaling": None}, span))  # of the family's own model, nothing is to remain
+                reading.put(path, node_of(patch, span))
     beside = ["rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)]
     reading.read |= {name, *(f"{_around(name)}{one}" for one in beside)}
+
+
+def paths_of(rule: FieldConfig) -> dict[str, tuple[str, ...]]:
+    """The paths of the rotary positions of each type of layer; the type has no name where there is one for all."""
+    types = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
+    return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
 
 def _around(name: str) -> str:
@@ -95,13 +103,21 @@ def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> di
     for part in PARTS:
         found |= {"partial_rotary_factor": values[part]} if part in values else {}
     if kind in ("", "full_attention"):
-        found |= values.get("rope_scaling", {})
-    given = values.get(name, {})
-    found |= given.get(kind) or {} if kind in given else {} if kind and "rope_type" not in given else given
+        found |= _mapping(values, "rope_scaling")
+    given = _mapping(values, name)
+    found |= _mapping(given, kind) if kind in given else {} if kind and "rope_type" not in given else given
     found |= {"rope_type": found.pop("type")} if "type" in found else {}
     if "rope_theta" not in found:
         raise Invalid("", "`rope_theta` is missing")
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The value of a field that is a mapping; nothing where there is none."""
+    found = values.get(name) or {}
+    if not isinstance(found, dict):
+        raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
+    return found
 
 
 def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
@@ -111,13 +127,18 @@ def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | N
     if kind == "default":
         parameters.pop(ORIGINAL, None)
         return None
-    if kind not in SCALINGS:
-        raise Invalid("", f"unknown scaling of rotary positions: {quoted(kind)}", notes=[f"known: {listing(SCALINGS)}"])
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise Invalid(
+            "", f"unknown scaling of rotary positions: {quoted(str(kind))}", notes=[f"known: {listing(SCALINGS)}"]
+        )
     names = SCALINGS[kind]
     if ORIGINAL in names and kind != "dynamic":
         top = ORIGINAL if ORIGINAL in reading.values else "max_position_embeddings"
         parameters.setdefault(ORIGINAL, reading.number(top))
-        parameters.setdefault("factor", reading.number("max_position_embeddings") / parameters[ORIGINAL])
+        original = parameters[ORIGINAL]
+        if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
+            raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
+        parameters.setdefault("factor", reading.number("max_position_embeddings") / original)
     elif kind == "dynamic":
         parameters[ORIGINAL] = reading.number("max_position_embeddings")
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):

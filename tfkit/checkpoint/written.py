@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from tfkit.checkpoint import layer_types, rope
+from tfkit.checkpoint import layer_types, per_layer, rope
 from tfkit.checkpoint.reading import case_of
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
@@ -76,6 +76,9 @@ class _Writing:
             said = layer_types.write([variant for variant, _ in self.value(str(rule.set)).plan()], rule)
             if not isinstance(said, list) or said != layer_types.cycled(rule.default, len(said)):
                 self.fields[name] = said
+        elif rule.each is not None:
+            names = [variant for variant, _ in self.value(str(rule.set)).plan()]
+            self.fields[name] = per_layer.write(names, rule, self.value)
         elif rule.read is None or rule.write is not None:
             self._copy(name, rule)
 
@@ -121,11 +124,12 @@ class _Writing:
         self._copy(name, rule)
 
     def _rope(self, name: str, rule: FieldConfig) -> None:
-        paths = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
-        found = {kind: self.value(path) for kind, path in paths.items()}
-        there = {kind: position for kind, position in found.items() if position not in (None, MISSING)}
+        paths = rope.paths_of(rule)
+        found = {kind: [self.value(path) for path in several] for kind, several in paths.items()}
+        every = {kind: [one for one in some if one not in (None, MISSING)] for kind, some in found.items()}
+        there = {kind: positions[0] for kind, positions in every.items() if positions}
         if there:
-            path = next(iter(paths.values())).rpartition(".")[0]
+            path = next(iter(paths.values()))[0].rpartition(".")[0]
             said = rope.write(there, self.value(path).head_width, rule)
             if said.get("rope_type") == "longrope":
                 self.fields[rope.ORIGINAL] = said[rope.ORIGINAL]  # where these files have it

@@ -5,9 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from tfkit.component.config import AttentionBackend, Component, Config, Count, Dim, Extent, Make, Probability, Shared
+from tfkit.component.config import (
+    AttentionBackend,
+    Component,
+    Config,
+    Count,
+    Dim,
+    Extent,
+    Make,
+    PositiveFloat,
+    Probability,
+    Shared,
+)
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:

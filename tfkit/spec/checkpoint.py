@@ -48,8 +48,8 @@ class FieldConfig(Config):
     cases: dict[str, dict[str, Any]] | None = None
     """What each value that the field may have changes in the spec: paths and their values. Beside `set`, only special
     values have a case."""
-    rope: str | dict[str, str] | None = None
-    """Path of the rotary position that the field describes; or one for each type of layer."""
+    rope: str | dict[str, str | tuple[str, ...]] | None = None
+    """Path of the rotary position that the field describes; or, for each type of layer, one or several."""
     layers: dict[str, str | dict[str, str]] | None = None
     """The variant of a layer for each type that the field, a list, may name, or one for some layers of that type and
     one for the rest (`{0: first, rest: base}`), or one for each variant that a list before this one gave a layer
@@ -60,6 +60,11 @@ class FieldConfig(Config):
     """The variant of each n-th layer, where the field gives n; `set` is the path of the stack."""
     others: str | None = None
     """The variant of the layers that `first` or `every` leaves; `base` unless given."""
+    each: dict[str, str] | None = None
+    """The path of each variant's number, where the field is a list with one for each layer; `set` is the path of the
+    stack."""
+    zero: dict[str, str] | None = None
+    """The variants that the layers of others become where their number is 0."""
     variants: dict[str, dict[str, Any]] | None = None
     """What variants of a layer change that the family has and its own spec does not use."""
     when: dict[str, Any] | None = None
@@ -75,8 +80,10 @@ class FieldConfig(Config):
         for type, variant in (self.layers or {}).items():
             if not isinstance(variant, str) and "rest" not in variant:
                 raise Invalid(f"layers.{type}", "`rest` is missing: the variant of the other layers of that type")
+        if self.zero is not None and self.each is None:
+            raise Invalid("zero", "`zero` has no effect: the field has no number for `each` layer")
         for name in ("read", "write", "if_null", "null_if", "also"):
-            special = self.set is None or self.rope is not None or self.layers is not None
+            special = self.set is None or (self.rope, self.layers, self.each) != (None, None, None)
             if getattr(self, name) is not None and special:
                 raise Invalid(name, f"`{name}` has no effect: it changes what `set` sets")
 

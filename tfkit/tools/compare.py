@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.published import published
-from tfkit.checkpoint.weights import Link
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
+from tfkit.tools.counterparts import counterparts
 from tfkit.tools.importing import CONFIG
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.weights import build_with_weights
@@ -176,10 +176,15 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(f"transformers has no {quoted(str(said[0]))}", help="install a version that has it"))
     dtype = next(model.parameters()).dtype
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
-    names = {path for path, _ in theirs.named_modules()}
-    return Other(
-        lambda inputs: theirs(**_renamed(inputs)).logits, theirs, _pairs(model, published(model, section).links, names)
-    )
+    modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
+    links = published(model, section).links
+    if section.prefix and section.prefix.removesuffix(".") not in modules:  # files name it in another way
+        start, cut = f"{theirs.base_model_prefix}.", len(section.prefix)
+        links = tuple(
+            replace(link, file=tuple(start + n[cut:] if n.startswith(section.prefix) else n for n in link.file))
+            for link in links
+        )
+    return Other(lambda inputs: theirs(**_renamed(inputs)).logits, theirs, counterparts(model, links, modules))
 
 
 def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -191,43 +196,6 @@ def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "token_types": "token_type_ids",
     }
     return {words.get(name, name): value for name, value in inputs.items()}
-
-
-def _pairs(model: nn.Module, links: tuple[Link, ...], theirs: set[str]) -> dict[str, str]:
-    """The modules of ours that have a counterpart: what holds the tensors of one holds those of the other."""
-    held: dict[str, set[str]] = {}
-    owners: dict[str, set[str]] = {}
-    for link in links:
-        files = {name.rpartition(".")[0] for name in link.file}
-        for path in {path for name in link.own for path in _above(name)}:
-            held.setdefault(path, set()).update(files)
-        for name in link.file:
-            for path in _above(name):
-                owners.setdefault(path, set()).add(name.rpartition(".")[0])
-    found: dict[str, str] = {}
-    for path, _ in model.named_modules():
-        there = held.get(path, set())
-        common = _common(there)
-        if there and common in theirs and common not in found.values() and owners.get(common) == there:
-            found[path] = common
-    return found
-
-
-def _above(name: str) -> Iterator[str]:
-    """The paths of the modules that a tensor lies in, from the nearest on."""
-    while name := name.rpartition(".")[0]:
-        yield name
-
-
-def _common(paths: set[str]) -> str:
-    """The deepest module that holds all of these."""
-    split = [path.split(".") for path in paths]
-    parts = []
-    for words in zip(*split, strict=False):
-        if len(set(words)) > 1:
-            break
-        parts.append(words[0])
-    return ".".join(parts)
 
 
 def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:

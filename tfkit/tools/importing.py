@@ -20,7 +20,7 @@ from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_sp
 from tfkit.spec.merge import merge
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
-from tfkit.spec.tree import Mapping, Scalar, node_of
+from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.show import text_of
 
 CONFIG = "config.json"
@@ -118,7 +118,7 @@ def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Sp
 
 def _check_architecture(config: Mapping, family: ModelSpec) -> None:
     given = config.items.get("architectures")
-    names = plain(given) if given is not None else None
+    names = plain(given) if isinstance(given, Sequence) else []
     section = family.checkpoint
     assert section is not None
     ours = section.architecture.casefold()  # older files write MPTForCausalLM where transformers has MptForCausalLM

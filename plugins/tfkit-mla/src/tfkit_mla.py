@@ -9,6 +9,7 @@ A cache keeps the latent and the shared key alone, kv_rank + d_rope numbers per 
 b batch, t positions, q queries, k keys, h heads, r kv_rank, n d_nope, p d_rope, v d_v.
 
 https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: https://arxiv.org/abs/2509.01322.
+Temperature: https://arxiv.org/abs/2501.19399.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     """Multiplies the latent of keys and values after its norm."""
     latent_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
     """Normalizes both latents."""
+    temperature: tfkit.TemperatureConfig | None = None
+    """Queries grow with their position, against a softmax that flattens as more keys are read."""
 
     def check(self) -> None:
         """Refuse positions that cannot turn d_rope channels. Heads need not divide d_model, as other kinds' have to."""
@@ -155,7 +158,11 @@ class LatentAttention(nn.Module):
         self.eager = eager
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q_nope, q_rope = self.queries(x).unflatten(2, (self.n_heads, -1)).split_with_sizes(self.query_parts, dim=3)
+        q = self.queries(x).unflatten(2, (self.n_heads, -1))
+        temperature = context.temperature
+        if temperature is not None:
+            q = q * temperature.transpose(1, 2)
+        q_nope, q_rope = q.split_with_sizes(self.query_parts, dim=3)
         q_nope, q_rope = q_nope.transpose(1, 2), self.turn(q_rope.transpose(1, 2), context)
         latent, k_rope = self.read(x, context)
         if context.cache is not None and x.size(1) == 1:

@@ -86,10 +86,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "youtu": ("youtu", {}, {"position": PAIRS}),
     "glm4_moe_lite": ("glm4_moe_lite", {}, {"position": PAIRS}),
     "axk1": ("axk1", {}, {"position": PAIRS}),
-    "mistral4, before its queries grow": (
+    "mistral4": (
         "mistral4",
-        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
-        {"scale": f"(d_nope + d_rope) ** -0.5 * {grown(1)} ** 2", "position": yarn(temperature=1)},
+        {
+            "rope_parameters": {
+                **YARN,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 3,
+                "llama_4_scaling_beta": 0.7,
+            }
+        },
+        {
+            "position": yarn(mscale=1, mscale_all_dim=1, original_max_len=3),
+            "temperature": {"beta": 0.7, "original_max_len": 3},
+        },
     ),
     "longcat_flash": (
         "longcat_flash",
@@ -165,7 +176,7 @@ def test_outputs_and_gradients(
     attention = decoder.layers[0].attention
     carry_over(attention, peer)
     x = torch.randn(2, 7, 24, requires_grad=True)
-    positions = torch.arange(7)[None]
+    positions = (padding.long().cumsum(dim=1) - 1).clamp(min=0)
     want, _ = peer(x, position_embeddings=rotary(x, positions), position_ids=positions, attention_mask=visible(padding))
     context = decoder.contexts(x, None if padding.all() else padding, None, None, None)[0]
     found = attention(x, context)

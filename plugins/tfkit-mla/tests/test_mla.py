@@ -30,6 +30,7 @@ def test_it_keeps_every_promise() -> None:
     "fields",
     [
         {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}},
+        {"position": ROPE, "temperature": {"beta": 0.7, "original_max_len": 3}},
         {"position": "alibi", "latent_norm": "layernorm", "q_rank": 7},
     ],
 )

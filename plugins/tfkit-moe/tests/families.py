@@ -142,6 +142,16 @@ FAMILIES = {
         },
         {"router": {**CORRECTED, "scale": 2.5, "softcap": 2.0}, "shared": {"d_ff": 20}},
     ),
+    "cohere2_moe": Family(
+        "cohere2_moe",
+        "Cohere2MoeConfig",
+        "Cohere2MoeSparseMoeBlock",
+        {"num_experts": N, "num_shared_experts": 2, "expert_selection_fn": "sigmoid"},
+        {
+            "router": {"score": "sigmoid", "order": "topk_then_score", "renormalize": True},
+            "shared": {"d_ff": 2 * F, "combine": "average"},
+        },
+    ),
     "llama4": Family(
         "llama4",
         "Llama4TextConfig",

@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "clamped": {"router": {"order": "topk_then_score", "bias": True}, "limit": 0.5, "up_offset": 1},
     "input": {"router": {"score": "sigmoid", "weighs": "input", "softcap": 3.0, "scale": 2}},
+    "average": {"shared": {"d_ff": 16, "combine": "average"}},
     "all": {"n_experts_per_token": 8},
     "odd widths": {"d_ff": 23},
 }

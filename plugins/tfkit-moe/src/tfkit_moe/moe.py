@@ -24,6 +24,8 @@ class SharedConfig(tfkit.Config):
     """Width of its hidden layer: that of all shared experts together."""
     gate: bool = False
     """Multiply what it returns by sigmoid(linear(x)), one number per token."""
+    combine: Literal["sum", "average"] = "sum"
+    """What goes on: the sum of what they and the chosen experts return, or half of it."""
 
 
 class MoEConfig(tfkit.FFNConfig):
@@ -49,7 +51,7 @@ class MoEConfig(tfkit.FFNConfig):
     router: RouterConfig = RouterConfig()
     """How a token chooses its experts, and what they weigh."""
     shared: SharedConfig | None = None
-    """Experts that every token goes through; their output is added."""
+    """Experts that every token goes through."""
 
     def check(self) -> None:
         """Refuse a choice that cannot be made, and what has no effect."""
@@ -120,10 +122,11 @@ class MoE(nn.Module):
             bias=config.bias,
             weighs_input=config.router.weighs == "input",
         )
-        self.shared, self.shared_gate = None, None
+        self.shared, self.shared_gate, self.averages = None, None, False
         if config.shared is not None:
             self.shared = SharedExperts(shared, d_model=config.d_model, d_ff=config.shared.d_ff, bias=config.bias)
             self.shared_gate = Linear(config.d_model, 1, bias=False) if config.shared.gate else None
+            self.averages = config.shared.combine == "average"
 
     def reset_parameters(self) -> None:
         """Fill what the spec's `init` does not: it knows the weights and biases of linear layers."""
@@ -139,4 +142,6 @@ class MoE(nn.Module):
             if self.shared_gate is not None:
                 shared = torch.sigmoid(self.shared_gate(tokens)) * shared
             out = out + shared
+            if self.averages:
+                out = out / 2
         return out.view(x.shape)

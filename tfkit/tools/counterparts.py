@@ -1,0 +1,56 @@
+"""Which modules of two implementations do the same, told from the tensors that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from tfkit.checkpoint.weights import Link
+
+
+def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
+    """The modules of a model that have a counterpart: what holds the tensors of one holds those of the other.
+
+    Args:
+        model: the model.
+        links: which of its tensors are which of the other's.
+        theirs: the paths of the other's modules, and whether each is a single one.
+
+    Returns:
+        The other's path by the model's.
+    """
+    held: dict[str, set[str]] = {}
+    owners: dict[str, set[str]] = {}
+    for link in links:
+        files = {name.rpartition(".")[0] for name in link.file}
+        for path in {path for name in link.own for path in _above(name)}:
+            held.setdefault(path, set()).update(files)
+        for name in link.file:
+            for path in _above(name):
+                owners.setdefault(path, set()).add(name.rpartition(".")[0])
+    found: dict[str, str] = {}
+    for path, _ in model.named_modules():
+        there = held.get(path, set())
+        common = _common(there)
+        # Of ours that hold the same, the outermost is what holds modules there, the innermost what is a single one.
+        if there and common in theirs and owners.get(common) == there and (theirs[common] or common not in found):
+            found[common] = path
+    return {path: common for common, path in found.items()}
+
+
+def _above(name: str) -> Iterator[str]:
+    """The paths of the modules that a tensor lies in, from the nearest on."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _common(paths: set[str]) -> str:
+    """The deepest module that holds all of these."""
+    split = [path.split(".") for path in paths]
+    parts = []
+    for words in zip(*split, strict=False):
+        if len(set(words)) > 1:
+            break
+        parts.append(words[0])
+    return ".".join(parts)
