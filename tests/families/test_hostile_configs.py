@@ -54,7 +54,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         key = draw(st.sampled_from([*sorted(config), "n_experts", "rope_theta", "layer_types", "rope_scaling"]))
         if draw(st.booleans()):
             config.pop(key, None)
-        elif isinstance(config.get(key), dict) and draw(st.booleans()):
+        elif isinstance(config.get(key), dict) and config[key] and draw(st.booleans()):
             config[key] = {**config[key], draw(st.sampled_from(sorted(config[key]))): draw(st.sampled_from(ODD))}
         else:
             config[key] = draw(st.sampled_from(ODD))
