@@ -48,6 +48,7 @@ Kind = Literal["name", "product", "join"]
 Part = tuple[int, int]  # a range of the pattern's text
 Names = tuple[str, ...]
 Shape = tuple[int, ...]
+Sizes = Mapping[str, int]
 Blocks = Mapping[frozenset[str], tuple[Names, Tensor]]
 
 
@@ -80,13 +81,13 @@ class Axis:
     def names(self) -> Names:
         return tuple(dict.fromkeys(chain.from_iterable(self.blocks)))
 
-    def unknown(self, sizes: Mapping[str, int]) -> list[str]:
+    def unknown(self, sizes: Sizes) -> list[str]:
         return [name for name in self.names if name not in sizes]
 
-    def size(self, sizes: Mapping[str, int]) -> int:
+    def size(self, sizes: Sizes) -> int:
         return sum(prod(sizes[name] for name in block) for block in self.blocks)
 
-    def shape(self, sizes: Mapping[str, int]) -> Shape:
+    def shape(self, sizes: Sizes) -> Shape:
         return tuple(item.size(sizes) for item in self.items)
 
 
@@ -125,14 +126,12 @@ class Pattern:
         """The pattern from the other side: with the same sizes, it gives back the tensors that went in."""
         return Pattern(self.text, self.target, self.source)
 
-    def shapes(
-        self, shapes: Sequence[Sequence[int]], sizes: Mapping[str, int], wanted: Sequence[Shape] = ()
-    ) -> list[Shape]:
+    def shapes(self, shapes: Sequence[Sequence[int]], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Shape]:
         """The shapes of the tensors that `apply` makes from tensors of such shapes; it raises the same errors."""
         solved = self._solve([tuple(shape) for shape in shapes], sizes, wanted)
         return [tensor.shape(solved) for tensor in self.target]
 
-    def apply(self, tensors: Sequence[Tensor], sizes: Mapping[str, int], wanted: Sequence[Shape] = ()) -> list[Tensor]:
+    def apply(self, tensors: Sequence[Tensor], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Tensor]:
         """The re-arranged tensors: views, and new ones only where some are joined or no view has that order.
 
         Args:
@@ -149,7 +148,7 @@ class Pattern:
         blocks = {frozenset(names): (names, view) for names, view in views}
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
 
-    def _arranged(self, tensor: Axis, blocks: Blocks, sizes: Mapping[str, int]) -> Tensor:
+    def _arranged(self, tensor: Axis, blocks: Blocks, sizes: Sizes) -> Tensor:
         first, *others = (_block(blocks, names) for names in tensor.blocks)
         if not others:
             return first.reshape(tensor.shape(sizes))
@@ -161,7 +160,7 @@ class Pattern:
             view.copy_(_block(blocks, names))
         return joined
 
-    def _solve(self, shapes: Sequence[Shape], given: Mapping[str, int], wanted: Sequence[Shape]) -> dict[str, int]:
+    def _solve(self, shapes: Sequence[Shape], given: Sizes, wanted: Sequence[Shape]) -> dict[str, int]:
         """The size of every name; with them, all axes have the sizes that were found."""
         self._check_given(shapes, given)
         tensors = [*zip(self.source, shapes, strict=True), *zip(self.target, wanted, strict=bool(wanted))]
@@ -177,7 +176,7 @@ class Pattern:
                 raise self._misfit(axis, shape, f"is {size}, not {axis.size(sizes)}", sizes)
         return sizes
 
-    def _inferred(self, axis: Axis, size: int, shape: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _inferred(self, axis: Axis, size: int, shape: Shape, sizes: Sizes) -> dict[str, int]:
         (name,) = axis.unknown(sizes)
         # No block has a name twice: as a function of the size of one name, that of an axis is a straight line.
         at_0, at_1 = (axis.size({**sizes, name: value}) for value in (0, 1))
@@ -186,7 +185,7 @@ class Pattern:
             raise self._misfit(axis, shape, f"is {size}, which no size of {quoted(name)} makes", sizes)
         return {name: value}
 
-    def _check_given(self, shapes: Sequence[Shape], sizes: Mapping[str, int]) -> None:
+    def _check_given(self, shapes: Sequence[Shape], sizes: Sizes) -> None:
         if len(shapes) != len(self.source):
             part = self.source[0].part[0], self.source[-1].part[1]
             raise PatternError(f"tensors wanted: {len(self.source)}, given: {len(shapes)}", self.text, part)
@@ -205,7 +204,7 @@ class Pattern:
                 message = f"the size of {quoted(name)} is {quoted(repr(size))}, not a whole number from 1 on"
                 raise PatternError(message, self.text, (0, len(self.text)))
 
-    def _misfit(self, axis: Axis, shape: Shape, why: str, sizes: Mapping[str, int]) -> PatternError:
+    def _misfit(self, axis: Axis, shape: Shape, why: str, sizes: Sizes) -> PatternError:
         known = ", ".join(f"{name} = {sizes[name]}" for name in axis.names if axis.items and name in sizes)
         message = f"{self._quoted(axis)} {why}{known and f' with {known}'}, in a tensor of shape {_by(shape)}"
         return PatternError(message, self.text, axis.part)
@@ -271,7 +270,7 @@ def _check_blocks(pattern: Pattern) -> None:
                 raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, part, note=note)
 
 
-def _views(tensor: Tensor, axes: Axis, sizes: Mapping[str, int]) -> Iterator[tuple[Names, Tensor]]:
+def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:
     """A view of each block of a tensor, and the names of the view's axes."""
     pending = [(tensor, axes.items)]
     while pending:

@@ -23,7 +23,7 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
     cls=Command,
     notes="""
     WORDs choose those that have all of them in their name, kind, family of
-    models, or description.
+    models, plugins, or description.
     """,
     examples="""
     tfkit list

@@ -136,7 +136,7 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
     for item in wanted.items if isinstance(wanted, ListNode) else ():
         if isinstance(item, Scalar) and isinstance(item.value, str) and canonical(item.value) not in there:
             message = f"the spec needs the plugin {quoted(item.value)}, which is not loaded"
-            help = f"`pip install {item.value}`, or `--plugin-dir` with its folder"
+            help = "install it with pip, by its name or from its folder, or load it with `--plugin-dir`"
             errors.append(Diagnostic(message, item.span, "requires", help=help))
     if errors:
         raise SpecError(*errors)

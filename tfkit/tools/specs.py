@@ -19,6 +19,7 @@ class Shipped:
         kind: `decoder`, `encoder`, or `encoder-decoder`.
         parameters: how many it has, if it says so.
         model_type: the family of its published checkpoint, if it has one.
+        requires: the plugins that its components come from.
     """
 
     name: str
@@ -27,10 +28,11 @@ class Shipped:
     description: str | None
     model_type: str | None
     source: str | None
+    requires: tuple[str, ...]
 
 
 def shipped(words: Collection[str] = ()) -> list[Shipped]:
-    """Every spec that comes with tfkit and has all of these words in its name, kind, family or description."""
+    """Every spec that comes with tfkit and has all of these words in its name, kind, family, plugins or description."""
     remembering = cache(read)  # the files that many others extend
     found = [_shipped(name, plain(read_tree(name, read=remembering))) for name in shipped_specs()]
     return [one for one in found if all(word.casefold() in _text(one) for word in words)]
@@ -41,9 +43,15 @@ def _shipped(name: str, spec: dict[str, Any]) -> Shipped:
     kind = "encoder-decoder" if {"encoder", "decoder"} <= blocks else "encoder" if "encoder" in blocks else "decoder"
     checkpoint = spec.get("checkpoint") or {}
     return Shipped(
-        name, kind, spec.get("parameters"), spec.get("description"), checkpoint.get("model_type"), spec.get("source")
+        name=name,
+        kind=kind,
+        parameters=spec.get("parameters"),
+        description=spec.get("description"),
+        model_type=checkpoint.get("model_type"),
+        source=spec.get("source"),
+        requires=tuple(spec.get("requires") or ()),
     )
 
 
 def _text(one: Shipped) -> str:
-    return " ".join(filter(None, (one.name, one.kind, one.model_type, one.description))).casefold()
+    return " ".join(filter(None, (one.name, one.kind, one.model_type, one.description, *one.requires))).casefold()
