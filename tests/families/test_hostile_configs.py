@@ -16,7 +16,7 @@ from tfkit.tools.importing import export_config, import_config
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = """
     gpt2 llama31_8b gemma3_1b phi3_mini_128k falcon_40b opt_350m gpt_neo_125m modernbert_base albert_base t5_v1_1_base
-    bart_base opus_mt_en_de deepseek_v3 gpt_oss_20b mpt_7b smollm3_3b
+    bart_base opus_mt_en_de deepseek_v3 gpt_oss_20b mpt_7b smollm3_3b laguna granite_swa k_exaone_236b_a23b
 """.split()  # noqa: SIM905
 CONFIGS = {name: json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8")) for name in NAMES}
 ODD: list[Any] = [
@@ -39,6 +39,8 @@ ODD: list[Any] = [
     {"a": 1},
 ]
 ODD += [
+    [0] * 40,
+    [[1]] * 40,
     ["full_attention"],
     [["global", "local"], 2],
     {"rope_type": "yarn"},

@@ -24,7 +24,8 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     n_layers = layer_types.n_layers_of(reading, rule.set)
     if n_layers is None:
         return
-    if not isinstance(numbers, list) or len(numbers) != n_layers:
+    sound = isinstance(numbers, list) and all(type(number) in (int, float) for number in numbers)
+    if not sound or len(numbers) != n_layers:
         raise Invalid("", f"a list with a number for each of the {n_layers} layers is needed")
     names, variants = reading.stacks.get(rule.set, ([layer_types.BASE] * n_layers, {}))
     if rule.zero is not None:
