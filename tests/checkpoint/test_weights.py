@@ -185,6 +185,19 @@ def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
     assert "1 values that are infinite or NaN" in refusal(file)
 
 
+@pytest.mark.parametrize("start", ["m.", ""])
+def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(start: str, file: Path) -> None:
+    stored = load_file(file)
+    bare = {f"{start}{name.removeprefix('m.')}" if name[:2] == "m." else name: one for name, one in stored.items()}
+    more = {"zeros": {"m.gone": "never trained"}, "constants": {"m.half": 0.5}}
+    sound = {f"{start}gone": torch.zeros(3), f"{start}half": torch.tensor(0.5)}
+    save_file({**bare, **sound}, file)
+    load_weights(model_of({**PLAIN_MAP, **more}), file)
+    for name in sound:
+        save_file({**bare, **sound, name: torch.ones_like(sound[name])}, file)
+        assert f"`{name}` has other values than" in refusal(file, {**PLAIN_MAP, **more})
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

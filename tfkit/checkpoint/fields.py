@@ -85,7 +85,7 @@ def _set(reading: Reading, name: str, rule: FieldConfig) -> None:
     changes: dict[str, Node] = {}
     if plain(value) is not None:  # these first: they may make the part that the value belongs to
         changes = {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
-    changes |= dict.fromkeys([rule.set] if isinstance(rule.set, str) else rule.set or (), value)
+    changes |= dict.fromkeys(rule.paths, value)
     for path, node in changes.items():
         if not reading.is_null_before(path):
             reading.put(path, node)

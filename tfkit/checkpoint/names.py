@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from tfkit.errors import Invalid, quoted
 
 _HOLE = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A part of a name that is a number, such as that of a layer."""
 
 
 def expanded(name: str) -> list[str]:
@@ -34,7 +35,7 @@ def filled(name: str, numbers: Mapping[str, int]) -> str:
 
 def numbered(name: str) -> tuple[str, list[int]]:
     """A name with `{}` for each part that is a number, and the numbers."""
-    return _NUMBER.sub("{}", name), [int(number) for number in _NUMBER.findall(name)]
+    return NUMBER.sub("{}", name), [int(number) for number in NUMBER.findall(name)]
 
 
 def nameless(name: str) -> str:
@@ -47,3 +48,9 @@ def matcher(names: Iterable[str]) -> re.Pattern[str]:
     texts = [re.escape(name) for name in names]
     texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
     return re.compile("|".join(texts) if texts else r"(?!)")
+
+
+def above(name: str) -> Iterator[str]:
+    """The paths of the modules that a tensor lies in, from the nearest on."""
+    while name := name.rpartition(".")[0]:
+        yield name

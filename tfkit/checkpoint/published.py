@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from tfkit.checkpoint.names import expanded, filled, holes, matcher, nameless, numbered
+from tfkit.checkpoint.names import above, expanded, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.report import collapsed
 from tfkit.checkpoint.weights import Link, WeightMap, places
@@ -148,9 +148,7 @@ class _Links:
     def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:
         """The sizes that the components around a tensor give to the pattern's names."""
         found: dict[str, int] = {}
-        path = name
-        while path:
-            path = path.rpartition(".")[0]
+        for path in above(name):
             if path in self.components:
                 found = {**self.components[path].pattern_sizes, **found}
         return {letter: size for letter, size in found.items() if letter in pattern.names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import torch
 from torch import Tensor
 
 from tfkit.checkpoint.header import TensorInfo
-from tfkit.checkpoint.names import matcher
+from tfkit.checkpoint.names import NUMBER, matcher
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.errors import Diagnostic, SpecError, closest, quoted, ranges
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
@@ -81,7 +79,7 @@ def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The same with one name for all layers that are alike: `decoder.layers.0-11.ffn.up.weight`."""
     groups: dict[tuple[str, Any], list[int]] = {}
     for name, value in values.items():
-        number = _NUMBER.search(name)
+        number = NUMBER.search(name)
         key = f"{name[: number.start()]}*{name[number.end() :]}" if number else name
         groups.setdefault((key, value), []).append(int(number[0]) if number else 0)
     return [(key.replace("*", ranges(sorted(ones)).replace(" ", "")), value) for (key, value), ones in groups.items()]

@@ -112,8 +112,9 @@ class WeightMap:
 
         links = tuple(replace(link, file=tuple(map(bare, link.file))) for link in self.links)
         copies = {bare(name): bare(other) for name, other in self.copies.items()}
-        ignored = {bare(name): reason for name, reason in self.ignored.items()}
-        return replace(self, links=links, copies=copies, ignored=ignored, prefix="")
+        ignored, zeros = ({bare(n): why for n, why in one.items()} for one in (self.ignored, self.zeros))
+        constants = {bare(name): value for name, value in self.constants.items()}
+        return replace(self, links=links, copies=copies, ignored=ignored, zeros=zeros, constants=constants, prefix="")
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
         """The model's tensors of a link."""
@@ -126,19 +127,23 @@ class WeightMap:
         self._check_others(checkpoint)
 
     @torch.no_grad()
-    def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
-        """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time."""
+    def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor], *, checked: bool = False) -> None:
+        """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time.
+
+        Values are checked on the way, unless `check_values` has done so.
+        """
         order = {name: number for number, name in enumerate(checkpoint.names)}
         for link in sorted(self.links, key=lambda link: order[link.file[0]]):
             found = [checkpoint.read(name) for name in link.file]
-            for name, tensor in zip(link.file, found, strict=True):
+            for name, tensor in [] if checked else zip(link.file, found, strict=True):
                 check_finite(name, tensor, checkpoint.names[name].file)
             views = self.views(link, state)
             if link.pattern is not None:
                 found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
             for view, tensor in zip(views, found, strict=True):
                 view.copy_(tensor)
-        self._check_others(checkpoint)
+        if not checked:
+            self._check_others(checkpoint)
 
     def _check_others(self, checkpoint: Checkpoint) -> None:
         """Check the tensors that no link leads to."""

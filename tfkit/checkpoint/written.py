@@ -53,8 +53,7 @@ class _Writing:
         for here, source in self.spec.provenance.inherited.items():
             if source == (shared,) and (value := value_at(self.spec.model, ".".join(here[1:]))) is not MISSING:
                 return value_at(value, rest) if rest else value
-        sets = [rule.set for rule in self.rules.values()]
-        own = {one for paths in sets for one in ([paths] if isinstance(paths, str) else paths or ())}
+        own = {one for rule in self.rules.values() for one in rule.paths}
         return _shared(self.spec.model.graph, path, "", own)
 
     def field(self, name: str, rule: FieldConfig) -> None:
@@ -83,8 +82,7 @@ class _Writing:
             self._copy(name, rule)
 
     def _copy(self, name: str, rule: FieldConfig) -> None:
-        paths = [rule.set] if isinstance(rule.set, str) else rule.set or ()
-        found = {path: self.value(path) for path in paths}
+        found = {path: self.value(path) for path in rule.paths}
         values = [value for value in found.values() if value is not MISSING]
         implied = rule.if_null is not None or ("default" in rule.model_fields_set and rule.default is None)
         if not values and rule.null_if is not None:

@@ -72,6 +72,11 @@ class FieldConfig(Config):
     default: Any = None
     """The field's value where config.json leaves it out; without one it must be there."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of `set`, one or several."""
+        return (self.set,) if isinstance(self.set, str) else self.set or ()
+
     def check(self) -> None:
         """Refuse rules that say nothing, or two things."""
         super().check()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
+from tfkit.checkpoint.names import above
 from tfkit.checkpoint.weights import Link
 
 
@@ -24,10 +25,10 @@ def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str,
     owners: dict[str, set[str]] = {}
     for link in links:
         files = {name.rpartition(".")[0] for name in link.file}
-        for path in {path for name in link.own for path in _above(name)}:
+        for path in {path for name in link.own for path in above(name)}:
             held.setdefault(path, set()).update(files)
         for name in link.file:
-            for path in _above(name):
+            for path in above(name):
                 owners.setdefault(path, set()).add(name.rpartition(".")[0])
     found: dict[str, str] = {}
     for path, _ in model.named_modules():
@@ -37,12 +38,6 @@ def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str,
         if there and common in theirs and owners.get(common) == there and (theirs[common] or common not in found):
             found[common] = path
     return {path: common for common, path in found.items()}
-
-
-def _above(name: str) -> Iterator[str]:
-    """The paths of the modules that a tensor lies in, from the nearest on."""
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def _common(paths: set[str]) -> str:

@@ -54,7 +54,7 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
     with Checkpoint.open(path) as checkpoint:
         weights = checked_map(model, checkpoint, path)
         weights.check_values(checkpoint)
-        weights.load(checkpoint, model.state_dict())
+        weights.load(checkpoint, model.state_dict(), checked=True)
 
 
 def checked_map(model: nn.Module, checkpoint: Checkpoint, path: Path) -> WeightMap:
