@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from tfkit.builder import build
-from tfkit.component import Component
 from tfkit.graph.expand import Graph, table_owner
 from tfkit.tools.cache import CacheSize, cache_size
+from tfkit.tools.parts import Part, parts_of, rank
 
 By = Literal["component", "node", "layer", "module"]
-
-ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
-"""The rows of a table by component begin with these, and end with the head."""
-LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
-HEAD = "head"
-_LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
@@ -57,10 +50,7 @@ class _Weight:
     count: int
     trainable: bool
     embedding: bool
-    component: str
-    label: str
-    node: str
-    layer: str
+    part: Part
     module: str
 
 
@@ -76,7 +66,7 @@ def count_params(graph: Graph, by: By = "component") -> Params:
     return Params(
         name=graph.name,
         by=by,
-        rows=tuple(sorted(rows, key=lambda row: _rank(row.name)) if by == "component" else rows),
+        rows=tuple(sorted(rows, key=lambda row: rank(row.name)) if by == "component" else rows),
         total=sum(weight.count for weight in weights),
         non_embedding=sum(weight.count for weight in weights if not weight.embedding),
         trainable=sum(weight.count for weight in weights if weight.trainable),
@@ -87,51 +77,22 @@ def count_params(graph: Graph, by: By = "component") -> Params:
 
 
 _KEYS: dict[By, Callable[[_Weight], str]] = {
-    "component": lambda weight: weight.component,
-    "node": lambda weight: weight.node,
-    "layer": lambda weight: weight.layer,
+    "component": lambda weight: weight.part.component,
+    "node": lambda weight: weight.part.node,
+    "layer": lambda weight: weight.part.layer,
     "module": lambda weight: weight.module,
 }
 
 
 def _weights(model: Any, graph: Graph) -> list[_Weight]:
-    modules = dict(model.named_modules())
-    blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in graph.nodes}
+    modules, parts = dict(model.named_modules()), parts_of(model)
     tables = {node.name for node in graph.nodes if node.config.table() is not None}
     weights = []
     for path, parameter in model.named_parameters():
-        module, node = path.rpartition(".")[0], path.partition(".")[0]
-        owner, slot = _owner(module, model.meta["components"])
-        component = _component(owner, slot, blocks[node])
-        label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
-        embedding = node in tables and isinstance(modules[module], nn.Embedding)
-        layer = _layer(module, modules[node])
-        weights.append(
-            _Weight(parameter.numel(), parameter.requires_grad, embedding, component, label, node, layer, module)
-        )
+        module = path.rpartition(".")[0]
+        embedding = parts[module].node in tables and isinstance(modules[module], nn.Embedding)
+        weights.append(_Weight(parameter.numel(), parameter.requires_grad, embedding, parts[module], module))
     return weights
-
-
-def _owner(module: str, components: Mapping[str, Component]) -> tuple[str, str]:
-    """The nearest component around a module, and its slot; parts of an FFN such as its activation count as FFN."""
-    while module and (module not in components or components[module].slot in ("activation", "rope_scaling")):
-        module = module.rpartition(".")[0]
-    return module, components[module].slot if module else "block"
-
-
-def _component(owner: str, slot: str, block: str) -> str:
-    if slot == "block":
-        return block
-    if slot == "attention" and owner.rpartition(".")[2].startswith("cross_attention"):
-        return "cross_attention"
-    return slot
-
-
-def _layer(module: str, node: nn.Module) -> str:
-    """The layer of a stack; its other children by their names; a whole node where it has no layers."""
-    if match := _LAYER.match(module):
-        return match[1]
-    return ".".join(module.split(".")[:2]) if hasattr(node, "layers") else module.partition(".")[0]
 
 
 def _rows(weights: Iterable[_Weight], key: Callable[[_Weight], str], by: By) -> list[Row]:
@@ -140,15 +101,11 @@ def _rows(weights: Iterable[_Weight], key: Callable[[_Weight], str], by: By) -> 
         groups.setdefault(key(weight), []).append(weight)
     rows = []
     for name, group in groups.items():
-        labels = {weight.label for weight in group}
+        labels = {weight.part.label for weight in group}
         label = name if by != "component" or len(labels) > 1 else labels.pop()
         non_embedding = sum(weight.count for weight in group if not weight.embedding)
         rows.append(Row(name, label, sum(weight.count for weight in group), non_embedding))
     return rows
-
-
-def _rank(name: str) -> int:
-    return ORDER.index(name) if name in ORDER else len(ORDER) + (name == HEAD)
 
 
 def _tied(graph: Graph, model: Any) -> list[str]:

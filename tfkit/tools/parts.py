@@ -1,0 +1,85 @@
+"""What each module of a model belongs to: its component, node and layer, by the names that all tools use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from tfkit.builder import graph_of
+from tfkit.component import Component
+
+ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
+"""The rows of a table by component begin with these, and end with the head."""
+LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
+HEAD = "head"
+_INSIDE = ("activation", "rope_scaling")
+"""Slots whose components count as part of what they stand in."""
+_LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a module belongs.
+
+    Attributes:
+        component: the slot that the nearest component around it fills, such as `attention`, `cross_attention` or `ffn`;
+            the block's name for what a node does itself, or `head` for a node that gives logits.
+        label: the same for people; for a norm its class.
+        owner: the path of that component.
+        node: the node of the graph.
+        layer: the layer of a stack; another child of the stack; or the node, where it has no layers.
+    """
+
+    component: str
+    label: str
+    owner: str
+    node: str
+    layer: str
+
+
+def parts_of(model: fx.GraphModule) -> dict[str, Part]:
+    """The part of each module of a built model, by its path."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    components, nodes = model.meta["components"], graph_of(model).nodes
+    blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
+    parts = {}
+    for path in modules:
+        node = path.partition(".")[0]
+        if node not in blocks:
+            continue
+        owner, slot = _owner(path, components)
+        component = _component(owner, slot, blocks[node])
+        label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
+        parts[path] = Part(component, label, owner, node, _layer(path, modules[node]))
+    return parts
+
+
+def rank(component: str) -> int:
+    """Where the row of a component stands in a table."""
+    return ORDER.index(component) if component in ORDER else len(ORDER) + (component == HEAD)
+
+
+def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
+    """The nearest component around a module, and its slot."""
+    while path and (path not in components or components[path].slot in _INSIDE):
+        path = path.rpartition(".")[0]
+    return path, components[path].slot if path else "block"
+
+
+def _component(owner: str, slot: str, block: str) -> str:
+    if slot == "block":
+        return block
+    if slot == "attention" and owner.rpartition(".")[2].startswith("cross_attention"):
+        return "cross_attention"
+    return slot
+
+
+def _layer(path: str, node: nn.Module) -> str:
+    """The layer of a stack; its other children by their names; a whole node where it has no layers."""
+    if match := _LAYER.match(path):
+        return match[1]
+    return ".".join(path.split(".")[:2]) if hasattr(node, "layers") else path.partition(".")[0]
