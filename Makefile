@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 PYTEST  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint checks ruff format-check mypy imports format clean
+.PHONY: help demo test test-all lint checks ruff format-check mypy imports format pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -35,6 +35,9 @@ lint: $(VENV)/.dev ## run all checks that are not tests
 format: $(VENV)/.dev ## let ruff mend and format the code
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format .
+
+pictures: $(VENV)/.dev ## draw docs/pictures again
+	$(BIN)/python tools/draw_all.py
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -70,5 +73,5 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.created
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(VENV)/.created
-	$(INSTALL) --editable ".[test,lint]" $(PLUGINS:%=--editable ./%)
+	$(INSTALL) --editable ".[test,lint,all]" $(PLUGINS:%=--editable ./%)
 	@touch $(VENV)/.base $@

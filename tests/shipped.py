@@ -54,28 +54,70 @@ def _alone(name: str) -> bool:
 
 
 def reductions(graph: Graph) -> Iterator[str]:
-    """Changes that make a model tiny and keep its architecture."""
-    yield "d_model=16"
+    """Changes that make a model tiny and keep its architecture, with a layer of each kind and two of them at least."""
+    yield from _everywhere(graph, "d_model", 16)
     for name, signal in graph.inputs.items():
         if signal.type == "sequence":
             yield f"inputs.{name}.width=16"
-    if any(hasattr(node.config, "vocab_size") for node in graph.nodes):
-        yield "vocab_size=13"
-    if any(getattr(node.config, "max_len", None) for node in graph.nodes):
-        yield "max_len=8"
+    yield from _everywhere(graph, "vocab_size", 13)
+    yield from _everywhere(graph, "max_len", 8)
     for node in graph.nodes:
         if hasattr(node.config, "n_layers"):
             yield from (f"{node.name}.{change}" for change in stack_reductions(node.config))
 
 
+def _everywhere(graph: Graph, key: str, value: int) -> Iterator[str]:
+    """A value that the nodes share, or that each of them has."""
+    if (key,) in graph.spec.provenance.spans:
+        yield f"{key}={value}"
+    else:
+        yield from (f"{node.name}.{key}={value}" for node in graph.nodes if getattr(node.config, key, None))
+
+
 def stack_reductions(stack: Any) -> Iterator[str]:
-    """The same for an encoder or a decoder: two layers of two heads."""
-    yield "n_layers=2"
-    yield "attention.n_heads=2"
-    yield "ffn.d_ff=24"
-    if stack.attention.kind == "gqa":
-        yield "attention.n_kv_heads=1"
-    if stack.attention.d_head:
-        yield "attention.d_head=4"
-    if getattr(stack.attention.position, "width", None):
+    """The same for an encoder or a decoder: layers of two heads and few channels."""
+    kinds = list(dict.fromkeys(name for name, _ in stack.plan()))
+    yield f"n_layers={max(2, len(kinds))}"
+    if len(kinds) > 1:
+        yield f"layers.pattern=[{', '.join(kinds)}]"
+    yield from _layer_reductions(stack)
+    for path, layer in stack.distinct():
+        if path:
+            yield from (f"{path}{change}" for change in _layer_reductions(layer))
+
+
+def _layer_reductions(layer: Any) -> Iterator[str]:
+    attention, ffn = layer.attention, layer.ffn
+    if attention is not None:
+        yield "attention.n_heads=2"
+        if attention.kind == "gqa":
+            yield "attention.n_kv_heads=1"
+        if getattr(attention, "d_head", None):
+            yield "attention.d_head=4"
+        for key, size in (("q_rank", 6), ("kv_rank", 6), ("d_nope", 4), ("d_rope", 4), ("d_v", 4)):
+            if getattr(attention, key, None):
+                yield f"attention.{key}={size}"
+        if attention.mask is not None and (attention.mask.left or 0) > 3:
+            yield "attention.mask.left=3"
+        yield from _position_reductions(attention)
+    if ffn is not None:
+        yield "ffn.d_ff=24"
+    if getattr(ffn, "n_experts", None):
+        yield "ffn.n_experts=4"
+        yield f"ffn.n_experts_per_token={min(2, ffn.n_experts_per_token)}"
+        if ffn.router.groups:
+            yield "ffn.router.groups={n: 2, keep: 1, by: max}"
+        if ffn.shared:
+            yield "ffn.shared.d_ff=24"
+
+
+def _position_reductions(attention: Any) -> Iterator[str]:
+    position = attention.position
+    if getattr(position, "width", None):
         yield "attention.position.width=4"
+    scaling = getattr(position, "scaling", None)
+    if getattr(scaling, "short_factor", None):
+        width = 4 if position.width or getattr(attention, "d_rope", attention.d_head) else 8
+        yield from (f"attention.position.scaling.{kind}_factor={[1.5] * (width // 2)}" for kind in ("short", "long"))
+    if getattr(scaling, "width", None):
+        yield "attention.position.scaling.width=2"

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tfkit.nn import Linear, linear
-from tfkit.nn.layers import LARGE
+from tfkit.nn.layers import LARGE, ONEDNN
 
 D_IN, D_OUT = 256, LARGE // 256
 
@@ -58,3 +58,34 @@ def test_the_kernel_without_a_gradient_runs_only_where_none_is_asked_for(monkeyp
         with torch.autocast("cpu", torch.bfloat16):
             assert module(x).dtype == torch.bfloat16
     assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_makes_the_same_choice() -> None:
+    module = Linear(D_IN, D_OUT, bias=True)
+    weight, bias = layer()
+    module.load_state_dict({"weight": weight, "bias": bias})
+    scripted, x = torch.jit.script(module), torch.randn(2, 3, D_IN)
+    with torch.no_grad():
+        assert torch.equal(scripted(x), module(x))
+        assert torch.equal(scripted(x[..., :1, :]), module(x[..., :1, :]))
+        assert torch.equal(torch.jit.script(module.double())(x.double()), module(x.double()))
+        module.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert scripted(x).dtype == torch.bfloat16
+        with torch.profiler.profile() as profile:
+            scripted(x)
+    called = {event.key for event in profile.key_averages()}
+    assert ("mkldnn::_linear_pointwise" in called) == ONEDNN
+    scripted(x).sum().backward()
+    assert module.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_without_gradients_has_the_kernel_that_a_trace_can_hold() -> None:
+    module = Linear(D_IN, D_OUT, bias=False)
+    torch.nn.init.normal_(module.weight)
+    x = torch.randn(2, D_IN)
+    with torch.no_grad():
+        traced = torch.jit.trace(module, x)
+        torch.testing.assert_close(traced(x), module(x), rtol=1e-5, atol=1e-4)

@@ -69,6 +69,13 @@ if TYPE_CHECKING:
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
     from tfkit.tools.attention import attention_weights as attention_weights
+    from tfkit.tools.cost import cost as cost
+    from tfkit.tools.draw import draw as draw
+    from tfkit.tools.eject import eject as eject
+    from tfkit.tools.explain import explain as explain
+    from tfkit.tools.export import export as export
+    from tfkit.tools.profile import profile as profile
+    from tfkit.tools.solve import solve as solve
     from tfkit.tools.weights import load_weights as load_weights
     from tfkit.training.loss import Loss as Loss
     from tfkit.training.loss import loss as loss
@@ -125,6 +132,13 @@ _NAMES = {
     "tfkit.training.loss": ["Loss", "loss"],
     "tfkit.training.optimizer": ["adamw", "parameter_groups"],
     "tfkit.tools.attention": ["attention_weights"],
+    "tfkit.tools.cost": ["cost"],
+    "tfkit.tools.draw": ["draw"],
+    "tfkit.tools.eject": ["eject"],
+    "tfkit.tools.explain": ["explain"],
+    "tfkit.tools.export": ["export"],
+    "tfkit.tools.profile": ["profile"],
+    "tfkit.tools.solve": ["solve"],
     "tfkit.tools.weights": ["load_weights"],
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -38,6 +38,13 @@ graph:
                 "x = x + 0.5 * learned_vector * dropout(ffn(layernorm(x)))",
             ],
         ),
+        (
+            ["residual={onto: normed, learned_onto: scalar}"],
+            [
+                "x = learned_scalar * layernorm(x) + attention(layernorm(x))",
+                "x = learned_scalar * layernorm(x) + ffn(layernorm(x))",
+            ],
+        ),
     ],
 )
 def test_programs(sets: list[str], lines: list[str]) -> None:

@@ -12,11 +12,18 @@ from collections.abc import Sequence
 
 import click
 
+from tfkit.cli.cost import cost
+from tfkit.cli.draw import draw
+from tfkit.cli.eject import eject
+from tfkit.cli.explain import explain
+from tfkit.cli.export import export
 from tfkit.cli.generate import generate
 from tfkit.cli.language import components, plugins, schema
 from tfkit.cli.models import build, params
 from tfkit.cli.options import Command, Group
+from tfkit.cli.profile import profile
 from tfkit.cli.published import compare, import_, save, tensors
+from tfkit.cli.solve import solve
 from tfkit.cli.specs import diff, list_, show, validate
 from tfkit.errors import SpecError
 
@@ -25,6 +32,7 @@ WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 SECTIONS = {
     "Models": [build, params, generate],
     "Published models": [import_, tensors, save, compare],
+    "Tools": [explain, draw, cost, solve, profile, export, eject],
     "Specs": [list_, validate, show, diff],
     "The language": [schema, components, plugins],
 }

@@ -216,6 +216,8 @@ def _notes(count: Params) -> Iterator[str]:
     """What stands below the table: trainable and buffers, tied and shared weights, the KV cache."""
     frozen = count.total - count.trainable
     yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
+    if count.active != count.total:
+        yield f"experts: one token goes through {count.active:,} parameters"
     yield from count.notes
     if count.cache is not None:
         yield _cache_note(count.cache)
@@ -241,7 +243,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
         some = counts[start : start + SIDE_BY_SIDE]
         parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in some]
         rows = []
-        for name in _merged([list(part) for part in parts]):
+        for name in merged([list(part) for part in parts]):
             labels = {part[name][0] for part in parts if name in part}
             cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
             rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
@@ -252,7 +254,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
         show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
 
 
-def _merged(lists: Sequence[Sequence[str]]) -> list[str]:
+def merged(lists: Sequence[Sequence[str]]) -> list[str]:
     """All names of several tables, each behind the one that it follows in its own."""
     merged: list[str] = []
     for labels in lists:

@@ -10,8 +10,9 @@ way subclasses `MultiHeadConfig` and overrides `build_core`.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d d_head.
 
-Attention: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
-Grouped-query: https://arxiv.org/abs/2305.13245. Query-key norm: https://arxiv.org/abs/2010.04245.
+Multi-head: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
+Grouped-query: https://arxiv.org/abs/2305.13245. QK norm: https://arxiv.org/abs/2010.04245.
+Softcap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.06423.
 """
 
@@ -42,7 +43,10 @@ from tfkit.nn import Context, Linear, remember
 
 
 class Attention(nn.Module):
-    """[b, q, d_model] -> [b, q, d_model]; the steps that a spec does not ask for are None and cost nothing."""
+    """[b, q, d_model] -> [b, q, d_model].
+
+    The steps that a spec does not ask for are None and cost nothing.
+    """
 
     def __init__(
         self,

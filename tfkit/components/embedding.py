@@ -1,6 +1,6 @@
 """The way in: a sum of tables, then the stages in the order that the spec gives.
 
-Factorized tables: https://arxiv.org/abs/1909.11942. Token types: https://arxiv.org/abs/1810.04805.
+d_embed: https://arxiv.org/abs/1909.11942. Tables: https://arxiv.org/abs/1810.04805.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The feed-forward network of a layer, plain and gated.
 
 `mlp` and `glu` take any activation; the other kinds are the same two with the activation of their name.
-Plain: https://arxiv.org/abs/1706.03762. Gated: https://arxiv.org/abs/2002.05202.
+ReLU: https://arxiv.org/abs/1706.03762. GELU: https://arxiv.org/abs/1606.08415.
+Squared ReLU: https://arxiv.org/abs/2109.08668. GLU, SwiGLU, GEGLU and ReGLU: https://arxiv.org/abs/2002.05202.
 """
 
 from __future__ import annotations

@@ -52,10 +52,12 @@ class LayerNormConfig(WeightedNormConfig):
             raise Invalid("bias", "a layernorm without `scale` has no `bias` either", help="write `bias: false` too")
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
-        if heads is None:
+        if heads is not None:
+            bare = nn.LayerNorm(width, self.eps, elementwise_affine=False)
+            return HeadNorm(bare, heads, width, offset=self.offset, bias=self.bias)
+        if self.offset:
             return LayerNorm(self, width)
-        bare = LayerNorm(self.model_copy(update={"scale": False, "bias": False}), width)
-        return HeadNorm(bare, heads, width, offset=self.offset, bias=self.bias)
+        return nn.LayerNorm(width, self.eps, elementwise_affine=self.scale, bias=self.bias)
 
 
 class RMSNormConfig(WeightedNormConfig):
@@ -72,28 +74,19 @@ class RMSNormConfig(WeightedNormConfig):
         )
 
 
-class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias, over the last axis."""
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / sqrt(variance + eps) * (1 + weight) + bias: the weight is a distance from one."""
 
     def __init__(self, config: LayerNormConfig, width: int) -> None:
-        super().__init__()
-        self.width = [width]
-        self.eps = config.eps
-        self.offset = config.offset
-        self.weight = nn.Parameter(torch.empty(width)) if config.scale else None
-        self.bias = nn.Parameter(torch.empty(width)) if config.bias else None
+        super().__init__(width, config.eps, bias=config.bias)
 
     def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - self.offset)
+        nn.init.zeros_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight: Tensor | None = self.weight
-        if weight is not None and self.offset:
-            weight = weight + self.offset
-        return F.layer_norm(x, self.width, weight, self.bias, self.eps)
+        return F.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):

@@ -1,6 +1,6 @@
 """Layers that differ or share: named variants of a stack's layer, and which of them stands where.
 
-Layers shared across depth: https://arxiv.org/abs/1909.11942. Patterns of layers: https://arxiv.org/abs/2408.00118.
+Groups: https://arxiv.org/abs/1909.11942. Pattern: https://arxiv.org/abs/2408.00118.
 """
 
 from __future__ import annotations

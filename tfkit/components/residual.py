@@ -1,6 +1,6 @@
 """How what a sublayer computes is added to the residual stream.
 
-Learned factors: https://arxiv.org/abs/2103.17239.
+Learned: https://arxiv.org/abs/2103.17239.
 """
 
 from __future__ import annotations

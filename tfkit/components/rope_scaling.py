@@ -1,6 +1,6 @@
 """The frequencies of rotary positions, and how they are stretched to contexts longer than the training's.
 
-Linear scaling: https://arxiv.org/abs/2306.15595. YaRN and NTK: https://arxiv.org/abs/2309.00071.
+Linear scaling: https://arxiv.org/abs/2306.15595. YaRN, NTK and dynamic: https://arxiv.org/abs/2309.00071.
 Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1. LongRoPE: https://arxiv.org/abs/2402.13753.
 """
 

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    number = float  # what TorchScript calls `Scalar`
 
 
 class Linear(nn.Linear):
@@ -42,6 +46,8 @@ class StackedLinear(nn.Module):
         d_out: width of their outputs, or names and widths of the parts, see `Linear`.
         bias: whether they have biases.
         residual: whether their outputs are added to the residual stream.
+        per_token: how many of them a token goes through, where it is not all. Nothing depends on it but what is told
+            of a model: its active parameters.
 
     Attributes:
         weight: [n, d_out, d_in].
@@ -49,20 +55,30 @@ class StackedLinear(nn.Module):
     """
 
     def __init__(
-        self, n: int, d_in: int, d_out: int | Mapping[str, int], *, bias: bool, residual: bool = False
+        self,
+        n: int,
+        d_in: int,
+        d_out: int | Mapping[str, int],
+        *,
+        bias: bool,
+        residual: bool = False,
+        per_token: int | None = None,
     ) -> None:
         super().__init__()
         self.parts = None if isinstance(d_out, int) else dict(d_out)
         self.residual = residual
+        self.per_token = per_token
         width = d_out if isinstance(d_out, int) else sum(d_out.values())
         self.weight = nn.Parameter(torch.empty(n, width, d_in))
         self.bias = nn.Parameter(torch.empty(n, width)) if bias else None
 
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
+is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 LARGE = 2**19
 """Elements of a weight from which on the kernel counts for more than its call."""
+ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,17 +87,36 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Large float32 weights on the CPU are multiplied by oneDNN where nothing needs a gradient: it reads them up to twice
     as fast as what torch calls otherwise, and that is most of the time of a token (`tools/bench/README.md`).
     """
-    if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
+    if is_scripting():
+        return _scripted_linear(x, weight, bias)
+    else:  # noqa: RET505  TorchScript compiles what follows an `if`, but not an `else` that is never reached
         if weight.numel() >= LARGE and _onednn_takes(x, weight):
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
 
 
 def _onednn_takes(x: Tensor, weight: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     plain = weight.is_cpu and x.is_cpu and x.dtype == weight.dtype == torch.float32
-    return plain and weight.is_contiguous() and torch.backends.mkldnn.is_available()
+    return plain and weight.is_contiguous() and ONEDNN and not is_tracing()
+
+
+def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, large: int = LARGE) -> Tensor:
+    """The same choice in the words of TorchScript, for which an empty list has a type, here that of `Scalar?[]`.
+
+    It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but can see what becomes of a product.
+    """
+    plain = x.is_cpu and weight.is_cpu and x.dtype == torch.float32 and weight.dtype == torch.float32
+    if weight.numel() >= large and plain and weight.is_contiguous() and not torch.is_grad_enabled():
+        empty = x.new_empty([0, 0])
+        if torch.mm(empty, empty).dtype == torch.float32:
+            none = torch.jit.annotate(list[number | None], [])
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
+    return F.linear(x, weight, bias)
+
+
+_scripted_linear = _linear_by_onednn if ONEDNN else F.linear
 
 
 class Table(nn.Embedding):

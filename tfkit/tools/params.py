@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from tfkit.builder import build
 from tfkit.graph.expand import Graph, table_owner
+from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
 from tfkit.tools.parts import Part, parts_of, rank
 
@@ -36,6 +37,8 @@ class Params:
     total: int
     non_embedding: int
     trainable: int
+    active: int
+    """What one token is multiplied with: of routed experts, the chosen ones."""
     buffers: int
     notes: tuple[str, ...]
     """Which weights are tied or shared."""
@@ -48,6 +51,7 @@ class _Weight:
     """One parameter of the model and the rows that it belongs to."""
 
     count: int
+    active: int
     trainable: bool
     embedding: bool
     part: Part
@@ -70,10 +74,18 @@ def count_params(graph: Graph, by: By = "component") -> Params:
         total=sum(weight.count for weight in weights),
         non_embedding=sum(weight.count for weight in weights if not weight.embedding),
         trainable=sum(weight.count for weight in weights if weight.trainable),
+        active=sum(weight.active for weight in weights),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         notes=(*_tied(graph, model), *_repeated(graph, model)),
         cache=cache_size(graph),
     )
+
+
+def active_of(module: nn.Module, weight: Tensor) -> int:
+    """How many numbers of a weight one token is multiplied with: of experts, those of the chosen ones."""
+    if isinstance(module, StackedLinear) and module.per_token is not None:
+        return weight.numel() // module.weight.size(0) * module.per_token
+    return weight.numel()
 
 
 _KEYS: dict[By, Callable[[_Weight], str]] = {
@@ -91,7 +103,9 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
     for path, parameter in model.named_parameters():
         module = path.rpartition(".")[0]
         embedding = parts[module].node in tables and isinstance(modules[module], nn.Embedding)
-        weights.append(_Weight(parameter.numel(), parameter.requires_grad, embedding, parts[module], module))
+        active = active_of(modules[module], parameter)
+        trainable, part = parameter.requires_grad, parts[module]
+        weights.append(_Weight(parameter.numel(), active, trainable, embedding, part, module))
     return weights
 
 

@@ -176,14 +176,18 @@ def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
     if any(step.reads_input for step in steps):
         yield f"input = {norm.kind_name()}(x)" if norm else "input = x"
     for step in steps:
-        y = "input" if step.reads_input else "x"
-        y = _call(step.norm_in, y)
+        y = _call(step.norm_in, "input" if step.reads_input else "x")
+        onto = y if step.residual.onto == "normed" else "x"
         y = f"{step.name}({y}, memory)" if step.sublayer == "cross_attention" else f"{step.name}({y})"
         y = _call(step.norm_out, y)
         y = f"dropout({y})" if layer.dropout else y
-        y = y if step.residual.learned == "none" else f"learned_{step.residual.learned} * {y}"
+        y, onto = _learned(step.residual.learned, y), _learned(step.residual.learned_onto, onto)
         y = y if step.residual.scale == 1 else f"{step.residual.scale:g} * {y}"
-        yield f"x = {_call(step.norm_after, f'x + {y}')}"
+        yield f"x = {_call(step.norm_after, f'{onto} + {y}')}"
+
+
+def _learned(factor: str, value: str) -> str:
+    return value if factor == "none" else f"learned_{factor} * {value}"
 
 
 def _call(norm: Component | None, argument: str) -> str:

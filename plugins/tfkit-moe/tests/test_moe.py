@@ -44,7 +44,7 @@ def test_it_keeps_every_promise(name: str) -> None:
 
 def experts(d_ff: int = 24, **given: Any) -> Experts:
     """Experts with random weights, 8 of them for tokens of width 16."""
-    fields = {"n": 8, "d_model": 16, "d_ff": d_ff, "bias": True, "weighs_input": False, **given}
+    fields = {"n": 8, "per_token": 3, "d_model": 16, "d_ff": d_ff, "bias": True, "weighs_input": False, **given}
     found = Experts(Gate(nn.SiLU(), limit=None, up_offset=0), **fields)
     generator = torch.Generator().manual_seed(0)
     for parameter in found.parameters():

@@ -6,8 +6,11 @@ Tokens are sorted by expert, so that those of one expert lie together. Three way
   device: without torch.compile on the CPU, and in bfloat16 also on CUDA and compiled.
 - One after the other, each expert with its own tokens: scripted, and where the kernel does not serve. On a GPU that
   waits once for where the tokens of each expert end.
-- Every expert for every token, with weights of zero: compiled in other types, where no shape may depend on data, and on
-  the meta device. It costs e / k times as much.
+- Every expert for every token, with weights of zero: compiled in other types, where no shape may depend on data. It
+  costs e / k times as much.
+
+On the meta device no token knows its experts: there every expert has as many, as a router that balances them would have
+it, so that what is counted there is what it costs.
 
 The clamped gate: https://arxiv.org/abs/2508.10925.
 
@@ -52,6 +55,7 @@ class Experts(nn.Module):
     Args:
         activation: between the two layers of an expert; a `Gate`, or anything that keeps the shape.
         n: number of experts.
+        per_token: how many of them a token goes through.
         d_model: width of the tokens.
         d_ff: width of the hidden layer of one expert.
         bias: whether the layers have biases.
@@ -59,20 +63,29 @@ class Experts(nn.Module):
     """
 
     def __init__(
-        self, activation: nn.Module, *, n: int, d_model: int, d_ff: int, bias: bool, weighs_input: bool
+        self,
+        activation: nn.Module,
+        *,
+        n: int,
+        per_token: int,
+        d_model: int,
+        d_ff: int,
+        bias: bool,
+        weighs_input: bool,
     ) -> None:
         super().__init__()
         gated = isinstance(activation, Gate)
         self.n = n
         self.weighs_input = weighs_input
-        self.gate_up = StackedLinear(n, d_model, {"gate": d_ff, "up": d_ff}, bias=bias) if gated else None
-        self.up = None if gated else StackedLinear(n, d_model, d_ff, bias=bias)
+        gate_up = {"gate": d_ff, "up": d_ff}
+        self.gate_up = StackedLinear(n, d_model, gate_up, bias=bias, per_token=per_token) if gated else None
+        self.up = None if gated else StackedLinear(n, d_model, d_ff, bias=bias, per_token=per_token)
         self.activation = activation
-        self.down = StackedLinear(n, d_ff, d_model, bias=bias, residual=True)
+        self.down = StackedLinear(n, d_ff, d_model, bias=bias, residual=True, per_token=per_token)
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if (torch.compiler.is_compiling() or x.is_meta) and not self.takes_grouped(x):
+            if torch.compiler.is_compiling() and not self.takes_grouped(x):
                 return self.every(x, weights, chosen)
         k = chosen.size(1)
         experts, order = torch.sort(chosen.flatten(), stable=True)
@@ -100,10 +113,25 @@ class Experts(nn.Module):
 
         `experts` [r] are those of the rows, `ends` [e] where the rows of each expert end.
         """
-        if not is_scripting():  # noqa: SIM102  as above
+        if not is_scripting():
+            if rows.is_meta:
+                return self.evenly(rows)
             if self.takes_grouped(rows):
                 return self.grouped(rows, experts, ends)
         return self.one_by_one(rows, ends)
+
+    def evenly(self, rows: Tensor) -> Tensor:
+        """`run` where the experts are not known: each gets as many rows, and the first ones one more."""
+        weight, bias = self.first()
+        each, more = divmod(rows.size(0), self.n)
+        pieces: list[Tensor] = []
+        for n, size in ((self.n * (each > 0), each), (more, 1)):
+            if n > 0:
+                own = rows[: n * size].unflatten(0, [n, size])
+                hidden = self.activation(_stacked(own, weight[:n], None if bias is None else bias[:n]))
+                last = None if self.down.bias is None else self.down.bias[:n]
+                pieces.append(_stacked(hidden, self.down.weight[:n], last).flatten(0, 1))
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
         """`run`, expert by expert."""

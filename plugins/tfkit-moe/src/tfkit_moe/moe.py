@@ -1,6 +1,6 @@
 """Mixture of experts: a router sends each token to a few feed-forward networks of many, https://arxiv.org/abs/2101.03961.
 
-Shared experts, which every token goes through: https://arxiv.org/abs/2401.06066.
+Shared: https://arxiv.org/abs/2401.06066.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class MoE(nn.Module):
         self.experts = Experts(
             experts,
             n=config.n_experts,
+            per_token=config.n_experts_per_token,
             d_model=config.d_model,
             d_ff=config.d_ff,
             bias=config.bias,

@@ -4,9 +4,9 @@
     chosen = the k largest of scores + correction    among the best groups of experts
     weights = scores of the chosen                   topk_then_score: score(logits of the chosen)
 
-Softmax of all, then the best: https://arxiv.org/abs/2101.03961. The best, then their softmax:
-https://arxiv.org/abs/1701.06538. Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the
-load: https://arxiv.org/abs/2412.19437.
+score_then_topk: https://arxiv.org/abs/2101.03961. topk_then_score: https://arxiv.org/abs/1701.06538.
+Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the load:
+https://arxiv.org/abs/2412.19437.
 
 n tokens, e experts, k experts of a token, g groups.
 """

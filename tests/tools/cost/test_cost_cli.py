@@ -1,0 +1,93 @@
+"""`tfkit cost` as a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tfkit
+from tfkit.cli import main
+from tfkit.tools.cost import DEVICES, cost
+
+SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("train", ["gpt2", "--batch", "8", "--device", "h200"]),
+        ("train_recompute", ["gpt2", "--recompute", "--optimizer", "sgd", "--dtype", "float32"]),
+        ("prefill", [*SPEC, "--mode", "prefill", "--length", "64", "--memory-length", "32", "--by", "node"]),
+        ("decode_by_layer", ["mistral_7b", "--mode", "decode", "--device", "rtx4090", "--by", "layer"]),
+    ],
+)
+def test_tables(run: Callable[..., str], golden: Any, name: str, arguments: list[str]) -> None:
+    golden(f"cli/cost_{name}", run("cost", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "status"),
+    [
+        ("unknown_device", ["gpt2", "--device", "h20"], 2),
+        ("no_figures_of_a_type", ["gpt2", "--device", "l4", "--dtype", "float64"], 2),
+        ("recompute_without_backward", ["gpt2", "--recompute", "--mode", "decode"], 2),
+        ("no_memory", ["gpt2", "--memory-length", "3"], 2),
+        ("no_tokens", ["gpt2", "--length", "0"], 2),
+        ("too_long", ["gpt2", "--length", "1025"], 1),
+        ("no_decoder", ["bert_base", "--mode", "decode"], 1),
+    ],
+)
+def test_errors(run: Callable[..., str], golden: Any, name: str, arguments: list[str], status: int) -> None:
+    golden(f"cli/cost_{name}", run("cost", *arguments, status=status, stderr=True))
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "mixtral_8x7b", "--length", "16", "--json", "--by", "layer", "--device", "mi300x"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    wanted = cost(tfkit.load("mixtral_8x7b"), length=16)
+    assert found["total"]["flops_forward"] == wanted.total.flops_forward
+    assert sum(row["traffic_backward"] for row in found["rows"]) == wanted.total.traffic_backward
+    assert found["memory"] == vars(wanted.memory)
+    assert found["floor"]["seconds"] == pytest.approx(wanted.floor(DEVICES["mi300x"]).seconds)
+    assert not found["floor"]["fits"]
+
+
+def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
+    found = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=64, mode="decode")
+    device = DEVICES["h100"]
+    floor = found.floor(device)
+    assert floor.transfer == pytest.approx(found.total.traffic / 3.35e12)
+    assert floor.compute == pytest.approx(found.total.flops / 989.5e12)
+    assert floor.transfer == pytest.approx(floor.seconds)  # one token: nothing but reading weights
+    long = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=4096, mode="prefill").floor(device)
+    assert long.compute < long.seconds < long.compute + long.transfer
+
+
+def test_hidden_pairs_cost_no_time_where_they_are_skipped() -> None:
+    found = cost(tfkit.load("gpt2"), length=1024)
+    device = DEVICES["h200"]
+    assert found.floor(device, visible=True).seconds < found.floor(device).seconds
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_devices_are_plausible(device: Any) -> None:
+    half = device.tera_flops["bfloat16"]
+    assert half == device.tera_flops["float16"] > device.tera_flops["tf32"] >= device.tera_flops["float32"]
+    assert 50 < half * 1e12 / device.bandwidth < 500  # FLOPs per byte, where both take as long
+    assert device.source.startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adam"}, "unknown optimizer `adam`"),
+        ({"batch": 0}, r"batch \(0\) must be positive"),
+        ({"memory_length": 4}, "has no effect"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cost(tfkit.load("gpt2"), **options)

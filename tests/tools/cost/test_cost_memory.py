@@ -1,0 +1,53 @@
+"""The peak of a training step, against what the PyTorch profiler saw of every allocation and release."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "tools" / "bench" / "cost_memory.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    """The script that makes the table of the docs."""
+    spec = importlib.util.spec_from_file_location("cost_memory", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cost_memory"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def hold(bench: Any, case: Any) -> None:
+    told, (fixed, peak) = bench.predicted(case), bench.measured(case)
+    memory = told.memory
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(fixed, rel=0.001)
+    assert told.peak == pytest.approx(peak, rel=0.01)
+
+
+SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "sets"),
+    [
+        ("gpt2", ("decoder.n_layers=3", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=256")),
+        ("llama3_8b", ("decoder.n_layers=3", "decoder.attention.n_heads=4", "decoder.attention.n_kv_heads=2")),
+    ],
+)
+def test_small_models(bench: Any, spec: str, sets: tuple[str, ...], recompute: bool) -> None:
+    dry = SMALL if spec == "gpt2" else SMALL[:2]
+    hold(bench, bench.Case(spec, (*dry, *sets), 2, 32, recompute))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(11))
+def test_real_widths(bench: Any, number: int) -> None:
+    hold(bench, bench.CASES[number])

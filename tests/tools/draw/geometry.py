@@ -1,0 +1,131 @@
+"""Reads pictures as a person does: what covers what, and what a line leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tfkit.tools.draw import Picture
+from tfkit.tools.draw.shapes import Disc, Group, Point, Rect, Way, Words
+
+Bounds = tuple[float, float, float, float]
+NEAR = 0.01
+
+
+def bounds(rect: Rect) -> Bounds:
+    """Left, top, right and bottom."""
+    return rect.x, rect.y, rect.x + rect.width, rect.y + rect.height
+
+
+def overlap(a: Bounds, b: Bounds, slack: float = 0.0) -> bool:
+    """Whether two rectangles share more than `slack` in both directions."""
+    return min(a[2], b[2]) - max(a[0], b[0]) > slack and min(a[3], b[3]) - max(a[1], b[1]) > slack
+
+
+def within(a: Bounds, b: Bounds) -> bool:
+    """Whether rectangle a lies inside b."""
+    return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
+
+
+def boxes(picture: Picture) -> dict[str, Bounds]:
+    """The rectangle of each box, by its key."""
+    groups = [shape for shape in picture.shapes if isinstance(shape, Group)]
+    found = {}
+    for group in groups:
+        rects = [one for one in group.shapes if isinstance(one, Rect) and one.look.startswith("box r-")]
+        found[group.key] = bounds(rects[-1])
+    return found
+
+
+def faults(picture: Picture) -> Iterator[str]:
+    """Everything that should not be: texts over each other, over an edge or a line, boxes over boxes."""
+    words = [shape for shape in picture.flat() if isinstance(shape, Words)]
+    page = (picture.x, picture.y, picture.x + picture.width, picture.y + picture.height)
+    for number, one in enumerate(words):
+        text = "".join(run.text for run in one.line)
+        if not within(one.box(), page):
+            yield f"`{text}` leaves the page"
+        yield from (f"`{text}` and {other.line}" for other in words[:number] if overlap(one.box(), other.box()))
+    rects = [shape for shape in picture.flat() if isinstance(shape, Rect)]
+    if any(not within(bounds(rect), page) for rect in rects):
+        yield "a box leaves the page"
+    yield from _texts_out_of_boxes(words, [rect for rect in rects if not rect.look.startswith("cell")])
+    yield from _crossings(picture, words)
+
+
+def _texts_out_of_boxes(words: list[Words], rects: list[Rect]) -> Iterator[str]:
+    """Texts that begin in a rectangle and do not end there."""
+    for one in words:
+        box = one.box()
+        middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        around = [rect for rect in rects if within((*middle, *middle), bounds(rect))]
+        for rect in around:
+            if not within(box, bounds(rect)):
+                yield f"`{''.join(run.text for run in one.line)}` leaves its box"
+
+
+def _crossings(picture: Picture, words: list[Words]) -> Iterator[str]:
+    found = boxes(picture)
+    keys = list(found)
+    for number, key in enumerate(keys):
+        yield from (f"{key} and {other}" for other in keys[:number] if overlap(found[key], found[other]))
+    grouped = [one for shape in picture.shapes if isinstance(shape, Group) for one in shape.shapes]
+    bands = [bounds(shape) for shape in picture.flat() if isinstance(shape, Rect) and shape.look.startswith("band")]
+    free = [one for one in words if one not in grouped and not any(within(one.box(), band) for band in bands)]
+    for way in ways(picture):
+        for a, b in pairwise(way.points):
+            line = (min(a[0], b[0]) - 0.5, min(a[1], b[1]) - 0.5, max(a[0], b[0]) + 0.5, max(a[1], b[1]) + 0.5)
+            yield from (f"a line goes through {one.line}" for one in free if overlap(line, one.box()))
+            for key, box in found.items():
+                if overlap(line, box, 0.6) and "onto" not in key:
+                    yield f"a line goes through {key}"
+
+
+def ways(picture: Picture) -> list[Way]:
+    """All lines."""
+    return [shape for shape in picture.flat() if isinstance(shape, Way)]
+
+
+@dataclass
+class Reader:
+    """Follows lines of a picture backwards, from a point to all that it comes from."""
+
+    picture: Picture
+
+    def __post_init__(self) -> None:
+        self.titles = {shape.key: shape.title for shape in self.picture.shapes if isinstance(shape, Group)}
+        self.boxes = boxes(self.picture)
+        self.ways = ways(self.picture)
+        self.sums = [shape for shape in self.picture.flat() if isinstance(shape, Disc) and shape.look == "plus"]
+
+    def value(self, point: Point) -> str:
+        """What flows through a point, as the layers' programs write it; x is what comes from below."""
+        for key, (left, top, right, bottom) in self.boxes.items():
+            if _same(point, ((left + right) / 2, top)):
+                return f"{_name(self.titles[key])}({self.value(((left + right) / 2, bottom))})"
+        for disc in self.sums:
+            if _same(point, (disc.x, disc.y - disc.radius)):
+                side, below = (disc.x + disc.radius, disc.y), (disc.x, disc.y + disc.radius)
+                return f"{self.value(side)} + {self.value(below)}"
+        ending = [way for way in self.ways if _same(way.points[-1], point)]
+        through = [way for way in self.ways if any(_on(point, *pair) for pair in pairwise(way.points))]
+        sources = {way.points[0]: None for way in ending or through}
+        return " + ".join(self.value(source) for source in sources) if sources else "x"
+
+
+def _name(title: str) -> str:
+    return (
+        title.lower().removeprefix("causal ").replace("self-", "").replace("-", "_").replace("× learned ", "learned_")
+    )
+
+
+def _same(a: Point, b: Point) -> bool:
+    return abs(a[0] - b[0]) < NEAR and abs(a[1] - b[1]) < NEAR
+
+
+def _on(point: Point, a: Point, b: Point) -> bool:
+    """Whether a point lies on a line between two others, and is neither."""
+    if abs(a[0] - b[0]) < NEAR:
+        return abs(point[0] - a[0]) < NEAR and min(a[1], b[1]) < point[1] - NEAR and point[1] + NEAR < max(a[1], b[1])
+    return abs(point[1] - a[1]) < NEAR and min(a[0], b[0]) < point[0] - NEAR and point[0] + NEAR < max(a[0], b[0])

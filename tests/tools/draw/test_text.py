@@ -1,0 +1,58 @@
+"""Widths of texts, against the font that they are measured by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfkit.tools.draw.text import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, short, width_of, wrap
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def advance(character: str, *, bold: bool) -> float:
+    """The advance of a character in thousandths of the size, from the font itself."""
+    from matplotlib import ft2font
+
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    font = ft2font.FT2Font(str(fonts / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")))
+    font.set_size(1000, 72)
+    glyph = font.load_char(ord(character), flags=ft2font.LoadFlags.NO_HINTING)
+    return float(glyph.linearHoriAdvance) / 65536
+
+
+@pytest.mark.parametrize("bold", [False, True])
+def test_widths_are_the_fonts(bold: bool) -> None:
+    for code in range(FIRST, 127):
+        assert width_of(chr(code), 1000, bold=bold) == pytest.approx(advance(chr(code), bold=bold), abs=1)
+    assert MIDDLE_DOT[bold] == pytest.approx(advance("·", bold=bold), abs=1)
+    assert all(advance(character, bold=bold) <= UNKNOWN for character in "×√→…λäß")
+
+
+def test_wrap_breaks_between_words_and_cuts_what_is_too_long() -> None:
+    width = width_of("two words", 12)
+    assert wrap("two words here", width, 12) == ["two words", "here"]
+    assert wrap("", width, 12) == []
+    long = wrap("x" * 500, width, 12)
+    assert len(long) == 1
+    assert long[0].endswith("...")
+    assert width_of(long[0], 12) <= width
+    assert cut("short", width, 12) == "short"
+
+
+def test_flow_keeps_lines_within_their_width() -> None:
+    items = [
+        Run(f"{name} {number}", bold=number % 2 == 0) for number, name in enumerate(["alpha", "beta", "gamma"] * 9)
+    ]
+    lines = flow(items, 120, 11)
+    assert all(line_width(line, 11) <= 120 for line in lines)
+    joined = " ".join(run.text for line in lines for run in line)
+    assert all(item.text in joined for item in items)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (999, "999"), (1000, "1.0k"), (124_439_808, "124.4M"), (671 * 10**9, "671.0B")]
+)
+def test_short(count: int, text: str) -> None:
+    assert short(count) == text

@@ -1,0 +1,173 @@
+"""What a plugin's component may do, and what is refused: an ejected file is the model, or there is none."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.cli import main
+from tfkit.plugin.manager import load_plugins
+from tfkit.tools.eject import check, eject
+
+from ...shipped import reductions
+
+SPEC = """
+tfkit: 1
+name: mine
+d_model: 8
+vocab_size: 13
+graph:
+  embedding: {block: embedding}
+  decoder: {block: decoder, n_layers: 2, attention: {n_heads: 2}, ffn: {kind: odd, d_ff: 12}}
+  logits: {block: lm_head}
+"""
+PLUGIN = """
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+
+LIMIT = 3.0
+counted = [0]
+
+
+def halved(x: Tensor, times: int = 1) -> Tensor:
+    for _ in range(times):
+        x = x / 2
+    return x
+
+
+class OddConfig(tfkit.FFNConfig):
+    kind: Literal["odd"] = "odd"
+    d_ff: tfkit.Dim
+
+    def build(self, make):
+        return Odd(self)
+
+
+class Odd(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.up = nn.Linear(config.d_model, config.d_ff)
+        self.down = nn.Linear(config.d_ff, config.d_model)
+        self.scale = nn.Parameter(torch.empty(config.d_ff, 2))
+        self.steps = [1, 2]
+
+    def reset_parameters(self):
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        BODY
+
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(OddConfig)
+"""
+
+
+def graph_with(body: str, folder: Path, init: str = "self.steps = [1, 2]") -> tfkit.Graph:
+    text = PLUGIN.replace("        BODY", textwrap.indent(textwrap.dedent(body).strip(), "        "))
+    text = text.replace("self.steps = [1, 2]", init)
+    (folder / "odd.py").write_text(text, encoding="utf-8")
+    (folder / "mine.yaml").write_text(SPEC, encoding="utf-8")
+    return tfkit.load(folder / "mine.yaml", plugins=load_plugins(plugin_dirs=[folder]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        hidden = self.up(x)
+        for i, step in enumerate(self.steps):
+            hidden = hidden + step * self.scale[:, i]
+        return self.down(hidden)
+        """,
+        """
+        hidden = self.up(x)
+        if self.config.d_ff > 10 and not self.training:
+            hidden = halved(hidden, times=2).clamp(max=LIMIT)
+        return self.down(hidden * self.scale.sum(dim=1))
+        """,
+        """
+        pieces = []
+        for part in self.up(x).unbind(1):
+            if len(pieces) > 2:
+                break
+            pieces.append(torch.relu(part))
+        total = pieces[0]
+        for other in pieces[1:]:
+            total += other
+        return self.down(total[:, None] * self.scale[:, 0]) + 0 * x
+        """,
+        """
+        hidden = [self.down(one) for one in self.up(x).split(2, dim=1)]
+        kept: Tensor | None = None
+        if x.size(0) > 2:
+            kept = hidden[0].sum()
+        joined = torch.cat(hidden, dim=1)
+        return joined if kept is None else joined + kept
+        """,
+        """
+        hidden = self.up(x)
+        hidden[..., 0] = 0.0
+        hidden[..., 1] += 1.0
+        other = hidden.clone()
+        hidden.mul_(2.0)
+        return self.down(hidden + other)
+        """,
+    ],
+)
+def test_what_a_forward_may_do(body: str, tmp_path: Path) -> None:
+    graph = graph_with(body, tmp_path)
+    assert check(graph, eject(graph)).ran
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("while x.abs().max() > 1:\n    x = x / 2\nreturn x", "`Odd` (odd.py) cannot be ejected: forward: a `while`"),
+        ("return (lambda y: 2 * y)(x)", "cannot be ejected: forward: a `lambda`"),
+        ("return x * NOWHERE", "cannot be ejected: forward: nothing says what `NOWHERE` is"),
+    ],
+)
+def test_what_cannot_be_written_out_is_refused(
+    body: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph_with(body, tmp_path)
+    output = tmp_path / "mine.py"
+    status = main(["eject", str(tmp_path / "mine.yaml"), "--plugin-dir", str(tmp_path), "-o", str(output)])
+    assert status == 1
+    assert why in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_what_the_code_does_not_say_is_found(tmp_path: Path) -> None:
+    hooked = "self.register_forward_hook(lambda module, args, output: 2 * output)"
+    graph = graph_with("return self.down(self.up(x))", tmp_path, init=hooked)
+    with pytest.raises(tfkit.SpecError, match="computes something else"):
+        check(graph, eject(graph))
+
+
+def test_the_tutorial_plugin(tmp_path: Path) -> None:
+    graph = tfkit.load("char_relu", sets=["decoder.attention.kind=additive", "decoder.n_layers=2"])
+    assert check(graph, eject(graph)).ran
+
+
+def test_a_bug_in_the_file_is_found() -> None:
+    graph = tfkit.load("gpt2", sets=[*reductions(tfkit.load("gpt2"))])
+    text = eject(graph)
+    check(graph, text)
+    assert "x = x + " in text
+    with pytest.raises(tfkit.SpecError, match="computes something else"):
+        check(graph, text.replace("x = x + ", "x = 2 * x + ", 1))
+    with pytest.raises(tfkit.SpecError, match="other tensors"):
+        check(graph, text.replace("self.down = ", "self.below = ").replace("self.down(", "self.below("))
+    assert torch.is_grad_enabled()

@@ -1,0 +1,121 @@
+"""Every shipped spec, tiny and ejected: tensors, results, lint."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.tools.eject import check, eject
+from tfkit.tools.eject.check import loaded, made
+
+from ...shipped import one_of_each_family, reductions
+
+LINT = [
+    "--isolated",
+    "--select=E,F,W,I,UP,B,SIM,C4,RET,N",
+    "--ignore=N812,B905",
+    "--line-length=120",
+    "--target-version=py311",
+]
+QUICK = {
+    "additive",
+    "albert_base",
+    "bart_base",
+    "bert_base",
+    "block_512",
+    "char_swiglu",
+    "deepseek_v3",
+    "falcon_7b",
+    "gemma3_1b",
+    "gpt2",
+    "gpt_oss_20b",
+    "llama3_8b",
+    "mpt_7b",
+    "olmo2_7b",
+    "palm_540b",
+    "phi4_mini",
+    "t5_small",
+    "vaswani_base",
+}
+
+
+def tiny(name: str) -> tfkit.Graph:
+    return tfkit.load(name, sets=[*reductions(tfkit.load(name))])
+
+
+def quick(specs: list) -> list:
+    """Those of `QUICK` as they are, the others slow."""
+    return [one if one.values[0] in QUICK else pytest.param(*one.values, marks=pytest.mark.slow) for one in specs]
+
+
+@pytest.mark.parametrize("name", quick(one_of_each_family()))
+def test_an_ejected_spec_is_the_model(name: str, tmp_path: Path) -> None:
+    graph = tiny(name)
+    text = eject(graph)
+    proof = check(graph, text)
+    assert proof.ran
+    assert proof.tensors == len(tfkit.build(graph, device="meta").state_dict())
+    imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    imported |= {one.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for one in node.names}
+    assert {name.partition(".")[0] for name in imported} <= {"torch", "math", "dataclasses", "typing"}
+    file = tmp_path / f"{graph.name}.py"
+    file.write_text(text, encoding="utf-8")
+    for command in (["check", *LINT], ["format", "--check", "--isolated", "--line-length=120"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, str(file)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_gpt2_is_short_and_runs_alone(tmp_path: Path) -> None:
+    text = eject(tfkit.load("gpt2"))
+    assert len(text.splitlines()) < 200
+    file = tmp_path / "gpt2.py"
+    file.write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-I", str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("124,439,808 parameters")
+
+
+def test_shapes_stand_in_comments() -> None:
+    text = eject(tfkit.load("llama3_8b"))
+    assert "x = x + self.attention(self.attention_norm_in(x), context)  # [b, t, 4096]" in text
+    assert "gate, up = self.gate_up(x).chunk(2, dim=-1)  # [b, t, 14336]" in text
+
+
+def test_the_config_says_the_sizes() -> None:
+    graph = tfkit.load("gpt2")
+    with loaded(eject(graph)) as module, torch.device("meta"):
+        assert module.Config().d_head == 64
+        smaller = module.Gpt2(module.Config(d_model=16, n_heads=2, d_ff=24, n_layers=3, vocab_size=13, max_len=8))
+    sets = ["d_model=16", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=24", "decoder.n_layers=3", "vocab_size=13"]
+    ours = tfkit.build("gpt2", sets=[*sets, "max_len=8"], device="meta")
+    assert [(n, p.shape) for n, p in smaller.named_parameters()] == [(n, p.shape) for n, p in ours.named_parameters()]
+
+
+def test_it_trains_as_the_model_does() -> None:
+    graph = tiny("gpt2")
+    ours = tfkit.build(graph).train()
+    with loaded(eject(graph)) as module:
+        theirs = made(module).train()
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(13, (2, 7))
+    gradients = []
+    for model in (ours, theirs):
+        torch.manual_seed(0)
+        model(tokens=tokens).logsumexp(dim=-1).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_what_has_no_weights_from_the_start_is_filled() -> None:
+    text = eject(tiny("deepseek_v3"))
+    torch.use_deterministic_algorithms(True)  # new memory is then filled with what is no number
+    try:
+        with loaded(text) as module:
+            assert all(parameter.isfinite().all() for parameter in made(module).parameters())
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,49 @@
+"""Packages of AOTInductor: equal to their models, with the weights once. A C++ compiler takes its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.tools.export.export import check_format, export
+
+from .odd import one_layer
+from .reduced import reduced
+
+SOME = ("bert_base", "bloom_560m", "gemma2_9b", "llama3_8b", "mixtral_8x7b", "t5_small")
+"""A minute or more each; what is compiled are the programs of `test_pt2.py`, which has them all."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOME)
+def test_a_spec(name: str, tmp_path: Path) -> None:
+    assert export(tfkit.build(reduced(name)), tmp_path / "model.pt2", format="aoti").difference <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_weights_are_in_it_once(tmp_path: Path) -> None:
+    model = one_layer(vocab_size=100_000)
+    exported = export(model, tmp_path / "model.pt2", format="aoti")
+    assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 6_000_000
+
+
+def test_without_a_compiler_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def missing() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(tfkit.SpecError, match="AOTInductor needs a C\\+\\+ compiler, and there is none"):
+        check_format(one_layer(block="encoder").meta["graph"], "aoti")
+
+
+@pytest.mark.slow
+def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
+    wanted = r"written as aoti is not `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    with pytest.raises(tfkit.SpecError, match=wanted):
+        export(one_layer("sly", block="encoder"), tmp_path / "model.pt2", format="aoti")
+    assert list(tmp_path.iterdir()) == []

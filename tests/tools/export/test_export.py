@@ -1,0 +1,211 @@
+"""What all formats share: a file that differs, that cannot be written, or is interrupted is not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, fx, nn
+
+import tfkit
+from tfkit.tools.export import methods, torchscript
+from tfkit.tools.export.export import export
+from tfkit.tools.export.format import Inputs
+from tfkit.tools.export.formats import FORMATS, SUFFIXES, name_by_suffix
+from tfkit.tools.export.plain import Safetensors
+
+from ..conftest import CAPTIONS, DECODER
+
+
+@pytest.fixture
+def model() -> fx.GraphModule:
+    return tfkit.build(tfkit.loads(DECODER), seed=3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that must hold afterwards what it held before."""
+    (tmp_path / "model.ts").write_bytes(b"an older one")
+    yield tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["model.ts"]
+    assert (tmp_path / "model.ts").read_bytes() == b"an older one"
+
+
+def test_what_was_there_is_replaced(model: fx.GraphModule, tmp_path: Path) -> None:
+    (tmp_path / "model.ts").write_bytes(b"an older one")
+    exported = export(model.train(), tmp_path / "model.ts")
+    assert exported.files == (str(tmp_path / "model.ts"),)
+    assert exported.bytes == (tmp_path / "model.ts").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["model.ts"]
+    assert model.training
+    assert not torch.jit.load(exported.files[0]).training
+
+
+def test_safetensors_build_the_model_again(model: fx.GraphModule, tmp_path: Path) -> None:
+    export(model, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        graph = tfkit.loads(file.metadata()["spec"])
+    again = tfkit.build(graph)
+    again.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    tokens = torch.arange(8)[None]
+    assert torch.equal(again.eval()(tokens), model.eval()(tokens))
+
+
+@pytest.mark.parametrize("format", ["torchscript", "safetensors"])
+def test_inputs_of_every_type(tmp_path: Path, format: str) -> None:
+    exported = export(tfkit.build(tfkit.loads(CAPTIONS)), tmp_path / "file", format=format)
+    assert exported.difference <= 1e-5
+    assert any("optional" in check.case for check in exported.checks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = tfkit.build(tfkit.loads(DECODER), dtype=dtype)
+    assert export(model, tmp_path / "model.ts").difference == 0
+
+
+# ---- planted differences ----
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module], None]) -> None:
+    """The file gets another model than the one that is compared."""
+    script = torchscript.scripted
+
+    def other(model: fx.GraphModule) -> Any:
+        changed = tfkit.build(tfkit.loads(DECODER), seed=3).eval()
+        change(changed)
+        return script(changed)
+
+    monkeypatch.setattr(torchscript, "scripted", other)
+
+
+def test_another_weight_is_named(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of a row that no token of the comparison needs."""
+
+    def change(other: nn.Module) -> None:
+        with torch.no_grad():
+            other.get_parameter("decoder.layers.1.ffn.up.weight")[3, 5] *= 1 + 2**-23
+
+    planted(monkeypatch, change)
+    wanted = r"written as torchscript is not `small`.* differs is FFN `decoder\.layers\.1\.ffn\.up`(.|\n)*weight"
+    with pytest.raises(tfkit.SpecError, match=wanted):
+        export(model, folder / "model.ts")
+
+
+def _tanh(other: nn.Module) -> None:
+    other.get_submodule("decoder.layers.1.ffn").activation = nn.Tanh()
+
+
+def _scale(other: nn.Module) -> None:
+    other.get_submodule("decoder.layers.0.attention.core").scale = 0.9
+
+
+def _eps(other: nn.Module) -> None:
+    other.get_submodule("decoder.layers.1.attention_norm_in").eps = 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_tanh, r"FFN `decoder\.layers\.1\.ffn\.activation`"),
+        (_scale, r"attention `decoder\.layers\.0\.attention\.core`"),
+        (_eps, r"LayerNorm `decoder\.layers\.1\.attention_norm_in`"),
+    ],
+)
+def test_another_component_is_named(
+    model: fx.GraphModule,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[nn.Module], None],
+    named: str,
+) -> None:
+    planted(monkeypatch, change)
+    with pytest.raises(tfkit.SpecError, match=f"torchscript is not `small`: the first .* differs is {named}"):
+        export(model, folder / "model.ts")
+
+
+def _late(state: dict[str, list[Tensor]], tokens: Tensor, mask: Tensor | None) -> None:
+    state[".columns"][0][0] += tokens.size(1) + 1
+    state[".lengths"][0] += tokens.size(1) + 1
+
+
+def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.state, "move_on", _late)
+    with pytest.raises(tfkit.SpecError, match=r"torchscript is not `small`(.|\n)*cached decoding(.|\n)*differ by"):
+        export(model, folder / "model.ts")
+
+
+def test_every_format_is_compared(model: fx.GraphModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(self: Safetensors, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        tensors["decoder.layers.0.attention.output.weight"][0, 0] += 1
+        save_file(tensors, path)
+
+    monkeypatch.setattr(Safetensors, "write", write)
+    with pytest.raises(tfkit.SpecError, match=r"safetensors is not `small`.* attention `decoder.layers.0.attention.o"):
+        export(model, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- what cannot be written ----
+
+
+@pytest.mark.parametrize("when", ["while it is written", "while it is compared"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_in_the_middle_leaves_nothing(
+    model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, when: str
+) -> None:
+    def half(self: object, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torchscript.TorchScript, *(("write", half) if "written" in when else ("open", fail)))
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
+    with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
+        export(model, folder / "model.ts")
+
+
+@pytest.mark.parametrize("format", ["torchscript", "safetensors"])
+def test_a_disk_that_takes_only_some_of_it(model: fx.GraphModule, folder: Path, format: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(tfkit.SpecError) as caught:
+            export(model, folder / "model.ts", format=format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(caught.value.diagnostics) == 1
+    assert f"cannot be written as {format}: File too large" in str(caught.value)
+
+
+def test_a_full_disk_is_seen_before(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(tfkit.SpecError, match=r"cannot be written as torchscript: No space left on device; it takes"):
+        export(model, folder / "model.ts")
+
+
+def test_where_it_cannot_write(model: fx.GraphModule, folder: Path) -> None:
+    with pytest.raises(tfkit.SpecError, match="is a folder"):
+        export(model, folder, format="torchscript")
+    with pytest.raises(tfkit.SpecError, match="its folder does not exist"):
+        export(model, folder / "nowhere" / "model.ts")
+    with pytest.raises(tfkit.SpecError, match=r"the suffix of `model.bin` says no format"):
+        export(model, folder / "model.bin")
+
+
+def test_suffixes() -> None:
+    assert {name_by_suffix(Path(f"a{suffix}")) for suffix in SUFFIXES} == {*FORMATS} - {"aoti"}  # which is a .pt2, too

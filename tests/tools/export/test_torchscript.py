@@ -1,0 +1,154 @@
+"""TorchScript files: equal to their models, with the weights once, and complete without Python."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.spec.load import shipped_specs
+from tfkit.spec.render import render
+from tfkit.tools.export.export import check_format, export
+from tfkit.tools.export.torchscript import TorchScript
+
+from .reduced import reduced
+
+QUICK = ("bert_base", "block_512", "bloom_560m", "gpt2", "llama3_8b", "mixtral_8x7b", "modernbert_decoder", "t5_small")
+"""Encoder, character level, ALiBi, learned positions, grouped queries, experts, windows, encoder and decoder."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
+)
+def test_every_spec(name: str, tmp_path: Path) -> None:
+    model = tfkit.build(reduced(name))
+    exported = export(model, tmp_path / "model.ts")
+    assert exported.difference <= 1e-5
+    words = " ".join(check.case for check in exported.checks)
+    assert "1 x" in words
+    assert "3 x" in words
+    assert ("cached" in words) == hasattr(torch.jit.load(exported.files[0]), "step")
+
+
+def small(**changes: object) -> tfkit.Graph:
+    return tfkit.load("gpt2", sets=[*SMALL, *(f"{key}={value}" for key, value in changes.items())])
+
+
+SMALL = (
+    "d_model=16",
+    "vocab_size=40",
+    "max_len=24",
+    "decoder.n_layers=2",
+    "decoder.attention.n_heads=2",
+    "decoder.ffn.d_ff=24",
+)
+
+
+def test_a_weight_is_in_the_file_once_and_by_its_name(tmp_path: Path) -> None:
+    model = tfkit.build(small(vocab_size=20_000))
+    exported = export(model, tmp_path / "model.pt")
+    loaded = torch.jit.load(exported.files[0])
+    assert dict(loaded.state_dict()).keys() == dict(model.state_dict()).keys()
+    assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 120_000
+
+
+def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+    graph = small()
+    export(tfkit.build(graph), tmp_path / "model.ts")
+    said = {"spec": "", "inputs": "", "outputs": "", "name": "", "tfkit": ""}
+    torch.jit.load(str(tmp_path / "model.ts"), _extra_files=said)
+    assert said["inputs"] == b"tokens tokens_mask"
+    assert said["outputs"] == b"logits"
+    assert said["spec"].decode() == render(graph.spec.model)  # type: ignore[attr-defined]
+    assert tfkit.loads(said["spec"].decode()).nodes == graph.nodes  # type: ignore[attr-defined]
+
+
+def test_the_state_is_the_callers(tmp_path: Path) -> None:
+    """Two states of one file do not know of each other, and a copied one goes on alone."""
+    model = tfkit.build(small()).eval()
+    export(model, tmp_path / "model.ts")
+    loaded = torch.jit.load(str(tmp_path / "model.ts"))
+    tokens = torch.arange(20).view(2, 10)
+    first, other = loaded.start(2, 12), loaded.start(2, 12)
+    loaded.step(first, tokens[:, :5])
+    loaded.step(other, tokens.flip(1)[:, :4])
+    copied = {name: [tensor.clone() for tensor in tensors] for name, tensors in first.items()}
+    for state in (first, copied):
+        found = loaded.step(state, tokens[:, 5:], keep=2)
+        torch.testing.assert_close(found, model(tokens)[:, -2:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "why"),
+    [(2, 5, "5 more tokens do not fit: 0 of 4 places"), (3, 1, "3 rows of tokens"), (2, 0, "at least one token")],
+)
+def test_wrong_pieces_are_refused(tmp_path: Path, rows: int, columns: int, why: str) -> None:
+    export(tfkit.build(small()), tmp_path / "model.ts")
+    loaded = torch.jit.load(str(tmp_path / "model.ts"))
+    with pytest.raises(torch.jit.Error, match=why):
+        loaded.step(loaded.start(2, 4), torch.zeros(rows, columns, dtype=torch.long))
+
+
+def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
+    export(tfkit.build(reduced("t5_small")), tmp_path / "model.ts")
+    loaded = torch.jit.load(str(tmp_path / "model.ts"))
+    with pytest.raises(torch.jit.Error, match="has 3 rows, and the batch has 2"):
+        loaded.start(2, 4, torch.zeros(3, 5, dtype=torch.long))
+
+
+def test_nobody_is_warned(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        export(tfkit.build(small()), tmp_path / "model.ts")
+    assert not caught
+
+
+PLUGIN = """\
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+
+
+class Free(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + {"a": lambda: 1.0}["a"]()
+
+
+class FreeConfig(tfkit.ActivationConfig):
+    "What TorchScript does not take."
+
+    kind: Literal["free"] = "free"
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return Free()
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    register(FreeConfig)
+"""
+
+
+def test_a_component_that_cannot_be_scripted_is_named_before_and_while_writing(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "free_words.py").write_text(PLUGIN)
+    plugins = tfkit.load_plugins(plugin_dirs=[tmp_path / "plugins"], entry_points=False)
+    sets = [*SMALL, "decoder.ffn={kind: mlp, d_ff: 24, activation: free}"]
+    graph = tfkit.load("gpt2", sets=sets, plugins=plugins)
+    wanted = r"activation kind `free` cannot be scripted(.|\n)*\(graph\.decoder\.layers\.0\.ffn(.|\n)*free_words"
+    with pytest.raises(tfkit.SpecError, match=wanted):
+        check_format(graph, "torchscript")
+    with pytest.raises(tfkit.SpecError, match=wanted):
+        export(tfkit.build(graph), tmp_path / "model.ts")
+    assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
+    export(tfkit.build(small()), tmp_path / "model.ts")  # and the next model does not suffer
+
+
+def test_nothing_is_refused_that_can_be_written() -> None:
+    assert not TorchScript().refusals(tfkit.build(small(), device="meta").eval())

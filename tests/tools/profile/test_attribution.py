@@ -1,0 +1,180 @@
+"""What is planted in one part of a model is found there, and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tfkit
+from tests.tools.profile.conftest import SPECS
+from tfkit.tools.cost import cost
+from tfkit.tools.profile import Limits, Profile, rows
+from tfkit.tools.profile.ranges import named_ranges, shown
+
+TRIES = 4
+"""A busy machine may take the processor away at any moment, also where nobody is to blame."""
+NAP = 0.06
+"""Seconds; much longer than anything that these models do, on a busy machine too."""
+MODES = ("train", "prefill", "decode")
+Run = Callable[..., Profile]
+Plant = Callable[..., None]
+
+
+def nap(x: Tensor) -> Tensor:
+    time.sleep(NAP)
+    return x
+
+
+class NapInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(NAP)
+        return gradient
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a megabyte for the backward, and asks for some more that it does not need."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty(2**20, dtype=torch.uint8))
+        torch.empty(2**16, dtype=torch.uint8)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def by_path(found: Profile) -> dict[str, Any]:
+    return {part.path: part for part in found.parts}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["small", "pair"])
+def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
+    tries = (profile(name, mode=mode, length=32, batch=4) for _ in range(TRIES))
+    found = next((one for one in tries if one.attributed >= 0.95), None)
+    assert found is not None
+    assert sum(part.time for part in found.parts) + found.unattributed == pytest.approx(found.step)
+    for by in ("component", "node", "layer"):
+        assert sum(row.time for row in rows(found, by)) == pytest.approx(sum(part.time for part in found.parts))
+    assert all(part.forward >= 0 and part.backward >= 0 for part in found.parts)
+    assert (sum(part.backward for part in found.parts) > 0) == (mode == "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward", "runs"),
+    [
+        ("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1),
+        ("small", "logits", "embedding", 1),
+        ("small", "embedding.position", "logits", 1),
+        ("pair", "decoder.layers.2.cross_attention", "decoder.layers.0.cross_attention_norm_in", 1),
+        ("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1),
+        ("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4),
+    ],
+)
+def test_naps_are_found_where_they_are(
+    name: str, forward: str, backward: str, runs: int, profile: Run, plant: Plant
+) -> None:
+    plant(forward, nap)
+    plant(backward, NapInBackward.apply)
+    parts = by_path(profile(name))
+    assert parts[forward].calls == runs
+    found = {(part.path, phase): getattr(part, phase) for part in parts.values() for phase in ("forward", "backward")}
+    for place in ((forward, "forward"), (backward, "backward")):
+        assert found.pop(place) == pytest.approx(runs * NAP, abs=0.5 * NAP)
+    assert max(found.values()) < 0.5 * NAP
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_a_nap_while_reading(mode: str, profile: Run, plant: Plant) -> None:
+    path = "decoder.layers.1.cross_attention"
+    plant(path, nap)
+    parts = by_path(profile("pair", mode=mode))
+    assert parts.pop(path).forward == pytest.approx(NAP, abs=0.5 * NAP)
+    assert max(part.time for part in parts.values()) < 0.5 * NAP
+
+
+def test_a_layer_that_is_computed_twice(profile: Run, plant: Plant) -> None:
+    plant("decoder.layers.1.attention", nap, recompute=True)
+    found = by_path(profile("small"))["decoder.layers.1.attention"]
+    assert found.calls == 1
+    assert found.forward == pytest.approx(NAP, abs=0.5 * NAP)
+    assert found.backward == pytest.approx(NAP, abs=0.5 * NAP)
+
+
+def test_an_operator_belongs_to_the_part_that_ran_it(profile: Run, plant: Plant) -> None:
+    def add_up(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x.detach().flatten().repeat(8).cumsum(0)
+        return x
+
+    plant("decoder.layers.2.cross_attention", add_up)
+    found = profile("pair", mode="prefill")
+    (kernel,) = (one for one in found.kernels if one.name == "aten::cumsum")
+    assert (kernel.component, kernel.label, kernel.phase) == ("cross_attention", "cross-attention", "forward")
+    assert kernel.calls == 20
+
+
+def test_what_is_no_part_of_the_model(profile: Run) -> None:
+    parts = by_path(profile("small"))
+    assert parts["embedding"].backward > 0
+    assert [parts[name].calls for name in ("loss", "optimizer", "zero_grad")] == [1, 1, 1]
+
+
+def test_memory_belongs_to_the_part_that_asked_for_it(profile: Run, plant: Plant) -> None:
+    path = "decoder.layers.1.ffn"
+    before = profile("small")
+    plant(path, Kept.apply)
+    after = profile("small")
+    one, other = by_path(before)[path], by_path(after)[path]
+    asked_for, kept = other.allocated - one.allocated, other.at_peak - one.at_peak
+    assert 2**20 + 2**16 <= asked_for < 2**20 + 2**17  # with the clone
+    assert kept == pytest.approx(2**20, abs=2**17)  # the peak may be at another moment
+    for path, part in by_path(after).items():
+        if part is not other:
+            assert part.allocated == by_path(before)[path].allocated
+    assert after.memory.at_start == before.memory.at_start
+    assert 2**19 < after.memory.peak - before.memory.peak < 2**20 + 2**17
+
+
+def test_memory_adds_up(profile: Run) -> None:
+    memory = profile("small").memory
+    model = tfkit.build(tfkit.loads(SPECS["small"]))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert memory.weights == memory.gradients == size
+    assert 2 * size <= memory.optimizer < 2 * size + 2**12
+    assert memory.peak > memory.at_start >= 4 * size
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Limits) -> None:
+    found = profile("small", mode=mode)
+    assert not found.notes
+    predicted = cost(tfkit.loads(SPECS["small"]), batch=2, length=16, mode=mode, dtype=torch.float32, kernels="cpu")
+    assert sum(part.flops or 0 for part in found.parts) == predicted.total.visible
+    assert sum(part.bytes or 0 for part in found.parts) == predicted.total.traffic
+    attention = next(row for row in rows(found) if row.component == "attention")
+    assert attention.flops_per_second == pytest.approx(attention.flops / attention.time)
+    assert attention.bytes_per_second == pytest.approx(attention.bytes / attention.time)
+    assert attention.floor >= max(attention.flops / limits.flops, attention.bytes / limits.bandwidth) * 0.999
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = tfkit.build(tfkit.loads(SPECS["small"]))
+    model.get_submodule("decoder.layers.1.ffn").forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError), named_ranges(model, shown):
+        model(torch.zeros(1, 4, dtype=torch.long))
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks

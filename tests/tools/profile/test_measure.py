@@ -1,0 +1,207 @@
+"""What is run, what is refused, and what is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tfkit
+from tests.tools.profile.conftest import SPECS
+from tfkit.errors import SpecError
+from tfkit.tools.profile import Profile, folder, models, predicted, profile_models
+from tfkit.tools.profile.limits import limits_of
+from tfkit.tools.profile.measure import count_steps
+from tfkit.tools.profile.steps import Settings
+
+ENCODER = """\
+tfkit: 1
+name: encoder
+d_model: 16
+vocab_size: 20
+graph:
+  embedding: {block: embedding}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+"""
+Run = Callable[..., Profile]
+
+
+def test_every_step_is_announced(profile: Run) -> None:
+    seen: list[tuple[int, int]] = []
+    profile("small", on_step=lambda done, of: seen.append((done, of)))
+    settings = Settings(torch.device("cpu"), "train", torch.float32, False, 2, 2, 1, None)
+    assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
+
+
+def test_what_a_profile_says(profile: Run) -> None:
+    found = profile("pair", mode="decode", length=9, batch=3, dtype=torch.bfloat16)
+    assert (found.name, found.device, found.mode, found.dtype) == ("pair", "cpu", "decode", "bfloat16")
+    assert (found.batch, found.length, found.tokens) == (3, 9, 3)
+    assert len(found.plain_steps) == 2
+    assert found.idle == 0
+    assert not any(part.node in ("encoder", "source_embedding") for part in found.parts)  # they ran before the step
+    assert {part.path for part in found.parts} >= {"decoder.layers.2.cross_attention", "decoder.shared.base.position"}
+    assert found.memory.cache > 0
+    assert found.memory.gradients == found.memory.optimizer == 0
+
+
+@pytest.mark.parametrize("mode", ["train", "prefill"])
+def test_a_model_without_logits(mode: Any) -> None:
+    (found,) = profile_models([tfkit.loads(ENCODER)], mode=mode, device="cpu", length=4, steps=2, warmup=0)
+    assert {row.component for row in found.parts} >= {"embedding", "attention", "norm", "encoder"}
+
+
+def test_an_encoder_is_not_decoded() -> None:
+    with pytest.raises(SpecError, match="cannot be decoded token by token"):
+        profile_models([tfkit.loads(ENCODER)], mode="decode", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"steps": 1}, r"steps \(1\) must be at least 2"),
+        ({"batch": 0}, r"batch \(0\) must be at least 1"),
+        ({"warmup": -1}, r"warmup \(-1\) must be at least 0"),
+        ({"length": 65}, r"length \(65\) is beyond the max_len of `small`, 64"),
+    ],
+)
+def test_wrong_counts(wrong: dict[str, int], says: str, profile: Run) -> None:
+    with pytest.raises(ValueError, match=says):
+        profile("small", **wrong)
+
+
+def test_weights_are_those_of_one_model() -> None:
+    graph = tfkit.loads(SPECS["small"])
+    with pytest.raises(ValueError, match="one model"):
+        profile_models([graph, graph], weights=Path("a"))
+
+
+def test_too_little_memory(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "free_memory", lambda device: 1000)
+    with pytest.raises(SpecError, match="not enough memory on cpu: a step of `small` needs"):
+        profile("small")
+
+
+def test_a_component_that_fails(profile: Run, plant: Callable[..., None]) -> None:
+    plant("decoder.layers.1.ffn", lambda x: x @ x)
+    with pytest.raises(SpecError, match="a step of `small` fails: RuntimeError"):
+        profile("small")
+
+
+def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "cost", lambda *args, **kwargs: 1 / 0)
+    found = profile("small", mode="prefill")
+    assert found.notes == (predicted.UNPREDICTED,)
+    assert all(part.floor is None for part in found.parts)
+
+
+def test_limits_of_this_machine() -> None:
+    found = limits_of(torch.device("cpu"), torch.float32)
+    assert found.source == "measured"
+    assert found.flops > 1e8
+    assert found.bandwidth > 1e7
+
+
+def test_what_is_written(profile: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    found = profile("small", directory=tmp_path / "out", mode="prefill")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["profile.json", "report.html", "small"]
+    trace, scalars = sorted((tmp_path / "out/small").iterdir(), key=lambda path: "tfevents" in path.name)
+    assert trace.name == "small.pt.trace.json.gz"
+    assert "tfevents" in scalars.name
+    data = json.loads((tmp_path / "out/profile.json").read_text())
+    assert data["profiles"][0]["folder"] == "small"
+    assert data["profiles"][0]["step"] == found.step
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    profile("small", directory=tmp_path / "out", mode="prefill")  # a former profile is replaced
+
+
+def test_scalars_for_tensorboard(profile: Run, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = profile("small", directory=tmp_path / "out")
+    events = accumulator.EventAccumulator(str(tmp_path / "out/small"))
+    events.Reload()
+    plain = [1000 * seconds for seconds in found.plain_steps]
+    assert [one.value for one in events.Scalars("step/milliseconds")] == pytest.approx(plain)
+    (ffn,) = events.Scalars("milliseconds/FFN")
+    assert ffn.value == pytest.approx(1000 * sum(part.time for part in found.parts if part.component == "ffn"))
+    assert events.Scalars("memory/peak")[0].value == pytest.approx(found.memory.peak)
+
+
+def test_two_models_of_one_name() -> None:
+    assert folder.folders_of(["a", "b/c", "a_2", "a", ".."]) == ["a", "b_c", "a_2", "a_3", "model"]
+
+
+def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(SpecError, match=r"holds other files than a profile's: thesis\.tex"):
+        profile("small", directory=tmp_path)
+    with pytest.raises(SpecError, match="is a file"):
+        profile("small", directory=tmp_path / "thesis.tex")
+
+
+@pytest.mark.parametrize("wrong", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_nothing_half_written_is_left(
+    wrong: Any, tmp_path: Path, profile: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = tmp_path / "deep/out"
+    former.mkdir(parents=True)
+    (former / "profile.json").write_text('{"profiles": []}')
+
+    def fail(*args: Any) -> None:
+        raise wrong
+
+    monkeypatch.setattr(models, "write_profiles", fail)
+    with pytest.raises((KeyboardInterrupt, SpecError)) as raised:
+        profile("small", mode="prefill", directory=former)
+    assert raised.type is KeyboardInterrupt or "No space left on device" in str(raised.value)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+    assert [path.name for path in former.iterdir()] == ["profile.json"]
+    with pytest.raises((KeyboardInterrupt, SpecError)):
+        profile("small", mode="prefill", directory=tmp_path / "new/place")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
+def test_a_compiled_model_is_one_row(mode: Any, profile: Run) -> None:
+    found = profile("small", mode=mode, compile=True)
+    assert found.compiled
+    others = {"train": {"loss", "optimizer", "zero_grad"}, "prefill": {"model"}, "decode": set()}
+    assert {part.path for part in found.parts} == {"compiled", *others[mode]}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
+@pytest.mark.parametrize("name", ["small", "pair"])
+def test_on_cuda(name: str, mode: Any, profile: Run) -> None:
+    found = profile(name, mode=mode, device="cuda", length=32, batch=4, steps=6, warmup=4)
+    assert found.attributed >= 0.95
+    assert sum(part.device for part in found.parts) > 0
+    assert found.idle + sum(part.device for part in found.parts) == pytest.approx(found.step, rel=0.1)
+    assert not any(one.name.startswith("aten::") for one in found.kernels)
+    assert found.memory.peak > found.memory.at_start >= found.memory.weights
+    attention = [part for part in found.parts if part.component == "attention"]
+    assert all(part.device > 0 for part in attention)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("path", ["decoder.layers.1.ffn", "decoder.layers.0.cross_attention"])
+def test_a_product_in_one_part_on_cuda(path: str, profile: Run, plant: Callable[..., None]) -> None:
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        block = torch.ones(8192, 8192, device=x.device)
+        return x + 0 * (block @ block).sum()
+
+    before = {part.path: part.device for part in profile("pair", device="cuda").parts}
+    plant(path, multiply)
+    after = {part.path: part.device for part in profile("pair", device="cuda").parts}
+    grown = {name: seconds - before.get(name, 0) for name, seconds in after.items()}
+    assert max(grown, key=lambda name: grown[name]) == path
+    assert sum(seconds for name, seconds in grown.items() if name != path) < 0.1 * grown[path]

@@ -1,0 +1,111 @@
+import dataclasses
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tfkit.tools.profile.report import report, write_report
+from tfkit.tools.profile.result import KernelTime
+
+from .report_page import SECTIONS, Page, having, made_up, words
+
+SCRIPT = "<script>alert(1)</script>"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ALONE = [  # a browser that shows one page and asks nobody for anything
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+    *("--enable-logging=stderr", "--virtual-time-budget=2000"),
+]
+
+
+def test_every_colour_that_is_used_is_defined():
+    own = tuple(dataclasses.replace(one, component=f"{one.component}_of_a_plugin") for one in made_up().parts)
+    page = Page(report([made_up(), made_up("other", parts=own)]))
+    used = {one for element in page.root.iter() for one in element.get("class", "").split() if one.startswith("c-")}
+    style = words(next(page.root.iter("style")))
+    assert len(used) > 10
+    assert used <= set(re.findall(r"\.(c-\w+) \{", style))
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing():
+    text = report([made_up(SCRIPT), made_up("other")])
+    page = Page(text)
+    names = {one.tag for one in page.root.iter()}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
+    attributes = {key for one in page.root.iter() for key in one.attrib}
+    assert not attributes & {"src", "href", "xlink:href", "srcset", "action", "data"}
+    assert not [key for key in attributes if key.startswith("on")]
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", words(next(page.root.iter("style"))))
+    policy = next(one.get("content") for one in page.root.iter("meta") if one.get("http-equiv"))
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def test_what_comes_from_a_spec_stays_text():
+    parts = tuple(
+        dataclasses.replace(
+            one, path=f'{one.path}{SCRIPT}"', label=SCRIPT, component=f'x" onclick="{SCRIPT}', node=SCRIPT, layer=SCRIPT
+        )
+        for one in made_up().parts
+    )
+    kernels = (KernelTime("void f<a & b>\x00\udcff", "ffn", SCRIPT, "forward", 1, 1e-3),)
+    text = report([made_up(SCRIPT, parts=parts, kernels=kernels, notes=(SCRIPT,))], f"tfkit profile '{SCRIPT}'")
+    page = Page(text)
+    assert not list(page.root.iter("script"))
+    assert SCRIPT not in text
+    assert not [one for one in page.root.iter() if one.get("onclick") is not None]
+    assert words(next(page.root.iter("h1"))) == SCRIPT
+    assert "void f<a & b>" in words(page.section("kernels"))
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    monkeypatch.setattr("tfkit.tools.profile.report.report", lambda *_: "new\udcff")
+    write_report([made_up()], path)
+    assert path.read_text() == "new?"
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_report([made_up()], path)
+    assert path.read_text() == "new?"
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_report_needs_a_profile(tmp_path):
+    with pytest.raises(ValueError, match="at least one"):
+        write_report([], tmp_path / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip("no browser to open the report in: install chromium (apt-get install chromium)")
+    return found
+
+
+def opened(browser, path, folder):
+    """The elements of a page as a browser has them, and what it writes to its console."""
+    command = [browser, *ALONE, f"--user-data-dir={folder}", "--dump-dom", path.as_uri()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout, [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
+
+
+def test_a_browser_opens_it(browser, tmp_path):
+    path = tmp_path / "report.html"
+    write_report([made_up(SCRIPT), made_up("other")], path)
+    text, console = opened(browser, path, tmp_path / "browser")
+    assert console == []
+    page = Page(text)
+    assert [one.get("id") for one in page.root.iter("section")] == list(SECTIONS)
+    assert words(next(page.root.iter("h1"))) == f"{SCRIPT} and other"
+    assert len(having(page.section("roofline"), "point")) == 10
+    assert [line for line in page.rows("components") if line[0] == "FFN"]
+
+
+def test_a_page_that_asks_for_something_is_seen(browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(report([made_up()]).replace("</main>", '<img src="https://localhost/x.png"></main>'))
+    _, console = opened(browser, path, tmp_path / "browser")
+    assert any("Content Security Policy" in line for line in console)

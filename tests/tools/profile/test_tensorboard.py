@@ -1,0 +1,250 @@
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+
+import tfkit
+from tfkit.tools.profile import profile_models
+from tfkit.tools.profile.ranges import named_parts
+from tfkit.tools.profile.report_trace import adapt_events, adapt_trace
+
+pytest.importorskip("torch_tb_profiler", reason='TensorBoard is not installed: pip install "tfkit[profile]"')
+
+SMALL = ("d_model=32", "decoder.n_layers=2", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=64", "vocab_size=64")
+VIEWS = ["Overview", "Operator", "Trace", "Memory", "Module"]
+PATIENCE = 60
+PLUGIN = "/data/plugin/pytorch_profiler"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder that the tool has written, and the model."""
+    folder = tmp_path_factory.mktemp("tensorboard") / "log"
+    graph = tfkit.load("gpt2", sets=SMALL)
+    profile_models([graph], device="cpu", batch=2, length=8, steps=2, warmup=1, directory=folder)
+    model = tfkit.build(graph, device="meta")
+    return folder, model
+
+
+def trace_of(folder):
+    (path,) = folder.glob("*/*.pt.trace.json*")
+    return path
+
+
+class Server:
+    """A TensorBoard that shows a folder on a free port of this machine."""
+
+    def __init__(self, folder, log):
+        self._log = log
+        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+        command += ["--host", "127.0.0.1", "--port", "0", "--load_fast", "false"]
+        with log.open("w") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "NO_PROXY": "*"})
+        self._open = build_opener(ProxyHandler({})).open
+
+    def __enter__(self):
+        try:
+            found = self._until(lambda: re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text()))
+            self._address = found[0]
+            self._until(lambda: (runs := self.ask(f"{PLUGIN}/runs"))["runs"] and not runs["loading"])
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, route, **query):
+        """What a route answers, as data."""
+        with self._open(f"{self._address}{route}?{urlencode(query)}", timeout=PATIENCE) as answer:
+            data = answer.read()
+        return json.loads(gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data)
+
+    def _until(self, found):
+        """Wait for something that is true."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self._process.poll() is None:
+            if answer := found():
+                return answer
+            time.sleep(0.1)
+        raise AssertionError(f"TensorBoard does not serve the run:\n{self._log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def server(written):
+    folder, _ = written
+    with Server(folder, folder.parent / "tensorboard.txt") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ask(server):
+    """Asks the plugin about the only run."""
+    (run,) = server.ask(f"{PLUGIN}/runs")["runs"]
+    (worker,) = server.ask(f"{PLUGIN}/workers", run=run, view="Overview")
+    (span,) = server.ask(f"{PLUGIN}/spans", run=run, worker=worker) or [None]
+    given = {"run": run, "worker": worker} | ({"span": span} if span is not None else {})
+    return lambda route, **query: server.ask(f"{PLUGIN}/{route}", **given, **query)
+
+
+def test_the_plugin_knows_the_run(server):
+    assert server.ask(f"{PLUGIN}/runs") == {"runs": ["gpt2"], "loading": False}
+    assert server.ask(f"{PLUGIN}/views", run="gpt2") == VIEWS
+
+
+def test_the_overview_has_steps(ask):
+    overview = ask("overview")
+    times = {row["name"]: row["value"] for row in overview["performance"][0]["children"]}
+    assert overview["performance"][0]["value"] > 0
+    assert times["CPU Exec"] > 0
+    assert len(overview["steps"]["rows"]) >= 1
+
+
+def test_the_operators_have_times(ask):
+    rows = ask("operation/table", group_by="Operation")["data"]
+    times = {row["name"]: row["host_total_duration"] for row in rows}
+    assert times["aten::mm"] > 0
+    assert times["aten::addmm"] > 0  # GPT-2 has biases
+    by_shape = ask("operation/table", group_by="OperationAndInputShape")["data"]
+    assert any(row["name"] == "aten::addmm" and "[16, 32]" in str(row["input_shape"]) for row in by_shape)
+
+
+def test_memory_was_recorded(ask):
+    (device,) = ask("memory_curve")["metadata"]["devices"]
+    assert device == "CPU"
+    assert ask("memory_curve")["metadata"]["peaks"]["CPU"]
+    assert len(ask("memory")["rows"]["CPU"]) > 10
+
+
+def test_the_trace_is_the_one_that_was_written(ask, written):
+    folder, _ = written
+    assert ask("trace")["traceEvents"] == read(trace_of(folder))["traceEvents"]
+
+
+def test_the_module_view_speaks_of_the_spec(ask, written):
+    _, model = written
+    (root,) = ask("module")["data"]
+    found = {node["name"]: node for node in flat(root)}
+    paths = set(named_parts(model))
+    assert paths <= set(found)
+    for path in paths:  # the tree of the view is the tree of the spec
+        inside = {node["name"] for node in flat(found[path])} & paths
+        assert inside == {one for one in paths if one == path or one.startswith(f"{path}.")}
+    assert found["decoder.layers.0.ffn"]["host_duration"] > 0
+
+
+def flat(node):
+    yield node
+    for child in node["children"]:
+        yield from flat(child)
+
+
+def test_the_scalars_are_there(server):
+    tags = server.ask("/data/plugin/scalars/tags")
+    (run,) = tags
+    assert {"step/milliseconds", "milliseconds/attention", "milliseconds/FFN", "memory/peak"} <= set(tags[run])
+    points = server.ask("/data/plugin/scalars/scalars", run=run, tag="step/milliseconds")
+    assert len(points) == 2
+    assert all(value > 0 for _, _, value in points)
+
+
+def test_an_unknown_run_is_an_error(server):
+    with pytest.raises(HTTPError, match="404"):
+        server.ask(f"{PLUGIN}/views", run="nobody")
+
+
+def read(path):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt") as file:
+        return json.load(file)
+
+
+LAUNCHING = ("aten::mm", "aten::addmm")
+
+
+def with_kernels(path, target):
+    """A trace as it would be with a GPU: each matrix product launches a kernel."""
+    trace = read(path)
+    launches = [event for event in trace["traceEvents"] if event.get("name") in LAUNCHING]
+    for number, event in enumerate(launches):
+        shared = {"External id": event["args"]["External id"], "correlation": number + 1}
+        host = {"ph": "X", "pid": event["pid"], "tid": event["tid"], "ts": event["ts"] + 0.1, "dur": 0.1}
+        call = {**host, "cat": ("cuda_runtime", "cuda_driver")[number % 2], "name": "launch", "args": shared}
+        device = {"device": 0, "stream": 7, "grid": [1, 1, 1], "block": [32, 1, 1], "blocks per SM": 1.0}
+        more = {"registers per thread": 32, "shared memory": 0, "est. achieved occupancy %": 10}
+        kernel = {**host, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 5, "args": shared | device | more}
+        trace["traceEvents"] += [call, kernel]
+    trace["deviceProperties"] = [{"id": 0, "name": "made up", "numSms": 132, "totalGlobalMem": 2**30}]
+    target.write_text(json.dumps(trace))
+    return len(launches)
+
+
+@pytest.mark.filterwarnings("ignore")  # the plugin's own imports
+def test_kernels_stand_below_the_operators_that_launch_them(written, tmp_path):
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.run_generator import RunGenerator
+
+    folder, model = written
+    path = tmp_path / "made_up.pt.trace.json"
+    launched = with_kernels(trace_of(folder), path)
+    adapt_trace(path, named_parts(model))
+    data = RunProfileData.parse("made_up", None, str(path), str(tmp_path))
+    profile = RunGenerator("made_up", None, data).generate_run_profile()
+    rows = {row["name"]: row for row in profile.operation_table_by_name["data"]}
+    assert sum(rows[name]["device_self_duration"] for name in LAUNCHING) == 5 * launched
+    found = {node["name"]: node for node in flat(profile.get_module_view()["data"][0])}
+    assert found["decoder.layers.0.ffn"]["device_duration"] == 5 * 2 * len(data.steps_names)  # two matrix products
+
+
+def test_a_module_has_the_name_of_the_annotation_right_inside_it():
+    def event(kind, name, start, end, thread=1):
+        return {"cat": kind, "name": name, "ts": start, "dur": end - start, "tid": thread}
+
+    events = [
+        event("user_annotation", "a.b", 3, 8),
+        event("python_function", "nn.Module: Outer_0", 0, 20),
+        event("python_function", "nn.Module: Inner_0", 2, 9),
+        event("python_function", "nn.Module: Inner_1", 10, 15),
+        event("python_function", "model.py(12): forward", 2.5, 8.5),
+        event("user_annotation", "not a module", 11, 14),
+        event("user_annotation", "a.b", 30, 40),  # outside of every module
+        event("user_annotation", "a.b", 3, 8, thread=2),
+        {"ph": "i", "name": "no thread"},
+    ]
+    adapt_events(events, {"a.b"})
+    assert [one["name"] for one in events[1:5]] == [
+        "nn.Module: Outer_0",
+        "nn.Module: a.b",
+        "nn.Module: Inner_1",
+        "model.py(12): forward",
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_is_replaced_as_a_whole(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    trace = {"traceEvents": [{"cat": "cuda_runtime", "name": "µ"}], "schemaVersion": 1}
+    text = json.dumps(trace).encode()
+    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    adapt_trace(path, ())
+    assert read(path) == {"traceEvents": [{"cat": "runtime", "name": "µ"}], "schemaVersion": 1}
+    before = path.read_bytes()
+    monkeypatch.setattr("json.dump", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        adapt_trace(path, ())
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == [name]

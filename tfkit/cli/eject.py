@@ -1,0 +1,63 @@
+"""The command that takes a model out of tfkit: eject."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfkit.cli.options import Reader, command, json_option
+
+
+@command(
+    "eject",
+    notes="""
+    The file needs nothing but torch. Its classes are what is left of tfkit's own
+    code once the spec has decided everything: the same names of tensors, the same
+    results to the last bit. Both are checked before it is written; models of more
+    than 1B parameters are compared by their tensors alone.
+
+    Its weights start as torch's defaults do. It loads the model's state dict, or
+    what tfkit save writes.
+    """,
+    examples="""
+    tfkit eject gpt2 -o gpt2.py
+    tfkit eject my_model.yaml | less
+    """,
+)
+@click.argument("spec", metavar="SPEC")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file.  [default: print it]",
+)
+@json_option
+def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
+    """Write a model as one file of plain PyTorch."""
+    from tfkit.cli.output import print_json, stages
+
+    if output is not None and output.suffix != ".py":
+        raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
+    graph = reader.load(spec)
+    with stages() as stage:
+        stage("writing the code")
+        from tfkit.tools.eject import check
+        from tfkit.tools.eject import eject as written
+
+        text = written(graph)
+        stage("comparing it with the model")
+        proof = check(graph, text)
+    lines = len(text.splitlines())
+    if output is not None:
+        from tfkit.tools.save import write_text
+
+        write_text(output, text)
+    if json:
+        print_json({"name": graph.name, "lines": lines, "ran": proof.ran, "code": text})
+    elif output is None:
+        click.echo(text, nl=False)
+    else:
+        how = "equal to the last bit" if proof.ran else "too large to run here"
+        click.echo(f"wrote {output}: {lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters; {how}")

@@ -1,0 +1,164 @@
+"""The command `profile`: where the time and the memory of a step go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.cli.models import DTYPES
+from tfkit.cli.options import Reader, command, json_option
+
+if TYPE_CHECKING:
+    from tfkit.tools.profile.result import By
+
+MOST = 2
+"""Specs side by side."""
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""The profiler's own talk, which would stand between ours; read when torch is imported."""
+
+
+@command(
+    "profile",
+    notes="""
+    A step is a training step (zero_grad, forward, loss, backward, AdamW), a
+    prompt of --length tokens that is read into the caches, or one more token
+    behind --length - 1. It runs without the profiler first, then with it: what
+    is said of the parts is under the profiler. `floor` is the least time by
+    `tfkit cost` for the limits of the device, as a share of the time it took.
+    On the CPU these limits are measured.
+
+    With -o, DIR gets report.html, profile.json, and for each spec a folder for
+    TensorBoard: scalars, and a trace for torch-tb-profiler that Perfetto and
+    chrome://tracing open as well.
+
+        tensorboard --logdir DIR
+
+    With --compile the model is compiled as a whole. Its kernels cross
+    components, so that it is one row.
+    """,
+    examples="""
+    tfkit profile gpt2
+    tfkit profile gpt2 --mode decode --length 512 --by layer
+    tfkit profile gpt2 gpt2_medium -o profile
+    tfkit profile llama3_8b --device cuda --dtype bfloat16 --batch 4
+    """,
+)
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
+@click.option(
+    "--mode",
+    default="train",
+    show_default=True,
+    type=click.Choice(["train", "prefill", "decode"]),
+    metavar="MODE",
+    help="What a step is: train, prefill or decode.",
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    help="Of weights and activations: float32, bfloat16, float16, float64.",
+)
+@click.option("--compile", is_flag=True, help="Compile the model as a whole.")
+@click.option("--batch", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="Sequences.")
+@click.option("--length", type=click.IntRange(min=1), metavar="N", help="Tokens of each; 128, or max_len if less.")
+@click.option(
+    "--steps", default=5, show_default=True, type=click.IntRange(min=2), metavar="N", help="Steps that are timed."
+)
+@click.option(
+    "--warmup", default=2, show_default=True, type=click.IntRange(min=0), metavar="N", help="Steps before them."
+)
+@click.option(
+    "--by",
+    default="component",
+    show_default=True,
+    type=click.Choice(["component", "node", "layer"]),
+    metavar="PART",
+    help="Rows: component, node or layer.",
+)
+@click.option(
+    "--weights",
+    metavar="FILE",
+    type=click.Path(exists=True, path_type=Path),
+    help="Weights to run with; random ones unless given.",
+)
+@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all of it to this folder.")
+@json_option
+def profile(
+    reader: Reader,
+    specs: tuple[str, ...],
+    device: str | None,
+    dtype: str,
+    by: By,
+    weights: Path | None,
+    output: Path | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Run a model, and say where the time and the memory go."""
+    from tfkit.cli import output as out
+
+    if len(specs) > MOST:
+        raise click.UsageError(f"{len(specs)} specs: one is profiled, or two side by side")
+    if weights is not None and len(specs) > 1:
+        raise click.UsageError("--weights are those of one model")
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
+    graphs = [reader.load(spec) for spec in specs]
+    import torch
+
+    from tfkit.cli.profile_tables import show_profiles
+    from tfkit.tools.profile import profile_models
+    from tfkit.tools.profile.folder import to_dict
+
+    chosen, kind = _device(device), getattr(torch, dtype)
+    with _progress() as on_step:
+        found = profile_models(
+            graphs, device=chosen, dtype=kind, directory=output, weights=weights, on_step=on_step, **options
+        )
+    if json:
+        out.print_json([to_dict(one) for one in found])
+        return
+    show_profiles(found, by)
+    if output is not None:
+        out.show("", f"wrote {output}: open {output / 'report.html'}, or tensorboard --logdir {output}")
+
+
+def _device(name: str | None) -> Any:
+    """The device of that name; the CPU, and a word about it, where CUDA is asked for and is not there."""
+    import torch
+
+    from tfkit.cli.models import device_of
+
+    if name is None:
+        return None
+    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        click.echo("warning: there is no CUDA device here: this is the CPU", err=True)
+        return torch.device("cpu")
+    if name == "meta":
+        raise click.BadParameter("nothing runs on the meta device: `tfkit cost` needs none", param_hint="--device")
+    return device_of(name)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar over the steps, where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tfkit.cli.output import console
+
+    columns = TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

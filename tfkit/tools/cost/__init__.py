@@ -1,0 +1,19 @@
+"""What a model costs: FLOPs, bytes moved, memory, and the least time that a device needs."""
+
+from tfkit.tools.cost.count import OPTIMIZERS, cost
+from tfkit.tools.cost.devices import DEVICES, Device
+from tfkit.tools.cost.result import By, Cost, Floor, Memory, Mode, PartCost, Row
+
+__all__ = [
+    "DEVICES",
+    "OPTIMIZERS",
+    "By",
+    "Cost",
+    "Device",
+    "Floor",
+    "Memory",
+    "Mode",
+    "PartCost",
+    "Row",
+    "cost",
+]

@@ -1,0 +1,59 @@
+"""Which memory is alive while a model runs on the meta device: nothing is there, but everything has a size."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import count
+
+from torch import Tensor
+
+
+class Alive:
+    """Bytes of all storages that were made while it watched and are not gone yet.
+
+    Attributes:
+        level: bytes that are there now.
+        peak: the most since it was last set.
+    """
+
+    def __init__(self) -> None:
+        self.level = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._next = count()
+
+    def add(self, tensor: Tensor) -> bool:
+        """Watch the storage of a tensor; whether it was new."""
+        if not self._meet(tensor):
+            return False
+        self._sizes[tensor.untyped_storage()._cdata] = nbytes(tensor)
+        self.grow(nbytes(tensor))
+        return True
+
+    def number(self, tensor: Tensor) -> int:
+        """A number that tensors have in common if they share memory; one that was there before does not count."""
+        self._meet(tensor)
+        return self._numbers[tensor.untyped_storage()._cdata]
+
+    def grow(self, n: int) -> None:
+        """So many bytes more, or less, which belong to no storage here."""
+        self.level += n
+        self.peak = max(self.peak, self.level)
+
+    def _meet(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._numbers:
+            return False
+        self._numbers[key], self._sizes[key] = next(self._next), 0
+        weakref.finalize(storage, self._drop, key)  # another storage may have the same address later
+        return True
+
+    def _drop(self, key: int) -> None:
+        self.level -= self._sizes.pop(key)
+        del self._numbers[key]
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of the memory behind a tensor, which may be a view of it."""
+    return tensor.untyped_storage().nbytes()

@@ -1,0 +1,185 @@
+"""What one step of a model costs, found by running it once on the meta device, where nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tfkit.builder import build
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import take_apart
+from tfkit.tools.cost.kernels import Kernels
+from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
+from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
+from tfkit.tools.cost.steps import Shape, given_once, make_inputs, make_step
+from tfkit.tools.params import active_of
+from tfkit.tools.parts import parts_of
+
+LENGTH = 2048
+OPTIMIZERS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
+"""What an optimizer keeps for each weight."""
+
+
+def cost(
+    graph: Graph,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    mode: Mode = "train",
+    dtype: torch.dtype = torch.bfloat16,
+    optimizer: str = "adamw",
+    memory_length: int | None = None,
+    recompute: bool = False,
+    kernels: Kernels = "cuda",
+    merge: bool = True,
+) -> Cost:
+    """What one step of a model costs, component by component: FLOPs, bytes moved, memory.
+
+    Nothing is allocated, and layers that are alike run once, so that a model of any size will do.
+
+    Args:
+        graph: the model.
+        batch: sequences.
+        length: tokens per sequence; 2,048, or the model's `max_len` where that is less, unless given.
+        mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
+            into the caches, with logits of its last token. `decode`: one token, which is number `length`, for each
+            sequence. A model that cannot be decoded has its forward as `prefill`.
+        dtype: of weights, activations, gradients and what the optimizer keeps.
+        optimizer: `adamw`, `sgd_momentum` or `sgd`.
+        memory_length: tokens that cross-attention reads; as many as `length` unless given.
+        recompute: layers keep their inputs alone and run a second time in the backward, as with
+            `build(recompute=True)`: their forward is in the backward's FLOPs again.
+        kernels: whose kernels say what is kept for the backward; only attention and dropout differ.
+        merge: run one of the layers that are alike, and count it for all of them.
+
+    Raises:
+        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded.
+        ValueError: an argument is out of its range.
+    """
+    shape = _checked(graph, mode, batch, length, memory_length, optimizer)
+    model = build(graph, device="meta", dtype=dtype)
+    train = mode == "train"
+    model.train(train)
+    parts, layers = _unfilled(model), layers_of(model)
+    step = make_step(model, make_inputs(graph, shape, dtype), shape)
+    seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    return Cost(
+        name=graph.name,
+        mode=mode,
+        batch=batch,
+        length=shape.length,
+        memory_length=shape.memory_length,
+        dtype=str(dtype).removeprefix("torch."),
+        optimizer=optimizer if train else None,
+        recompute=recompute,
+        parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),
+        memory=_memory(model, graph, seen, shape, OPTIMIZERS[optimizer] if train else None),
+    )
+
+
+def _checked(
+    graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None, optimizer: str
+) -> Shape:
+    """What is run; raises ValueError and SpecError."""
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"unknown optimizer `{optimizer}`; there are {', '.join(OPTIMIZERS)}")
+    limit, once = max_len(graph), given_once(graph)
+    if memory_length is not None and not once:
+        raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
+    length = min(LENGTH, limit or LENGTH) if length is None else length
+    memory_length = (memory_length or length) if once else None
+    for name, value in (("batch", batch), ("length", length), ("memory_length", memory_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} ({value}) must be positive")
+    longest = max(length, memory_length or 0)
+    if limit is not None and longest > limit:
+        raise SpecError(Diagnostic(f"`{graph.name}` reads at most {limit:,} tokens, and these are {longest:,}"))
+    if mode == "decode":
+        take_apart(graph)
+    return Shape(mode, batch, length, memory_length)
+
+
+def _unfilled(model: fx.GraphModule) -> list[PartCost]:
+    """The components with their parameters."""
+    modules, parts = dict(model.named_modules()), parts_of(model)
+    own: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
+    for path, weight in model.named_parameters():
+        frame = holder = path.rpartition(".")[0]
+        while frame not in own:
+            frame = frame.rpartition(".")[0]
+        own[frame].append((weight.numel(), active_of(modules[holder], weight)))
+    return [
+        PartCost(
+            path=path,
+            component=parts[path].component,
+            label=parts[path].label,
+            node=parts[path].node,
+            layer=parts[path].layer,
+            runs=0,
+            parameters=sum(count for count, _ in weights),
+            active_parameters=sum(active for _, active in weights),
+        )
+        for path, weights in own.items()
+    ]
+
+
+def _filled(part: PartCost, seen: Seen, *, train: bool, again: bool) -> PartCost:
+    """A part with what was seen of it; `again`: its forward runs a second time in the backward."""
+    tallies = seen.tallies.get(part.path, [])
+    forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
+    hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
+    scores, scores_back = (sum(tally.scores[phase] for tally in tallies) for phase in (0, 1))
+    saved = sum(tally.saved for tally in tallies) + seen.extra.get(part.path, 0)
+    moved = sum(tally.moved for tally in tallies)
+    moved_back = saved + sum(tally.moved_back for tally in tallies) if train else 0
+    return replace(
+        part,
+        runs=len(tallies),
+        flops_forward=forward,
+        flops_backward=backward + again * forward,
+        scores_forward=scores,
+        scores_backward=scores_back + again * scores,
+        visible_forward=forward - hidden,
+        visible_backward=backward - hidden_back + again * (forward - hidden),
+        saved=saved,
+        traffic_forward=moved,
+        traffic_backward=moved_back + again * moved,
+    )
+
+
+def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, states: int | None) -> Memory:
+    """The bytes; `states` is what an optimizer keeps for each weight, None unless training."""
+    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    trained = sum(one.nbytes for one in model.parameters() if one.requires_grad) if states is not None else 0
+    per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
+    runs = [run for _, run in seen.layers.calls] if states is not None else []
+    kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
+    kept += sum(seen.extra.values())
+    base = weights + trained * (states or 0) + (cache if shape.mode == "decode" else 0)
+    return Memory(
+        weights=weights,
+        gradients=trained,
+        optimizer=trained * (states or 0),
+        activations=kept,
+        activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
+        cache=0 if states is not None else cache,
+        cache_per_token=per_token,
+        peak=base + seen.layers.peak(recompute=False),
+        peak_recomputed=base + seen.layers.peak(recompute=True),
+    )
+
+
+def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
+    """Bytes that are kept of one more token of one sequence, and of all tokens of the batch."""
+    try:
+        pieces = [pieces for _, pieces in take_apart(graph).again.values()]
+    except SpecError:
+        return 0, 0
+    own = [(one.heads * one.width, one.tokens(shape.length)) for each in pieces for one in each.cache]
+    memory = [one.heads * one.width * (shape.memory_length or 0) for each in pieces for one in each.memory_cache]
+    values = sum(width * tokens for width, tokens in own) + sum(memory)
+    return sum(width for width, _ in own) * itemsize, values * shape.batch * itemsize

@@ -1,0 +1,287 @@
+"""Layers that are alike run once: of each further one, only what it returns, and how much it keeps, is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.tools.cost.alive import nbytes
+from tfkit.tools.cost.observe import Place, Record, Tally, Watch, tensors_in
+
+
+class Like(NamedTuple):
+    """What a tensor looks like, without its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Like:
+        """The looks of that tensor."""
+        return cls(tensor.shape, tensor.dtype)
+
+    def make(self) -> Tensor:
+        """A tensor that looks so."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class Run(Record):
+    """What one call of a layer did, for all calls like it.
+
+    Attributes:
+        keeps: bytes that its forward leaves behind for the backward, besides what it was given and what it returns.
+        frees: bytes that are not there any more once it keeps what it is given, and nothing else.
+        forward: how far memory rises above where it was when the forward began.
+        backward: the same of the backward.
+        held: by position, those of its arguments that it keeps for the backward.
+        shared: of these, the ones that other layers are given too, by the component that keeps them.
+        like: what it returns.
+    """
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(layer)
+        self.keeps = self.frees = self.forward = self.backward = 0
+        self.held: list[int] = []
+        self.shared: list[tuple[str, int]] = []
+        self.like: Like | None = None
+
+
+class Moment(NamedTuple):
+    """A stretch of time: its peak, or, for a layer, the level of memory at its beginning."""
+
+    level: int
+    held: int
+    """Of it, what layers keep at that time beside their inputs."""
+    run: Run | None = None
+    backward: bool = False
+
+    def peak(self, *, recompute: bool) -> int:
+        """The most that is there at once, also if layers kept their inputs only, and ran again in the backward."""
+        level = self.level - self.held * recompute
+        if self.run is None:
+            return level
+        if not self.backward:
+            return level + self.run.forward
+        again = max(self.run.forward, self.run.keeps + self.run.backward)
+        return level + (again if recompute else self.run.backward)
+
+
+class Gradients(NamedTuple):
+    """Bytes of the gradients of a layer's weights.
+
+    Attributes:
+        all: of them.
+        added: what a further backward of the same weights takes less than the first: it adds them, one by one.
+    """
+
+    all: int
+    added: int
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Gradients:
+        """Those of that layer."""
+        sizes = [one.nbytes for one in layer.parameters() if one.requires_grad]
+        return cls(sum(sizes), sum(sizes) - max(sizes, default=0))
+
+
+class Layers:
+    """Runs the layers of a model, those that are alike once.
+
+    Args:
+        watch: sees what runs.
+        merge: whether layers that are alike run once.
+
+    Attributes:
+        calls: every call of a layer, and the call that was observed for it.
+        moments: the memory over time.
+        extra: further bytes that are kept, by component.
+    """
+
+    def __init__(self, watch: Watch, *, merge: bool = True) -> None:
+        self.watch = watch
+        self.merge = merge
+        self.calls: list[tuple[str, Run]] = []
+        self.moments: list[Moment] = []
+        self.extra: list[tuple[str, int]] = []
+        self._runs: dict[Any, Run] = {}
+        self._held = 0
+        self._open: tuple[Run, int] | None = None
+        self._shared: set[int] = set()
+        self._trained: dict[str, Gradients] = {}
+        self._anchor = torch.empty(0, device="meta", requires_grad=True)
+
+    def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
+        """Call this layer through here from now on; `further` tells it from others that are built like it."""
+        forward, kind = layer.forward, (signature(layer), further)
+        layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
+
+    def finish(self) -> None:
+        """Close the last stretch of time."""
+        self._close()
+        self._split()
+
+    def peak(self, *, recompute: bool) -> int:
+        """The most memory at once."""
+        return max(moment.peak(recompute=recompute) for moment in self.moments)
+
+    def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
+        key, given = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
+        number = self.watch.alive.number
+        run = self._runs.get(key) if self.merge else None
+        if run is None:
+            run, out = self._observe(path, forward, args, given)
+            self._runs[key] = run
+        else:
+            out = self._repeat(path, layer, run, given)
+        self.calls.append((path, run))
+        for component, i in run.shared:
+            if number(given[i]) not in self._shared:
+                self._shared.add(number(given[i]))
+                self.extra.append((path + component.removeprefix(run.layer), nbytes(given[i])))
+        return out
+
+    def _observe(self, path: str, forward: Callable[..., Any], args: Any, given: list[Tensor]) -> tuple[Run, Tensor]:
+        """Run a layer, and remember what it did."""
+        watch, alive, known = self.watch, self.watch.alive, set(self.watch.kept)
+        number = alive.number
+        self._split()
+        level, run = alive.level, Run(path)
+        with watch.inside(Place(run, path)):
+            out: Tensor = forward(*args)
+        run.like = Like.of(out)
+        run.keeps, run.forward = alive.level - level - nbytes(out), alive.peak - level
+        self.moments.append(Moment(level, self._held, run))
+        alive.peak = alive.level
+        run.held = [i for i, one in enumerate(given) if number(one) in watch.kept]
+        run.frees = run.keeps - (0 if 0 in run.held else nbytes(given[0]))
+        run.shared = list(self._shared_of(run, given, known))
+        if out.requires_grad:
+            self._held += run.frees
+            out.register_hook(lambda grad: self._begin(run))
+            if given[0].requires_grad:
+                given[0].register_hook(lambda grad: self._close(run))
+        return run, out
+
+    def _shared_of(self, run: Run, given: list[Tensor], known: set[int]) -> Iterator[tuple[str, int]]:
+        """What the layer was given beside its input, and keeps: others may keep the same."""
+        first, *others = [self.watch.alive.number(one) for one in given]
+        for i, (key, one) in enumerate(zip(others, given[1:], strict=True), 1):
+            path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
+            if key not in known and path is not None and key != first:
+                run.tallies[path].saved -= nbytes(one)
+                yield path, i
+
+    def _repeat(self, path: str, layer: nn.Module, run: Run, given: list[Tensor]) -> Tensor:
+        """What a layer returns that is like another one."""
+        watch, alive = self.watch, self.watch.alive
+        self._split()
+        self.moments.append(Moment(alive.level, self._held, run))
+        for one in given:
+            watch.read(one, Tally())
+        watch.keeps = False
+        with watch.inside(Place(Record(), path)):
+            out: Tensor = Twin.apply(self, path, layer, run, self._anchor, *given)
+        watch.keeps = True
+        if out.requires_grad:
+            for i in run.held:
+                watch.kept.setdefault(alive.number(given[i]), Tally())
+            alive.grow(run.keeps)
+            self._held += run.frees
+        alive.peak = alive.level
+        return out
+
+    def repeat_backward(self, path: str, layer: nn.Module, run: Run) -> None:
+        """Note what the backward of such a layer frees, and the gradients that it leaves."""
+        alive = self.watch.alive
+        self._close()
+        self._split()
+        gradients = self._trained.get(path)
+        added = gradients.added if gradients else 0
+        self.moments.append(Moment(alive.level - added, self._held, run, backward=True))
+        self._held -= run.frees
+        alive.grow(-run.keeps)
+        if gradients is None:
+            self._trained[path] = Gradients.of(layer)
+            alive.grow(self._trained[path].all)
+        alive.peak = alive.level
+
+    def _begin(self, run: Run) -> None:
+        """The backward of a layer begins."""
+        self._close()
+        self._split()
+        self._open = run, self.watch.alive.level
+
+    def _close(self, run: Run | None = None) -> None:
+        """The backward of a layer is over: that of `run`, or of whichever."""
+        if self._open is None or (run is not None and self._open[0] is not run):
+            return
+        (open_run, level), alive = self._open, self.watch.alive
+        open_run.backward = alive.peak - level
+        gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
+        self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
+        self._held -= open_run.frees
+        alive.grow(-gradients.all)  # they are really there now
+        self._open, alive.peak = None, alive.level
+
+    def _split(self) -> None:
+        """Close a stretch of time."""
+        self.moments.append(Moment(self.watch.alive.peak, self._held))
+        self.watch.alive.peak = self.watch.alive.level
+
+
+class Twin(torch.autograd.Function):
+    """A layer like one that was observed: something of the same shape, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: Layers, path: str, layer: nn.Module, run: Run, anchor: Tensor, *given: Tensor) -> Any:
+        ctx.back = lambda: layers.repeat_backward(path, layer, run)
+        ctx.like = [Like.of(one) for one in given]
+        ctx.save_for_backward(*[given[i] for i in run.held])
+        assert run.like is not None
+        return run.like.make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.back()
+        needed = ctx.needs_input_grad[5:]
+        return *[None] * 5, *[like.make() if need else None for like, need in zip(ctx.like, needed, strict=True)]
+
+
+def _signs(tree: Any) -> Iterator[Any]:
+    """What the cost of a call depends on: shapes, types, and whatever is no tensor."""
+    if isinstance(tree, Tensor):
+        yield tree.shape, tree.dtype, tree.requires_grad
+    elif isinstance(tree, list | tuple):
+        yield len(tree)
+        for one in tree:
+            yield from _signs(one)
+    else:
+        yield tree
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """Equal for modules that do the same: classes, shapes of parameters, and plain attributes, by name."""
+    return tuple(
+        (path, type(one), tuple(_plain(vars(one).items())), tuple(_shapes(one._parameters)))
+        for path, one in module.named_modules()
+    )
+
+
+def _plain(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in attributes:
+        if not name.startswith("_"):
+            yield name, value if isinstance(value, bool | int | float | str | None) else _identity(value)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, list | tuple | Mapping):
+        return repr(value)
+    return id(value)
+
+
+def _shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
+    for name, one in parameters.items():
+        yield name, None if one is None else (one.shape, one.dtype, one.requires_grad)

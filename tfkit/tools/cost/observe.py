@@ -1,0 +1,229 @@
+"""One run of a model on the meta device, watched: which component computes, keeps and moves how much.
+
+Matrix products are counted as `torch.utils.flop_counter` does, by its own formulas, and belong to the component that is
+running. In the backward, the number of an autograd node tells when it was made, and so to whom it belongs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from tfkit.tools.cost.alive import Alive, nbytes
+from tfkit.tools.cost.shapes import rule_of
+
+
+@dataclass
+class Tally:
+    """What one component did: FLOPs by forward and backward, and bytes."""
+
+    flops: list[int] = field(default_factory=lambda: [0, 0])
+    scores: list[int] = field(default_factory=lambda: [0, 0])
+    hidden: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    saved: int = 0
+    read: dict[int, int] = field(default_factory=dict)
+    """Bytes that others had made, by storage."""
+    weights: dict[int, int] = field(default_factory=dict)
+    written: int = 0
+    learned: int = 0
+    """Of the bytes that were read, those that have gradients."""
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the forward."""
+        return sum(self.weights.values()) + sum(self.read.values()) + self.written
+
+    @property
+    def moved_back(self) -> int:
+        """Bytes of the backward beside what was kept: weights, and gradients of all that has some."""
+        return 2 * sum(self.weights.values()) + self.learned + self.written
+
+
+class Record:
+    """The tallies of a stretch of a run, by module path."""
+
+    def __init__(self, layer: str = "") -> None:
+        self.layer = layer
+        self.tallies: dict[str, Tally] = {}
+
+    def tally(self, path: str) -> Tally:
+        """The tally of a module."""
+        return self.tallies.setdefault(path, Tally())
+
+
+class Place(NamedTuple):
+    """Where a run is: in a component, and there among pairs of query and key, of which a mask hides a share."""
+
+    record: Record
+    path: str
+    hidden: float | None = None
+
+
+class Watch(TorchDispatchMode):
+    """Sees every operation of a run, forward and backward.
+
+    Args:
+        weights: the parameters of the model.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to hide from the compiler would import it
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.alive = Alive()
+        self.weights = {self.alive.number(weight) for weight in weights}
+        self.root = Record()
+        self.places = [Place(self.root, "")]
+        self.kept: dict[int, Tally] = {}
+        self.keeps = True
+        self._makers: dict[int, Tally] = {}
+        self._made_in: list[tuple[int, Place]] = [(0, self.places[0])]
+
+    @property
+    def place(self) -> Place:
+        """Where the forward is."""
+        return self.places[-1]
+
+    @contextmanager
+    def inside(self, place: Place) -> Iterator[None]:
+        """What runs meanwhile belongs there."""
+        self.enter(place)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, place: Place) -> None:
+        """What runs from now on belongs there."""
+        self.places.append(place)
+        self._made_in.append((_next_node(), place))
+
+    def leave(self) -> None:
+        """What runs from now on belongs where it belonged before."""
+        self.places.pop()
+        self._made_in.append((_next_node(), self.place))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [*tensors_in(args), *tensors_in(kwargs)]
+        for one in given:
+            self.alive.number(one)
+        node: Any = torch._C._current_autograd_node()
+        rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
+        out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.count(formula(*args, **kwargs, out_val=out))
+        made = [one for one in tensors_in(out) if self.alive.add(one)]
+        if node is None:
+            self._move(func, given, made)
+        return out
+
+    def _adds_up(self, func: Any, args: Any) -> bool:
+        """Whether the backward adds one gradient to another: in place, where nobody watches."""
+        if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor):
+            return False
+        alike = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
+        return alike and self.alive.number(args[0]) not in self.kept
+
+    def count(self, flops: int) -> None:
+        """Add FLOPs to whatever is running."""
+        node: Any = torch._C._current_autograd_node()
+        place = self.place if node is None else self._maker(node)
+        tally, phase = place.record.tally(place.path), int(node is not None)
+        tally.flops[phase] += flops
+        if place.hidden is not None:
+            tally.scores[phase] += flops
+            tally.hidden[phase] += flops * place.hidden
+
+    def _maker(self, node: Any) -> Place:
+        at = bisect_right(self._made_in, node._sequence_nr(), key=lambda made: made[0])
+        return self._made_in[at - 1][1]
+
+    def _move(self, func: Any, args: list[Tensor], made: list[Tensor]) -> None:
+        """Note what an operation of the forward reads that others made, and what it writes for others."""
+        tally = self.place.record.tally(self.place.path)
+        for one in made:
+            self._makers[self.alive.number(one)] = tally
+        if _is_view(func):
+            return
+        limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
+        changed = func._schema.is_mutable and bool(args)
+        if changed and self._makers.get(self.alive.number(args[0])) is not tally:
+            tally.written += max((one.nbytes for one in args[1:]), default=0)
+        for one in args[1:] if changed else args:
+            self.read(one, tally, limit)
+
+    def read(self, one: Tensor, tally: Tally, limit: int | None = None) -> None:
+        """Note that a component reads a tensor: it counts for who made it, too."""
+        key, n = self.alive.number(one), one.nbytes if limit is None else limit
+        if key in self.weights:
+            tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(one))
+            return
+        maker = self._makers.get(key)
+        if maker is tally:
+            return
+        if maker is not None:
+            maker.written += nbytes(one)
+            self._makers[key] = _NOBODY
+        before = tally.read.get(key, 0)
+        tally.read[key] = min(before + n, nbytes(one))
+        if one.requires_grad:
+            tally.learned += tally.read[key] - before
+
+    def keep(self, one: Tensor) -> Tensor:
+        """Note that a tensor is kept for the backward, once for each storage."""
+        key = self.alive.number(one)
+        if self.keeps and key not in self.weights and key not in self.kept:
+            self.kept[key] = self.place.record.tally(self.place.path)
+            self.kept[key].saved += nbytes(one)
+        return one
+
+    def read_all(self, given: Iterable[Tensor]) -> None:
+        """Note that what is running reads tensors."""
+        for one in given:
+            self.read(one, self.place.record.tally(self.place.path))
+
+
+_NOBODY = Tally()
+
+
+def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return one
+
+
+_LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
+"""Operations that read no more of a tensor than they return."""
+_VIEWS: dict[Any, bool] = {torch.ops.aten._unsafe_view.default: True}
+
+
+def _is_view(func: Any) -> bool:
+    if func not in _VIEWS:
+        returned = [one.alias_info for one in func._schema.returns]
+        _VIEWS[func] = any(alias is not None and not alias.is_write for alias in returned)
+    return _VIEWS[func]
+
+
+def _next_node() -> int:
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists and mappings."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for one in tree:
+            yield from tensors_in(one)
+    elif isinstance(tree, Mapping):
+        yield from tensors_in(list(tree.values()))

@@ -1,0 +1,236 @@
+"""What a model costs, as data: parts that add up, memory, and the least time that a device needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tfkit.tools.cost.devices import Device
+from tfkit.tools.parts import rank
+
+Mode = Literal["train", "prefill", "decode"]
+By = Literal["component", "node", "layer"]
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What can be added up. FLOPs count a multiplication and an addition as two; bytes are in the model's type.
+
+    Attributes:
+        flops_forward: FLOPs of matrix products, with every pair of query and key, hidden ones too.
+        flops_backward: the same of the backward; 0 unless training. With `recompute`, the second forward is in it.
+        scores_forward: of these, what attention does for pairs of query and key.
+        scores_backward: the same of the backward.
+        visible_forward: FLOPs without the pairs that the mask hides, as of a kernel that skips them.
+        visible_backward: the same of the backward.
+        parameters: weights that belong to it. Those used twice are counted once, where they belong.
+        active_parameters: those that one token is multiplied with: of routed experts, the chosen ones.
+        saved: bytes that the forward keeps for the backward.
+        traffic_forward: the least bytes that are moved: weights, inputs, outputs and cache, each once.
+        traffic_backward: the same of the backward: what is kept, weights, and the gradients of all of them.
+    """
+
+    flops_forward: int = 0
+    flops_backward: int = 0
+    scores_forward: int = 0
+    scores_backward: int = 0
+    visible_forward: int = 0
+    visible_backward: int = 0
+    parameters: int = 0
+    active_parameters: int = 0
+    saved: int = 0
+    traffic_forward: int = 0
+    traffic_backward: int = 0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.flops_forward + self.flops_backward
+
+    @property
+    def visible(self) -> int:
+        """FLOPs of forward and backward without hidden pairs."""
+        return self.visible_forward + self.visible_backward
+
+    @property
+    def traffic(self) -> int:
+        """Bytes moved by forward and backward."""
+        return self.traffic_forward + self.traffic_backward
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte moved."""
+        return self.flops / self.traffic if self.traffic else 0.0
+
+
+@dataclass(frozen=True)
+class PartCost(Amounts):
+    """One component of the running model; `component`, `label`, `node` and `layer` as in `tfkit.tools.parts.Part`.
+
+    Attributes:
+        path: of the module, as in the state dict.
+        runs: how many times a step runs it.
+    """
+
+    path: str = ""
+    component: str = ""
+    label: str = ""
+    node: str = ""
+    layer: str = ""
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Row(Amounts):
+    """Parts of one component, node or layer, added up."""
+
+    name: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        weights: parameters and buffers.
+        gradients: of the parameters that are trained.
+        optimizer: its states.
+        activations: what the whole forward keeps for the backward.
+        activations_recomputed: the same where only the inputs of layers are kept, and one layer at a time runs again.
+        cache: keys and values, and whatever else is kept of each token, of all sequences of the batch.
+        cache_per_token: the same of one token of one sequence, as long as it is within every window.
+        peak: the most that is there at one moment of a step.
+        peak_recomputed: the same with recomputed layers.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    activations_recomputed: int
+    cache: int
+    cache_per_token: int
+    peak: int
+    peak_recomputed: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least seconds on a device: max(FLOPs / peak FLOPs, bytes / bandwidth), component by component.
+
+    Attributes:
+        device: its name.
+        compute: seconds if only FLOPs counted.
+        transfer: seconds if only bytes counted.
+        seconds: the larger one for each part, summed up, as parts run one after the other.
+        fits: whether the peak of memory fits into the device.
+    """
+
+    device: str
+    compute: float
+    transfer: float
+    seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step of a model costs: a training step, the reading of a prompt, or one more token.
+
+    Attributes:
+        name: of the spec.
+        mode: see `tfkit.cost`.
+        batch: sequences.
+        length: tokens of each: read at once, or, in decode, those that the cache holds with the newest one.
+        memory_length: tokens that cross-attention reads; None without.
+        dtype: of weights and activations.
+        optimizer: whose states are counted; None unless training.
+        recompute: whether layers run a second time in the backward; `memory` has both.
+        parts: every component that runs or has parameters, in the order of the model.
+        memory: bytes by what they are for.
+    """
+
+    name: str
+    mode: Mode
+    batch: int
+    length: int
+    memory_length: int | None
+    dtype: str
+    optimizer: str | None
+    recompute: bool
+    parts: tuple[PartCost, ...]
+    memory: Memory
+
+    @property
+    def total(self) -> Row:
+        """All parts added up."""
+        return add_up("total", "total", self.parts)
+
+    def rows(self, by: By = "component") -> tuple[Row, ...]:
+        """The parts in rows that add up to `total`."""
+        groups = grouped(self.parts, by)
+        return tuple(add_up(name, _label(name, parts, by), parts) for name, parts in groups.items())
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at one moment of the step."""
+        return self.memory.peak_recomputed if self.recompute else self.memory.peak
+
+    def floor(self, device: Device, parts: Iterable[PartCost] | None = None, *, visible: bool = False) -> Floor:
+        """The least time of a step on a device.
+
+        Args:
+            device: its limits, see `tfkit.tools.cost.devices`.
+            parts: of these parts; of all unless given.
+            visible: leave out the pairs of query and key that the mask hides.
+
+        Raises:
+            ValueError: the device does not compute in this type.
+        """
+        peak = device.flops(self.dtype)
+        compute = transfer = seconds = 0.0
+        for part in self.parts if parts is None else parts:
+            for flops, moved in part_phases(part, visible):
+                compute += flops / peak
+                transfer += moved / device.bandwidth
+                seconds += max(flops / peak, moved / device.bandwidth)
+        return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
+
+
+def grouped(parts: Iterable[PartCost], by: By) -> dict[str, list[PartCost]]:
+    """Parts by the name of their row, in the order of rows."""
+    groups: dict[str, list[PartCost]] = {}
+    for part in parts:
+        groups.setdefault(_KEYS[by](part), []).append(part)
+    return dict(sorted(groups.items(), key=lambda item: rank(item[0]))) if by == "component" else groups
+
+
+def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """FLOPs and bytes of the forward, and of the backward."""
+    forward, backward = part.flops_forward, part.flops_backward
+    if visible:
+        forward, backward = part.visible_forward, part.visible_backward
+    return (forward, part.traffic_forward), (backward, part.traffic_backward)
+
+
+_KEYS: dict[By, Callable[[PartCost], str]] = {
+    "component": lambda part: part.component,
+    "node": lambda part: part.node,
+    "layer": lambda part: part.layer,
+}
+
+
+def add_up(name: str, label: str, parts: Iterable[Amounts]) -> Row:
+    """The sum of parts as a row."""
+    every = list(parts)
+    return Row(**{field: sum(getattr(part, field) for part in every) for field in _SUMMED}, name=name, label=label)
+
+
+_SUMMED = tuple(Amounts.__dataclass_fields__)
+
+
+def _label(name: str, parts: Iterable[PartCost], by: By) -> str:
+    labels = {part.label for part in parts}
+    return labels.pop() if by == "component" and len(labels) == 1 else name

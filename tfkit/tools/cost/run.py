@@ -1,0 +1,122 @@
+"""One step of a model on the meta device, watched."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from tfkit.builder import graph_of
+from tfkit.tools.cost.extent import EVERYTHING, Extent, extents
+from tfkit.tools.cost.kernels import Kernels, OwnKernels
+from tfkit.tools.cost.layers import Layers
+from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
+from tfkit.tools.cost.steps import Step
+from tfkit.tools.parts import parts_of
+
+
+@dataclass
+class Seen:
+    """What was seen of each component, by its path.
+
+    Attributes:
+        tallies: one for every time that it ran.
+        extra: further bytes that it keeps for the backward.
+        layers: what is known of memory.
+    """
+
+    layers: Layers
+    tallies: dict[str, list[Tally]] = field(default_factory=dict)
+    extra: dict[str, int] = field(default_factory=dict)
+
+
+def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
+    """Run a step and watch it.
+
+    Args:
+        model: on the meta device; it gets hooks, and is of no other use afterwards.
+        step: what to run.
+        kernels: of which device.
+        train: whether there is a backward.
+        merge: whether layers that are alike run once.
+    """
+    watch = Watch(model.parameters())
+    layers = Layers(watch, merge=merge)
+    _Hooks(model, watch, layers).place()
+    with ExitStack() as around:
+        around.enter_context(torch.set_grad_enabled(train))
+        around.enter_context(saved_tensors_hooks(watch.keep, lambda one: one))
+        around.enter_context(watch)
+        around.enter_context(OwnKernels(watch, kernels))
+        watch.read_all(tensors_in(step()))
+        layers.finish()
+    return _gathered(watch, layers)
+
+
+def layers_of(model: fx.GraphModule) -> set[str]:
+    """The paths of all layers of stacks."""
+    stacks = [(node.name, getattr(model.get_submodule(node.name), "layers", None)) for node in graph_of(model).nodes]
+    return {f"{name}.layers.{i}" for name, layers in stacks for i in range(len(layers or ()))}
+
+
+def frames_of(model: fx.GraphModule) -> list[str]:
+    """The modules that are told apart: components, and the layers of stacks."""
+    layers = layers_of(model)
+    return [path for path, part in parts_of(model).items() if part.owner == path or path in layers]
+
+
+class _Hooks:
+    """Tells a watch which component is running."""
+
+    def __init__(self, model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.parts = parts_of(model)
+        self.extents = extents(graph_of(model))
+        self.watch, self.layers, self.model = watch, layers, model
+
+    def place(self) -> None:
+        """Place the hooks."""
+        layers = layers_of(self.model)
+        for path in frames_of(self.model):
+            if path in layers:
+                self.layers.take_over(path, self.modules[path], self.extents.get(path))
+                continue
+            self._frame(path)
+            core = self.modules.get(f"{path}.core")
+            if core is not None and self.parts[path].component in ("attention", "cross_attention"):
+                part = self.parts[path]
+                own = part.component == "attention"
+                self._core(core, self.extents.get(part.layer, EVERYTHING) if own else EVERYTHING)
+
+    def _frame(self, path: str) -> None:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.watch.enter(Place(self.watch.place.record, path))
+
+        self._hook(self.modules[path], enter)
+
+    def _core(self, core: nn.Module, extent: Extent) -> None:
+        def enter(module: nn.Module, args: Any) -> None:
+            hidden = extent.hidden(args[0].size(-2), args[1].size(-2))
+            self.watch.enter(self.watch.place._replace(hidden=hidden))
+
+        self._hook(core, enter)
+
+    def _hook(self, module: nn.Module, enter: Any) -> None:
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(lambda *_: self.watch.leave())
+
+
+def _gathered(watch: Watch, layers: Layers) -> Seen:
+    seen = Seen(layers)
+    for path, tally in watch.root.tallies.items():
+        seen.tallies.setdefault(path, []).append(tally)
+    for layer, run in layers.calls:
+        for path, tally in run.tallies.items():
+            seen.tallies.setdefault(layer + path.removeprefix(run.layer), []).append(tally)
+    for path, n in layers.extra:
+        seen.extra[path] = seen.extra.get(path, 0) + n
+    return seen

@@ -1,0 +1,130 @@
+"""What runs in each mode: a training step, the reading of a prompt, one more token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of, inputs_of
+from tfkit.component import Kept
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.errors import SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.pieces import Parts, take_apart
+from tfkit.nn import Past
+from tfkit.tools.cost.result import Mode
+from tfkit.training.loss import Loss
+
+Step = Callable[[], Any]
+Inputs = dict[str, Tensor]
+
+
+class Shape(NamedTuple):
+    """Mode, sequences in the batch, tokens of each, tokens that cross-attention reads; see `tfkit.cost`."""
+
+    mode: Mode
+    batch: int
+    length: int
+    memory_length: int | None
+
+
+def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
+    """Something of the right shape on the meta device for each input."""
+    once = given_once(graph)
+    made = {}
+    for name, config in graph.spec.model.inputs.items():
+        t = shape.memory_length or shape.length if name in once else shape.length
+        if config.type == "features":
+            made[name] = torch.empty(shape.batch, t, config.width or 1, dtype=dtype, device="meta")
+        elif config.type == "lengths":
+            made[name] = torch.empty(shape.batch, dtype=torch.long, device="meta")
+        else:
+            made[name] = torch.empty(shape.batch, t, dtype=torch.long, device="meta")
+    return made
+
+
+def given_once(graph: Graph) -> tuple[str, ...]:
+    """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
+    try:
+        return take_apart(graph).given_once
+    except SpecError:
+        return ()
+
+
+def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
+    """What to run."""
+    if shape.mode == "train":
+        return _training_step(model, inputs, shape)
+    try:
+        parts = take_apart(graph_of(model))
+    except SpecError:
+        return lambda: model(**inputs)
+    return _Reading(model, parts, inputs, shape)
+
+
+class _Reading:
+    """A prompt, or one more token, with caches: what `CachedModel` runs, where no text decides how."""
+
+    def __init__(self, model: fx.GraphModule, parts: Parts, inputs: Inputs, shape: Shape) -> None:
+        graph = graph_of(model)
+        self.parts, self.shape = parts, shape
+        self.once = {name: inputs[name] for name in parts.given_once}
+        self.again = {name: inputs[name] for name in parts.given_again if not graph.inputs[name].optional}
+        self.reading = reading_module(model, graph, parts) if parts.once else None
+        self.stepping = stepping_module(model, graph, parts)
+        self.dtype = next(model.parameters()).dtype
+        self.cache = self._make_caches() if shape.mode == "decode" else {}
+
+    def __call__(self) -> Any:
+        """Logits of the last token."""
+        if self.shape.mode == "decode":
+            lengths = {name: one for name, one in self.once.items() if one.dim() == 1}
+            given = {name: one[:, :1] for name, one in self.again.items()} | self._taken(lengths)
+            past = Past(self.shape.length - 1, self.shape.length, None)
+            return self.stepping(**given, past=past, cache=self.cache, keep=1)
+        given = self.again | self._taken(self._read_once())
+        past = Past(0, self.shape.length, None)
+        return self.stepping(**given, past=past, cache=self._make_caches(), keep=1)
+
+    def _read_once(self) -> dict[str, Tensor]:
+        """What is given once, and what an encoder makes of it."""
+        if self.reading is None:
+            return dict(self.once)
+        made = self.reading(**{name: one for name, one in self.once.items() if name in inputs_of(self.reading)})
+        found = zip(made_once(self.parts), made, strict=True)
+        return self.once | {name: one for name, one in found if one is not None}
+
+    def _taken(self, values: Inputs) -> Inputs:
+        return {name: one for name, one in values.items() if name in inputs_of(self.stepping)}
+
+    def _make_caches(self) -> dict[str, list[Tensor]]:
+        """The caches by node, as long as the sequence."""
+        made = {}
+        for name, (_, pieces) in self.parts.again.items():
+            made[name] = [self._slots(one, one.tokens(self.shape.length) + 1) for one in pieces.cache]
+            made[f"{name}.memory"] = [self._slots(one, self.shape.memory_length or 0) for one in pieces.memory_cache]
+        return {name: tensors for name, tensors in made.items() if tensors}
+
+    def _slots(self, kept: Kept, n: int) -> Tensor:
+        return torch.empty(self.shape.batch, kept.heads, n, kept.width, dtype=self.dtype, device="meta")
+
+
+def _training_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
+    """Forward, the loss of all positions, in pieces as in `tfkit.Loss`, and backward."""
+    try:
+        loss = Loss(model)
+    except ValueError:  # it has none: the sum of all that it returns stands for it
+        return lambda: _total(model(**inputs)).backward()
+    graph = graph_of(model)
+    read = graph.node(graph.outputs[0]).signals["input"]
+    positions = (shape.batch,) if read.type == "vector" else (shape.batch, shape.length)
+    targets = torch.empty(positions, dtype=torch.long, device="meta")
+    return lambda: loss(inputs, targets).backward()
+
+
+def _total(out: Any) -> Tensor:
+    """A number that depends on all that a model returns."""
+    return out.sum() if isinstance(out, Tensor) else torch.stack([_total(one) for one in out]).sum()

@@ -1,0 +1,50 @@
+"""What differs between two scenes, box by box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tfkit.tools.draw.boxes import COUNT, MISSING, Differences
+from tfkit.tools.draw.scene import Chain, Mark, Scene, Tower
+
+Said = Mapping[str, object]
+
+
+def differences(a: Scene, b: Scene) -> tuple[Differences, Differences]:
+    """For each of two scenes, by the key of a box, the keys of what is not the same in the other."""
+    left, right = dict(_contents(a)), dict(_contents(b))
+    return _against(left, right), _against(right, left)
+
+
+def _against(own: Mapping[str, Said], other: Mapping[str, Said]) -> Differences:
+    found = {}
+    for key, content in own.items():
+        there = other.get(key)
+        if there is None:
+            found[key] = frozenset([MISSING])
+        elif differing := {name for name in content.keys() | there.keys() if content.get(name) != there.get(name)}:
+            found[key] = frozenset(differing)
+    return found
+
+
+def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
+    """What stands in each box, frame and mark, by its key."""
+    yield "", {"total": scene.total} | {note.key: note.text for note in scene.facts}
+    for box in scene.boxes():
+        notes = {note.key: note.text for note in box.notes} | {chip.key: chip.text for chip in box.chips}
+        yield box.key, {"title": box.title, "tied": box.tied, COUNT: box.parameters, **notes}
+    for node in scene.nodes.values():
+        if isinstance(node, Tower):
+            yield node.key, {note.key: note.text for note in node.notes} | {"total": node.parameters}
+            for layer in node.layers:
+                yield layer.key, {"times": layer.times}
+        yield from _marks(node)
+
+
+def _marks(node: Chain | Tower) -> Iterator[tuple[str, Said]]:
+    if isinstance(node, Chain):
+        items = list(node.items)
+    else:
+        branches = [branch for layer in node.layers for part in layer.segments for branch in part.branches]
+        items = [item for branch in branches for item in branch]
+    yield from ((item.key, {"text": item.text}) for item in items if isinstance(item, Mark))

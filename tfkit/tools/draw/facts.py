@@ -1,0 +1,136 @@
+"""What a config says of itself, in a few words for a box and in full for a tip. It knows no kind by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfkit.component import (
+    Component,
+    Config,
+    MaskConfig,
+    PatchMarker,
+    SharedMarker,
+    WireMarker,
+    marker,
+)
+from tfkit.tools.draw.scene import Chip, Note
+from tfkit.tools.show import text_of
+
+LONGEST = 40
+"""Characters of a value that is worth a place in a picture."""
+USUAL = ("dropout", "eps")
+"""Fields that say nothing about the architecture."""
+Tip = tuple[tuple[str, str], ...]
+
+
+def notes_of(config: Config) -> Iterator[Note]:
+    """What is written in the box of a config: its sizes, and whatever is not as usual."""
+    for name, value in sorted(_telling(config), key=lambda field: not field[0].startswith("n_")):
+        if isinstance(value, MaskConfig):
+            yield from window_of(value)
+        elif not isinstance(value, Config):
+            yield Note(name, fact(name, value))
+    if getattr(config, "d_head", 0) is None and "d_head" in type(config).model_fields:
+        yield Note("d_head", f"d_head {getattr(config, 'head_width')}")  # noqa: B009  a property of attentions alone
+
+
+def chips_of(config: Config) -> Iterator[Chip]:
+    """The parts of a config, and the mappings inside it."""
+    for name, value in _telling(config):
+        if isinstance(value, Config) and not isinstance(value, MaskConfig):
+            role = value.slot if isinstance(value, Component) else "step"
+            yield Chip(name, role, _described(name, value))
+
+
+def window_of(mask: MaskConfig) -> Iterator[Note]:
+    """How far attention reaches; nothing where it reads all, or all that came before."""
+    if mask.left is not None and mask.causal:
+        yield Note("window", f"window {mask.left + 1:,}")
+    elif mask.left is not None or mask.right:
+        sides = ("all" if side is None else f"{side:,}" for side in (mask.left, mask.right))
+        yield Note("window", f"window {' + '.join(sides)}")
+
+
+def fact(name: str, value: Any) -> str:
+    """A field in words: `32 heads`, `d_ff 3,072`, `sinks`."""
+    words = name if name.startswith("d_") else name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    if isinstance(value, int) and name.startswith("n_"):
+        words = words.removeprefix("n ").removesuffix("s" if value == 1 else "")
+        return f"{value:,} {words}"
+    return f"{words} {number(value)}"
+
+
+def number(value: Any) -> str:
+    """A value as a person writes it: `500,000`, `0.22`."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 and value.is_integer() else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
+
+
+def tip_of(config: Config) -> Tip:
+    """What the config is for, then all its values."""
+    doc = inspect.cleandoc(type(config).__doc__ or "").partition("\n\n")[0]
+    return (("", " ".join(doc.split())), *_values(config, ""))
+
+
+def _telling(config: Config) -> Iterator[tuple[str, Any]]:
+    """The fields that make this config different from others of its kind."""
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(config, Component) and name == config.word_key:
+            continue
+        # What is shared by a whole model, or taken from another node, is said there.
+        if any(marker(info, one) for one in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
+            continue
+        if value is None or (not info.is_required() and value == info.get_default(call_default_factory=True)):
+            continue
+        if isinstance(value, Config) or len(text_of(value)) <= LONGEST:
+            yield name, value
+
+
+def _described(name: str, config: Config) -> str:
+    """`rope: theta 10,000, linear`; the field's name is only said where the slot's is not enough."""
+    own = isinstance(config, Component)
+    words = name.replace("_", " ")
+    if isinstance(config, Component):
+        words = config.kind_name() if name == config.slot else f"{words} {config.kind_name()}"
+    facts = []
+    for key, value in _telling(config):
+        if not isinstance(value, Config):
+            facts.append(fact(key, value))
+        elif isinstance(value, Component):
+            facts.append(f"{value.kind_name()} {key.replace('_', ' ')}")
+        else:
+            facts.append(_described(key, value))
+    if own and getattr(config, "slot", None) == "norm":
+        return words
+    return f"{words}: {', '.join(facts)}" if facts else words
+
+
+def _values(config: Config, prefix: str) -> Iterator[tuple[str, str]]:
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        said = prefix and isinstance(config, Component) and name == config.word_key
+        if said or any(marker(info, one) for one in (PatchMarker, WireMarker)):
+            continue
+        yield from _value(f"{prefix}{name}", value)
+
+
+def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Config):
+        if isinstance(value, Component):
+            yield name, value.kind_name()
+        yield from _values(value, f"{name}.")
+    elif isinstance(value, Mapping | tuple) and any(isinstance(one, Config) for one in _items(value)):
+        return
+    elif value is not None:
+        text = text_of(value)
+        yield name, text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST]}..."
+
+
+def _items(value: Mapping[Any, Any] | tuple[Any, ...]) -> list[Any]:
+    return list(value.values()) if isinstance(value, Mapping) else list(value)

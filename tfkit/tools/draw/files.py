@@ -1,0 +1,67 @@
+"""A picture as a file: SVG, PNG, or a page that says more where one points."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.draw.page import to_html
+from tfkit.tools.draw.shapes import Picture
+from tfkit.tools.draw.style import Theme
+from tfkit.tools.draw.svg import to_svg
+
+ZOOM = 2
+"""Pixels of a PNG for each of the picture's."""
+
+
+def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
+    """A PNG of twice the picture's size, in light colours unless `theme` is dark. No font of the system is needed.
+
+    Raises:
+        SpecError: what it takes is not installed.
+    """
+    try:
+        import matplotlib
+        import resvg_py
+    except ImportError as missing:
+        message = f"a PNG needs `{missing.name}`, which is not installed"
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[draw]", or write an SVG')) from missing
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    made: bytes = resvg_py.svg_to_bytes(
+        svg_string=to_svg(picture, "light" if theme == "auto" else theme),
+        skip_system_fonts=True,
+        font_files=[str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")],
+        sans_serif_family="DejaVu Sans",
+        font_family="DejaVu Sans",
+        zoom=ZOOM,
+    )
+    return bytes(made)
+
+
+FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, ".png": to_png, ".html": to_html}
+"""What can be written, by the ending of the file's name."""
+
+
+def write(picture: Picture, path: Path, theme: Theme = "auto") -> None:
+    """Write a picture in the format that the ending of `path` says: .svg, .png or .html.
+
+    It is written beside it first: an interrupt or a full disk leaves no half picture.
+
+    Raises:
+        ValueError: another ending.
+        SpecError: it cannot be written.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(f"a picture is {', '.join(FORMATS)}, not {path.suffix or 'nameless'}")
+    made = FORMATS[path.suffix](picture, theme)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        new.write_bytes(made.encode() if isinstance(made, str) else made)
+        os.replace(new, path)
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {error.strerror or error}")) from error
+    finally:
+        new.unlink(missing_ok=True)

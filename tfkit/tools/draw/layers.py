@@ -1,0 +1,191 @@
+"""Layers on the canvas: sublayers from bottom to top, each with its norms and the path of its residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, natural_width, place_box, runs
+from tfkit.tools.draw.scene import Box, Layer, Mark, Note, Segment
+from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Words
+from tfkit.tools.draw.text import Run, flow, short
+
+WIDTH = 250.0
+"""Of a box that stands alone."""
+GAP, STEP = 10.0, 12.0
+"""Between two boxes of a branch, and around a point where lines meet."""
+TURN = 6.0
+"""From where a line turns upwards to what it leads to."""
+BETWEEN = 14.0
+"""Between two branches."""
+RADIUS = 7.0
+"""Of a circle where two lines are added."""
+SIDE = 28.0
+"""From the boxes to the sides of a frame; the paths of residuals run in it."""
+RAIL = 13.0
+"""From the boxes to such a path."""
+
+
+def branch_widths(segment: Segment) -> list[float]:
+    """Width of each branch of a segment."""
+    if len(segment.branches) == 1:
+        return [WIDTH]
+    boxes = [[item for item in branch if isinstance(item, Box)] for branch in segment.branches]
+    return [max([180.0, *(natural_width(box) for box in branch)]) for branch in boxes]
+
+
+def inner_width(layers: Iterable[Layer]) -> float:
+    """Width of the boxes of some layers, beside each other where they are parallel."""
+    widths = [WIDTH]
+    for layer in layers:
+        for segment in layer.segments:
+            each = branch_widths(segment)
+            widths.append(sum(each) + BETWEEN * (len(each) - 1))
+    return max(widths)
+
+
+def side_width(layers: Iterable[Layer]) -> float:
+    """From the boxes of some layers to the sides of their frames."""
+    factors = [segment.factor for layer in layers for segment in layer.segments if segment.factor is not None]
+    return SIDE + max([0.0, *map(natural_width, factors)])
+
+
+@dataclass(frozen=True)
+class LayerPlacer:
+    """Puts layers around the line x = cx; `inner` is the width that the boxes of all of them need."""
+
+    canvas: Canvas
+    cx: float
+    inner: float
+    side: float
+    differences: Differences
+
+    def place(self, layer: Layer, bottom: float, header: Header) -> float:
+        """Put a layer with its frame above `bottom`; returns its top."""
+        y = bottom
+        for segment in layer.segments:
+            y = self._segment(segment, y, bottom - STEP)
+        half = self.inner / 2 + self.side
+        top = header.place(self.canvas, self.cx - half, y - STEP, 2 * half)
+        self.canvas.way((self.cx, y), (self.cx, top))
+        self.canvas.back.append(Rect(self.cx - half, top, 2 * half, bottom - top, 10, "frame"))
+        return top
+
+    def _segment(self, segment: Segment, bottom: float, entrance: float) -> float:
+        """Put a segment above `bottom`; the layer's input can be had at the height `entrance`."""
+        canvas, cx = self.canvas, self.cx
+        fork = bottom - STEP
+        canvas.way((cx, bottom), (cx, fork))
+        y = fork - (GAP if segment.reads_input else 0)
+        if segment.reads_input:
+            left = cx - self.inner / 2 - RAIL
+            canvas.way((cx, entrance), (left, entrance), (left, y), (cx, y))
+            canvas.lines.append(Disc(cx, entrance, 2.5, "dot"))
+        elif segment.onto == "stream":
+            canvas.lines.append(Disc(cx, fork, 2.5, "dot"))
+        if segment.stem is not None:
+            y = self._item(segment.stem, cx, y, WIDTH)
+        y, normed = self._branches(segment, y)
+        plus = y - STEP - RADIUS
+        canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
+        self._residual(segment, fork if segment.onto == "stream" else normed, plus)
+        canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
+        y = plus - RADIUS
+        return y if segment.after is None else self._item(segment.after, cx, y, WIDTH)
+
+    def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
+        """Put the branches above y; returns where they meet again, and where the first box of the last one ends."""
+        widths = branch_widths(segment)
+        x = self.cx - (sum(widths) + BETWEEN * (len(widths) - 1)) / 2
+        tops, centres, normed = [], [], y
+        apart = len(widths) > 1
+        start = y - STEP - TURN if apart else y
+        for branch, width in zip(segment.branches, widths, strict=True):
+            centre, top = x + width / 2, start
+            if apart:
+                self.canvas.way((self.cx, y), (self.cx, y - STEP), (centre, y - STEP), (centre, start))
+            for index, item in enumerate(branch):
+                top = self._item(item, centre, top, width)
+                normed = top - GAP / 2 if index == 0 else normed
+            tops.append(top)
+            centres.append(centre)
+            x += width + BETWEEN
+        if not apart:
+            return tops[0], normed
+        meet = min(tops) - STEP
+        for centre, top in zip(centres, tops, strict=True):
+            self.canvas.way((centre, top), (centre, meet), (self.cx, meet))
+        return meet, normed
+
+    def _item(self, item: Box | Mark, cx: float, bottom: float, width: float) -> float:
+        """Put a box or a mark above `bottom`, a line in front of it; returns its top."""
+        if isinstance(item, Mark):
+            return place_mark(self.canvas, item, cx, bottom, self.differences)
+        edge = bottom - GAP
+        self.canvas.way((cx, bottom), (cx, edge), arrow=True)
+        return place_box(self.canvas, Content.of(item, width, self.differences), cx, edge)
+
+    def _residual(self, segment: Segment, start: float, plus: float) -> None:
+        cx, key = self.cx, _key(segment)
+        x = cx + self.inner / 2 + RAIL
+        if segment.factor is not None:
+            width = natural_width(segment.factor)
+            x += width / 2
+            middle = (start + plus) / 2
+            content = Content.of(segment.factor, width, self.differences)
+            place_box(self.canvas, content, x, middle + content.height / 2)
+        if segment.onto == "normed":
+            self.canvas.lines.append(Disc(cx, start, 2.5, "dot"))
+        points = ((cx, start), (x, start), (x, plus), (cx + RADIUS, plus))
+        self.canvas.way(*points, look="line residual", arrow=True, start=f"{segment.onto} of {key}", end=key)
+
+
+def _key(segment: Segment) -> str:
+    return next(box.key for box in segment.boxes() if box.role not in ("norm", "step"))
+
+
+def place_mark(canvas: Canvas, mark: Mark, cx: float, bottom: float, differences: Differences) -> float:
+    """A number beside the line; returns its top."""
+    top = bottom - 18
+    canvas.way((cx, bottom), (cx, top))
+    look = "bold accent" if mark.key in differences else ""
+    canvas.text(cx + 7, bottom - 5, mark.text, SMALL, look)
+    return top
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands at the top of a frame: a name, how many times, and a few notes."""
+
+    name: str
+    times: str
+    notes: tuple[Note, ...]
+    parameters: tuple[str, ...]
+    differing: frozenset[str] = frozenset()
+    swatch: int | None = None
+
+    def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
+        """Put it above `bottom`; returns its top."""
+        pieces = [*runs(self.notes, self.differing), *map(Run, self.parameters)]
+        lines = flow(pieces, width - 24, SMALL)
+        height = 27 + 14.5 * len(lines)
+        top = bottom - height
+        canvas.front.append(Rect(left, top, width, height, 10, "band differs" if self.differing else "band"))
+        x = left + 12
+        if self.swatch is not None:
+            canvas.front.append(Rect(x, top + 8, 11, 11, 2, f"cell cell{self.swatch % 4}"))
+            x += 17
+        canvas.text(x, top + 18, self.name, TITLE, "bold")
+        times = "bold accent" if "times" in self.differing else "bold"
+        canvas.text(left + width - 12, top + 18.5, self.times, 14, times, "end")
+        for index, line in enumerate(lines):
+            canvas.front.append(Words(left + 12, top + 32 + 14.5 * index, line, SMALL, "muted"))
+        return top
+
+
+def header_of(
+    layer: Layer, differing: frozenset[str], notes: tuple[Note, ...] = (), swatch: int | None = None
+) -> Header:
+    """The header of a layer's frame."""
+    each = (f"{short(layer.parameters)} a layer",) if layer.times > 1 else ()
+    return Header(layer.name, f"× {layer.times}", (*notes, *layer.notes), each, differing, swatch)

@@ -1,0 +1,220 @@
+"""A graph as a scene: its nodes in columns, what each of them shows, and what leads from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tfkit.component import Component, Signal, WireMarker, marker
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.order import as_list
+from tfkit.tools.draw.facts import chips_of, notes_of, number, tip_of
+from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
+from tfkit.tools.draw.stack import norm_box, tower
+from tfkit.tools.draw.tally import Tally
+
+STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}
+"""The usual order of what is done to an embedding, each with the field that asks for it."""
+SIZES = ("d_model", "vocab_size", "max_len")
+
+
+def scene_of(graph: Graph) -> Scene:
+    """What a picture of the model shows. Its boxes' parameters add up to the model's."""
+    tally = Tally(graph)
+    columns = _columns(graph)
+    lowest = {column[0] for column in columns}
+    nodes: dict[str, Any] = {}
+    for node, key in zip(graph.nodes, _keys(graph), strict=True):
+        if hasattr(node.config, "plan"):
+            nodes[node.name] = tower(node, key, tally)
+        else:
+            nodes[node.name] = _chain(node, key, tally)
+    model = graph.spec.model
+    return Scene(
+        name=graph.name,
+        description=model.description or "",
+        source=model.source or "",
+        facts=tuple(_facts(graph)),
+        total=tally.total,
+        nodes=nodes,
+        columns=columns,
+        wires=tuple(_wires(graph, columns)),
+        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))},
+        outputs={name: _leaves(graph.node(name)) for name in graph.outputs},
+    )
+
+
+def _keys(graph: Graph) -> list[str]:
+    """What each node is compared by: the kind of its block, and its number among those of the kind."""
+    seen: dict[str, int] = {}
+    keys = []
+    for node in graph.nodes:
+        kind = node.config.kind_name()
+        seen[kind] = seen.get(kind, 0) + 1
+        keys.append(f"{kind}{seen[kind]}")
+    return keys
+
+
+def _facts(graph: Graph) -> Iterator[Note]:
+    for name in SIZES:
+        given = (getattr(node.config, name, None) for node in graph.nodes)
+        values = sorted({value for value in given if value is not None})
+        if values:
+            text = " / ".join(f"{value:,}" for value in values)
+            yield Note(name, f"{name.removesuffix('_size')} {text}")
+
+
+def _main(node: Node) -> str | None:
+    """What a node stands on."""
+    source = node.wires.get("input") or node.wires.get("inputs")
+    return as_list(source)[0] if source else None
+
+
+def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
+    """A node stands on the one that it reads, unless another stands there already."""
+    columns: list[list[str]] = []
+    for node in graph.nodes:
+        below = next((column for column in columns if column[-1] == _main(node)), None)
+        if below is None:
+            columns.append([node.name])
+        else:
+            below.append(node.name)
+    return tuple(map(tuple, columns))
+
+
+def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...]) -> Iterator[Wire]:
+    standing = {(column[i], column[i + 1]) for column in columns for i in range(len(column) - 1)}
+    lowest = {column[0] for column in columns}
+    for node in graph.nodes:
+        main = _main(node)
+        for field, source in node.wires.items():
+            wire = marker(type(node.config).model_fields[field], WireMarker)
+            for index, one in enumerate(as_list(source)):
+                if one in graph.inputs:
+                    continue
+                if wire is not None and wire.value == "table":
+                    yield Wire(one, node.name, "tie")
+                elif one == main and field in ("input", "inputs") and index == 0:
+                    if (one, node.name) in standing or node.name in lowest:
+                        yield Wire(one, node.name, "up")
+                else:
+                    yield Wire(one, node.name, "memory" if field == "memory" else "side")
+
+
+def _read(graph: Graph, node: Node) -> str:
+    """The input below a node, with its axes."""
+    name = _main(node)
+    if name is None or name not in graph.inputs:
+        return ""
+    return f"{name} {_axes(graph.inputs[name])}"
+
+
+def _leaves(node: Node) -> str:
+    read = node.signals.get("input")
+    flat = node.output.type == "vector" or (isinstance(read, Signal) and read.type == "vector")
+    return f"{node.output.type} [b, {node.output.width:,}]" if flat else f"{node.output.type} {_axes(node.output)}"
+
+
+def _axes(signal: Signal) -> str:
+    if signal.type == "lengths":
+        return "[b]"
+    return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"
+
+
+def _chain(node: Node, key: str, tally: Tally) -> Chain:
+    """A node that is no stack. An embedding is known by its table, everything else by its modules."""
+    if node.config.table() is not None:
+        items = tuple(_embedding(node, key, tally))
+    else:
+        items = tuple(_modules(node, key, tally))
+    return Chain(key, node.name, items, tally.take(node.name))
+
+
+def _embedding(node: Node, key: str, tally: Tally) -> Iterator[Box | Mark | Added]:
+    config: Any = node.config
+    table = config.table()
+    yield Box(
+        key=f"{key}/tokens",
+        role="embedding",
+        title=_words(node.name),
+        notes=(Note("table", f"{table.rows:,} × {table.width:,}"),),
+        parameters=tally.take(f"{node.name}.tokens"),
+        tied="tie" in node.wires,
+        tip=tip_of(config),
+    )
+    for stage in getattr(config, "stages", None) or STAGES:
+        if getattr(config, STAGES.get(stage, stage), None) is not None:
+            yield from _stage(stage, node, key, tally)
+
+
+def _stage(stage: str, node: Node, key: str, tally: Tally) -> Iterator[Box | Mark | Added]:
+    config: Any = node.config
+    path, here = f"{node.name}.{stage}", f"{key}/{stage}"
+    if stage == "scale":
+        root = config.scale == "sqrt_d_model"
+        yield Mark(here, f"× √{config.d_model:,}" if root else f"× {number(config.scale)}")
+    elif stage == "norm":
+        yield norm_box(config.norm, here, tally.label(path), tally.take(path))
+    elif stage == "position":
+        yield Added(component_box(config.position, here, f"{config.position.kind_name()} positions", tally.take(path)))
+    elif stage == "tables":
+        for name, rows in config.tables.items():
+            title, count = _words(name), tally.take(f"{path}.{name}")
+            yield Added(Box(f"{here}/{name}", "embedding", title, (Note("table", f"{rows:,} rows"),), parameters=count))
+    elif stage == "project":
+        widths = Note("widths", f"{config.d_embed:,} → {config.d_model:,}")
+        yield Box(here, "step", "projection", (widths,), parameters=tally.take(path))
+
+
+def component_box(config: Component, key: str, title: str, parameters: int) -> Box:
+    """The box of any component, by what its config says."""
+    notes, chips = tuple(notes_of(config)), tuple(chips_of(config))
+    return Box(key, config.slot, title, notes, chips, parameters=parameters, tip=tip_of(config))
+
+
+def _modules(node: Node, key: str, tally: Tally) -> Iterator[Box]:
+    """A box for each module with weights right inside the node, in their order; the last is what the node is for."""
+    config = node.config
+    gives_logits = node.output.type == "logits"
+    role = "head" if gives_logits else "block"
+    children = tally.children(node.name)
+    names = [name for name in children if name != "output"]
+    if not gives_logits and len(names) == 1 and f"{node.name}.{names[0]}" not in tally.components:
+        names = []  # the node is that one module
+    for name in names:
+        path = f"{node.name}.{name}"
+        component = tally.components.get(path)
+        if component is not None and component.slot == "norm":
+            yield norm_box(component, f"{key}/{name}", tally.label(path), tally.take(path))  # type: ignore[arg-type]
+        elif component is not None:
+            yield component_box(component, f"{key}/{name}", _words(name), tally.take(path))
+        else:
+            yield Box(
+                f"{key}/{name}",
+                role,
+                _words(name),
+                chips=tuple(_activation(node, name, tally)),
+                parameters=tally.take(path),
+            )
+    notes = [] if node.name == config.kind_name() else [Note("kind", config.kind_name())]
+    notes += [Note("width", f"{node.output.width:,} {'logits' if gives_logits else 'wide'}")]
+    yield Box(
+        key=f"{key}/output",
+        role=role if config.kind_name() != "norm" else "norm",
+        title=_words(node.name),
+        notes=(*notes, *notes_of(config)),
+        chips=() if names else tuple(chips_of(config)),
+        parameters=tally.take(node.name),
+        tied="tie" in node.wires,
+        tip=tip_of(config),
+    )
+
+
+def _activation(node: Node, name: str, tally: Tally) -> Iterator[Chip]:
+    component = tally.components.get(f"{node.name}.activation")
+    if component is not None and name == "dense":
+        yield Chip("activation", "activation", component.kind_name())
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

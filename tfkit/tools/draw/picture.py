@@ -1,0 +1,61 @@
+"""Scenes to a picture: one model, or two side by side with what differs marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tfkit.graph.expand import Graph
+from tfkit.tools.draw.boxes import Differences
+from tfkit.tools.draw.compare import differences
+from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.panel import place_scene, title_of
+from tfkit.tools.draw.scene import Scene
+from tfkit.tools.draw.shapes import Canvas, Picture, Rect
+
+BELOW_TITLE = 16.0
+MARGIN, APART = 22.0, 56.0
+"""Around a picture, and between two models."""
+
+
+def draw(*graphs: Graph) -> Picture:
+    """The picture of a model, or of two side by side with the differences marked.
+
+    Nothing is allocated: parameters are counted on the meta device.
+
+    Raises:
+        ValueError: no graph, or more than two.
+    """
+    if len(graphs) not in (1, 2):
+        raise ValueError(f"a picture shows one model or two, not {len(graphs)}")
+    return picture_of([scene_of(graph) for graph in graphs])
+
+
+def picture_of(scenes: Sequence[Scene]) -> Picture:
+    """The same for scenes."""
+    canvas = Canvas()
+    marked: tuple[Differences, ...] = ({},)
+    if len(scenes) == 2:
+        marked = differences(*scenes)
+    right, top, titles = -APART, 0.0, []
+    for scene, differing in zip(scenes, marked, strict=True):
+        left = right + APART
+        right, highest = place_scene(canvas, scene, left, differing)
+        lines = title_of(scene, right - left, differing.get("", frozenset()))
+        titles += [replace(line, x=left) for line in lines]
+        top = min(top, highest - BELOW_TITLE - lines[-1].y)
+    canvas.front += [replace(line, y=line.y + top) for line in titles]
+    page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, 2 * MARGIN - top, 8, "page")
+    inner = Rect(page.x + 0.5, page.y + 0.5, page.width - 1, page.height - 1, 8, "page")
+    shapes = (inner, *canvas.back, *canvas.lines, *canvas.front)
+    title = " and ".join(scene.name for scene in scenes)
+    return Picture(page.x, page.y, page.width, page.height, shapes, title, _in_words(scenes))
+
+
+def _in_words(scenes: Sequence[Scene]) -> str:
+    """What is seen, for those who do not see it."""
+    texts = []
+    for scene in scenes:
+        boxes = ", ".join(box.title for box in scene.boxes())
+        texts.append(f"The architecture of {scene.name}, {scene.total:,} parameters, bottom to top: {boxes}.")
+    return " ".join(texts)

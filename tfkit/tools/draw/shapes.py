@@ -1,0 +1,131 @@
+"""What a picture is made of once everything has its place: rectangles, texts and lines, in pixels, y downwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tfkit.tools.draw.text import Line, Run, line_width
+
+Anchor = Literal["start", "middle", "end"]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Rect:
+    """A rectangle with round corners; `look` names its classes."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    radius: float
+    look: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """A line of text; y is its baseline."""
+
+    x: float
+    y: float
+    line: Line
+    size: float
+    look: str = ""
+    anchor: Anchor = "start"
+
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of what it covers at most."""
+        width = line_width(self.line, self.size)
+        left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
+        return left, self.y - 0.8 * self.size, left + width, self.y + 0.22 * self.size
+
+
+@dataclass(frozen=True)
+class Way:
+    """A line along points, straight or with round corners. `start` and `end` say what it connects."""
+
+    points: tuple[Point, ...]
+    look: str = "line"
+    arrow: bool = False
+    start: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Disc:
+    """A small disc, where a line branches off; or, as `plus`, a circle where two are added."""
+
+    x: float
+    y: float
+    radius: float
+    look: Literal["dot", "plus"]
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The shapes of one box, and what to say about it."""
+
+    key: str
+    title: str
+    tip: tuple[tuple[str, str], ...]
+    shapes: tuple[Shape, ...]
+
+
+Shape = Rect | Words | Way | Disc | Group
+
+
+@dataclass
+class Canvas:
+    """Shapes in the order in which they cover each other: frames, lines, then boxes and texts.
+
+    Attributes:
+        anchors: the rectangles (left, top, right, bottom) of boxes that lines lead to, by the box's key.
+    """
+
+    back: list[Shape] = field(default_factory=list)
+    lines: list[Shape] = field(default_factory=list)
+    front: list[Shape] = field(default_factory=list)
+    anchors: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
+
+    def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
+        """A text in one weight, bold where `look` says so."""
+        self.front.append(Words(x, y, (Run(text, "bold" in look.split()),), size, look, anchor))
+
+    def way(self, *points: Point, look: str = "line", arrow: bool = False, start: str = "", end: str = "") -> None:
+        """A line along points."""
+        self.lines.append(Way(points, look, arrow, start, end))
+
+    @contextmanager
+    def group(self, key: str, title: str, tip: tuple[tuple[str, str], ...]) -> Iterator[None]:
+        """What is put in front here belongs together."""
+        outer, self.front = self.front, []
+        yield
+        outer.append(Group(key, title, tip, tuple(self.front)))
+        self.front = outer
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing from (x, y) on; `title` and `description` say in words what it shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    shapes: tuple[Shape, ...]
+    title: str
+    description: str
+
+    def flat(self) -> Iterator[Shape]:
+        """All shapes, those of groups too."""
+        pending = list(reversed(self.shapes))
+        while pending:
+            shape = pending.pop()
+            if isinstance(shape, Group):
+                pending += reversed(shape.shapes)
+            else:
+                yield shape

@@ -1,0 +1,130 @@
+"""A picture as SVG: text stays text, no font, file or script is asked for, and both colour schemes are in it."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree as ET
+
+from tfkit.tools.draw.shapes import Disc, Group, Picture, Point, Rect, Shape, Way, Words
+from tfkit.tools.draw.style import Theme, css
+
+ROUND = 6.0
+"""Radius of the corners of a line."""
+TIP = 6.0
+"""Length of the tip of an arrow."""
+SVG = "http://www.w3.org/2000/svg"
+
+
+def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:
+    """The text of an SVG document; with `tips`, what is known about each box stands in its attributes."""
+    width, height = _number(math.ceil(picture.width)), _number(math.ceil(picture.height))
+    root = ET.Element(
+        "svg",
+        {
+            "xmlns": SVG,
+            "viewBox": f"{_number(picture.x)} {_number(picture.y)} {width} {height}",
+            "width": width,
+            "height": height,
+            "role": "img",
+        },
+    )
+    ET.SubElement(root, "title").text = picture.title
+    ET.SubElement(root, "desc").text = picture.description
+    used = {name for shape in picture.flat() for name in getattr(shape, "look", "").split()}
+    ET.SubElement(root, "style").text = css(theme, used)
+    for shape in picture.shapes:
+        _write(root, shape, tips=tips)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _write(parent: ET.Element, shape: Shape, *, tips: bool) -> None:
+    if isinstance(shape, Group):
+        inside = parent
+        if tips and shape.tip:
+            told = "\n".join(f"{name}\t{value}" for name, value in shape.tip)
+            given = {"class": "tipped", "tabindex": "0", "data-title": shape.title, "data-tip": told}
+            inside = ET.SubElement(parent, "g", given)
+        for one in shape.shapes:
+            _write(inside, one, tips=tips)
+    elif isinstance(shape, Rect):
+        size = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
+        ET.SubElement(parent, "rect", {key: _number(value) for key, value in size.items()} | {"class": shape.look})
+    elif isinstance(shape, Words):
+        _write_words(parent, shape)
+    elif isinstance(shape, Way):
+        ET.SubElement(parent, "path", {"d": _path(shape.points), "class": shape.look})
+        if shape.arrow:
+            look = shape.look.replace("line", "tip").replace(" residual", "")
+            ET.SubElement(parent, "path", {"d": _tip(*shape.points[-2:]), "class": look})
+    else:
+        _write_disc(parent, shape)
+
+
+def _write_words(parent: ET.Element, words: Words) -> None:
+    given = {"x": _number(words.x), "y": _number(words.y), "font-size": _number(words.size)}
+    if words.anchor != "start":
+        given["text-anchor"] = words.anchor
+    bold = all(run.bold for run in words.line)
+    look = " ".join(dict.fromkeys([*words.look.split(), *["bold"] * bold]))
+    if bold and "bold" not in words.look.split():
+        look = look.replace("muted", "") + " accent"
+    if look:
+        given["class"] = look
+    text = ET.SubElement(parent, "text", given)
+    if bold or not any(run.bold for run in words.line):
+        text.text = "".join(run.text for run in words.line)
+        return
+    last: ET.Element | None = None
+    for run in words.line:
+        if run.bold:
+            last = ET.SubElement(text, "tspan", {"class": "bold accent"})
+            last.text = run.text
+        elif last is None:
+            text.text = (text.text or "") + run.text
+        else:
+            last.tail = (last.tail or "") + run.text
+
+
+def _write_disc(parent: ET.Element, disc: Disc) -> None:
+    x, y, r = disc.x, disc.y, disc.radius
+    place = {"cx": _number(x), "cy": _number(y), "r": _number(r)}
+    ET.SubElement(parent, "circle", place | {"class": disc.look})
+    if disc.look == "plus":
+        arm = r - 3
+        cross = f"M{_pair((x - arm, y))}h{_number(2 * arm)}M{_pair((x, y - arm))}v{_number(2 * arm)}"
+        ET.SubElement(parent, "path", {"d": cross, "class": "line"})
+
+
+def _path(points: tuple[Point, ...]) -> str:
+    """A line along points that turns its corners in arcs."""
+    parts = [f"M{_pair(points[0])}"]
+    for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
+        radius = min(ROUND, _distance(before, corner) / 2, _distance(corner, behind) / 2)
+        turn, on = _towards(corner, before, radius), _towards(corner, behind, radius)
+        parts.append(f"L{_pair(turn)}Q{_pair(corner)} {_pair(on)}")
+    return "".join([*parts, f"L{_pair(points[-1])}"])
+
+
+def _tip(before: Point, end: Point) -> str:
+    """A triangle at the end of a line."""
+    base = _towards(end, before, TIP)
+    across = ((base[1] - end[1]) * 0.5, (end[0] - base[0]) * 0.5)
+    corners = (end, (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1]))
+    return f"M{'L'.join(map(_pair, corners))}Z"
+
+
+def _distance(a: Point, b: Point) -> float:
+    return math.hypot(b[0] - a[0], b[1] - a[1])
+
+
+def _towards(start: Point, goal: Point, length: float) -> Point:
+    whole = _distance(start, goal) or 1.0
+    return start[0] + (goal[0] - start[0]) * length / whole, start[1] + (goal[1] - start[1]) * length / whole
+
+
+def _pair(point: Point) -> str:
+    return f"{_number(point[0])} {_number(point[1])}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0").replace("-0", "-0") if value else "0"

@@ -1,0 +1,104 @@
+"""How wide a text is, before anybody knows in which font it will be shown.
+
+The advances are those of DejaVu Sans, wider than the sans-serif fonts of common systems: what fits in it fits in those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_PLAIN = """
+318 401 460 838 636 950 780 275 390 390 500 838 318 361 318 337 636 636 636 636 636 636 636 636 636 636 337 337 838 838
+838 531 1000 684 686 698 770 632 575 775 752 295 295 656 557 863 748 787 603 787 695 635 611 732 684 989 685 611 685 390
+337 390 838 500 500 613 635 550 635 615 352 635 634 278 278 579 278 974 634 612 635 635 411 521 392 634 592 818 592 592
+525 636 337 636 838
+"""
+_BOLD = """
+348 456 521 838 696 1002 872 306 457 457 523 838 380 415 380 365 696 696 696 696 696 696 696 696 696 696 400 400 838
+838 838 580 1000 774 762 734 830 683 683 821 837 372 372 775 637 995 837 850 733 850 770 720 682 812 774 1103 771
+724 725 457 365 457 838 500 500 675 716 593 716 678 435 716 712 343 343 665 343 1042 712 687 716 716 493 595 478 712
+652 924 645 652 582 712 365 712 838
+"""
+FIRST = 32
+"""The code of the first character of the tables; a thousandth of the font's size is their unit."""
+PLAIN, BOLD = ([int(width) for width in table.split()] for table in (_PLAIN, _BOLD))
+MIDDLE_DOT = {False: 318, True: 380}
+UNKNOWN = 1050
+"""For every other character, which is wider than any of them but ideographs, and as wide as those."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A piece of a line in one weight."""
+
+    text: str
+    bold: bool = False
+
+
+Line = tuple[Run, ...]
+
+
+def width_of(text: str, size: float, *, bold: bool = False) -> float:
+    """Width of a text at a font size, both in pixels."""
+    table = BOLD if bold else PLAIN
+    total = 0
+    for character in text:
+        index = ord(character) - FIRST
+        if 0 <= index < len(table):
+            total += table[index]
+        else:
+            total += MIDDLE_DOT[bold] if character == "·" else UNKNOWN
+    return total * size / 1000
+
+
+def line_width(line: Iterable[Run], size: float) -> float:
+    """Width of a line of runs."""
+    return sum(width_of(run.text, size, bold=run.bold) for run in line)
+
+
+def flow(items: Sequence[Run], width: float, size: float, separator: str = " · ") -> list[Line]:
+    """Short texts in lines of at most `width`, a separator between those that share a line.
+
+    A text that is wider than a line is broken between its words, and cut where a word is.
+    """
+    lines: list[list[Run]] = []
+    for item in items:
+        for index, piece in enumerate(wrap(item.text, width, size, bold=item.bold)):
+            run, gap = Run(piece, item.bold), Run(separator)
+            if index == 0 and lines and line_width([*lines[-1], gap, run], size) <= width:
+                lines[-1] += [gap, run]
+            else:
+                lines.append([run])
+    return [tuple(line) for line in lines]
+
+
+def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+    """A text in lines of at most `width`."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if width_of(longer, size, bold=bold) <= width:
+            lines[-1] = longer
+        elif lines[-1]:
+            lines.append(cut(word, width, size, bold=bold))
+        else:
+            lines[-1] = cut(word, width, size, bold=bold)
+    return [line for line in lines if line]
+
+
+def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
+    """A text that is no wider than `width`, with dots for what is left out."""
+    if width_of(text, size, bold=bold) <= width:
+        return text
+    while text and width_of(f"{text}...", size, bold=bold) > width:
+        text = text[:-1]
+    return f"{text}..."
+
+
+def short(count: int) -> str:
+    """`124.4M`: a count in three or four digits."""
+    amount, unit, units = float(count), "", iter("kMBT")
+    while amount >= 999.95 and (larger := next(units, None)):
+        amount, unit = amount / 1000, larger
+    return f"{amount:,.1f}{unit}" if unit else str(count)

@@ -1,0 +1,46 @@
+"""Modules that are alike: of the same class, with the same numbers, and children that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import nn
+
+_OWN = frozenset(nn.Module().__dict__)
+
+
+class Alikes:
+    """For each module of a model the first one that is like it: what is said of that one holds for all."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._first: dict[Hashable, nn.Module] = {}
+        self._of: dict[nn.Module, nn.Module] = {}
+        self._visit(model)
+
+    def __getitem__(self, module: nn.Module) -> nn.Module:
+        return self._of[module]
+
+    def __iter__(self) -> Any:
+        return iter(self._first.values())
+
+    def _visit(self, module: nn.Module) -> nn.Module:
+        if module not in self._of:
+            children = tuple((n, None if c is None else id(self._visit(c))) for n, c in module._modules.items())
+            tensors = [(n, None if p is None else (p.shape, p.requires_grad)) for n, p in module._parameters.items()]
+            key = (type(module), children, repr(sorted(plain(module).items())), repr(tensors))
+            self._of[module] = self._first.setdefault(key, module)
+        return self._of[module]
+
+
+def plain(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are neither parameters nor modules."""
+    if isinstance(module, torch.fx.GraphModule):
+        return {}
+    return {name: value for name, value in module.__dict__.items() if name not in _OWN}
+
+
+def is_torch(module: nn.Module) -> bool:
+    """Whether its class is one of torch's own, a list or a mapping of modules among them."""
+    return type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)

@@ -1,0 +1,65 @@
+"""Names of classes and of their arguments, where the model does not say them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tfkit.graph.expand import Graph
+
+if TYPE_CHECKING:
+    from tfkit.tools.eject.classes import Class
+
+CONFIG = "config"
+AXES = {"0": "width", "1": "d_out", "2": "d_in"}
+"""What the axes of a parameter are called, those of stacked matrices among them."""
+
+
+def argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
+    """A name for what differs: that of the numbers if they have one, or that of the place."""
+    words = {value.removeprefix(f"{CONFIG}.") for value in values}
+    place = [AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
+    short = {"in_features": "d_in", "out_features": "d_out", "embedding_dim": "width", "num_embeddings": "rows"}
+    name = short.get(place[-1], place[-1])
+    if all(word.isidentifier() for word in words):
+        common = set.intersection(*({"_".join(w.split("_")[n:]) for n in range(w.count("_") + 1)} for w in words))
+        name = max(common, key=len, default=name)
+    candidates = [name, "_".join((*place[:-1], name))]
+    return next((one for one in candidates if one not in taken), f"{candidates[-1]}_{len(taken)}")
+
+
+def name_apart(classes: Iterable[Class], places: Mapping[int, list[str]], graph: Graph) -> None:
+    """Give classes of the same name names of their own: by node, by the variant of layers, or by numbers."""
+    groups: dict[str, list[Class]] = {}
+    for one in classes:
+        groups.setdefault(one.name, []).append(one)
+    for name, group in groups.items():
+        if len(group) == 1:
+            continue
+        for word in (_node, lambda path: _variant(path, graph)):
+            words = [{word(path) for path in places[id(one)]} for one in group]
+            if all(len(one) == 1 for one in words) and len(set.union(*words)) == len(group):
+                for one, (prefix,) in zip(group, words, strict=True):
+                    one.name = _title(prefix).removesuffix(name) + name
+                break
+        else:
+            for number, one in enumerate(group[1:], 2):
+                one.name = f"{name}{number}"
+
+
+def _node(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _variant(path: str, graph: Graph) -> str:
+    """The name of the variant of the layers around a module."""
+    node, _, rest = path.partition(".")
+    words = rest.split(".")
+    plan: Callable[[], list[tuple[str, object]]] | None = getattr(graph.node(node).config, "plan", None)
+    if plan is None or words[0] != "layers" or len(words) < 2:
+        return ""
+    return plan()[int(words[1])][0]
+
+
+def _title(words: str) -> str:
+    return "".join(word[:1].upper() + word[1:] for word in words.split("_"))

@@ -1,0 +1,116 @@
+"""Shapes in comments: the file runs once on the meta device, and each step that gives a tensor says its shape."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfkit.graph.expand import Graph
+from tfkit.tools.eject.check import FILE, loaded, made
+from tfkit.tools.inputs import random_inputs
+
+WIDTH = 120
+BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
+"""Primes that no width of a model is: where they turn up in a shape, it is the batch or a length."""
+LETTERS = "tsuv"
+
+
+def with_shapes(text: str, graph: Graph) -> str:
+    """The text of an ejected model, with a comment behind each step that gives a tensor.
+
+    Lengths are t, those of further inputs s, u and v; a shape that is the same as in the step before is left out.
+    """
+    with loaded(text) as module, torch.device("meta"):
+        model = made(module)
+    inputs = _inputs(graph)
+    watch = _Watch(text)
+    previous = sys.gettrace()
+    sys.settrace(watch.call)
+    try:
+        with torch.no_grad():
+            model.eval()(**inputs)
+    except Exception:  # a component that cannot run without values, or not at this size, has fewer comments
+        pass
+    finally:
+        sys.settrace(previous)
+    return watch.commented()
+
+
+def _inputs(graph: Graph) -> dict[str, Tensor]:
+    """Inputs on the meta device, each of a length of its own unless it must be that of another."""
+    few = random_inputs(graph, batch=2, length=2)
+    memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
+    later = len(few) > 1 and bool(memories)
+    made = {}
+    for index, (name, value) in enumerate(few.items()):
+        length = LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]
+        shape = (BATCH, length, *value.shape[2:])[: value.dim()]
+        made[name] = torch.empty(shape, dtype=value.dtype, device="meta")
+    return made
+
+
+class _Watch:
+    """Follows a run of the file line by line."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.targets = _targets(text)
+        self.found: dict[int, str] = {}
+        self.unsure: set[int] = set()
+        self.running: dict[FrameType, int] = {}
+
+    def call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What Python calls for every function; only those of the file are followed."""
+        return self.line if frame.f_code.co_filename == FILE else None
+
+    def line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What it calls for every line of them: the one before has just run."""
+        done = self.running.pop(frame, None)
+        if done in self.targets:
+            self._note(done, frame.f_locals)
+        if event == "line":
+            self.running[frame] = frame.f_lineno
+        return self.line
+
+    def _note(self, line: int, values: Mapping[str, Any]) -> None:
+        tensors = [values.get(name) for name in self.targets[line]]
+        if not all(isinstance(one, Tensor) for one in tensors):
+            return
+        shapes = [_shape(one) for one in tensors if isinstance(one, Tensor)]
+        said = shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes)
+        if self.found.setdefault(line, said) != said:
+            self.unsure.add(line)
+
+    def commented(self) -> str:
+        """The text with the comments."""
+        lines = list(self.lines)
+        for number, said in self.found.items():
+            line = f"{lines[number - 1]}  # {said}"
+            if number not in self.unsure and len(line) <= WIDTH:
+                lines[number - 1] = line
+        return "\n".join(lines) + "\n"
+
+
+def _targets(text: str) -> dict[int, list[str]]:
+    """The names that are assigned by the statements of one line in functions, by its number."""
+    found = {}
+    for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
+        for step in [node for node in ast.walk(function) if isinstance(node, ast.Assign)]:
+            target = step.targets[0]
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            if step.lineno == step.end_lineno and all(isinstance(part, ast.Name) for part in parts):
+                found[step.lineno] = [part.id for part in parts if isinstance(part, ast.Name)]
+    return found
+
+
+def _shape(tensor: Tensor) -> str:
+    """`[b, t, 768]`."""
+    letters = {BATCH: "b", **dict(zip(LENGTHS, LETTERS, strict=True))}
+    letters |= {BATCH * length: f"b * {letters[length]}" for length in LENGTHS}
+    return f"[{', '.join(letters.get(size, str(size)) for size in tensor.shape)}]"

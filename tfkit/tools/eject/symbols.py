@@ -1,0 +1,177 @@
+"""Numbers that remember how they follow from the spec: `d_ff`, or `d_model // n_heads`."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from tfkit.graph.expand import Graph
+
+_OPERATORS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "add": ("+", operator.add),
+    "sub": ("-", operator.sub),
+    "mul": ("*", operator.mul),
+    "floordiv": ("//", operator.floordiv),
+    "truediv": ("/", operator.truediv),
+    "pow": ("**", operator.pow),
+    "mod": ("%", operator.mod),
+}
+
+
+class Named:
+    """A number with the expression that it is the value of; names in it are fields of `Config`."""
+
+    text: str
+    terms: Mapping[str, int] | None = None
+    """For a sum: how often it has each of its terms."""
+    derived: Mapping[str, str] = {}
+    """Names in the text that follow from others, and how."""
+
+
+class NamedInt(int, Named):
+    """An integer of the spec."""
+
+
+class NamedFloat(float, Named):
+    """A float of the spec."""
+
+
+def named(value: Any, text: str) -> Any:
+    """The number under a name; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
+    number.text = text
+    return number
+
+
+def text_of(value: Any) -> str:
+    """An expression that has this value."""
+    if isinstance(value, Named):
+        return value.text
+    if isinstance(value, list | tuple):
+        inner = ", ".join(text_of(one) for one in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+    return repr(value)
+
+
+def _sum(value: int, a: Any, b: Any) -> Any:
+    """A sum with equal terms taken together: `3 * n_heads * d_head`."""
+    terms: Counter[str] = Counter()
+    for part in (a, b):
+        terms.update(getattr(part, "terms", None) or {text_of(part): 1})
+    terms.pop("0", None)
+    made = named(value, " + ".join(text if n == 1 else f"{n} * {text}" for text, n in terms.items()))
+    made.terms = terms
+    made.derived = _derived(a, b)
+    return made
+
+
+def derived(value: int, name: str, text: str) -> Any:
+    """A number under a name of its own that stands for an expression."""
+    made = named(value, name)
+    made.derived = {name: text}
+    return made
+
+
+def _derived(*parts: Any) -> dict[str, str]:
+    return {name: text for part in parts for name, text in getattr(part, "derived", {}).items()}
+
+
+def _operand(value: Any) -> str:
+    text = text_of(value)
+    return text if text.isidentifier() or text.lstrip("-").replace(".", "").isalnum() else f"({text})"
+
+
+def _define(name: str, sign: str, function: Callable[[Any, Any], Any]) -> None:
+    def forward(self: Any, other: Any) -> Any:
+        return _combined(function, self, other, sign)
+
+    def backward(self: Any, other: Any) -> Any:
+        return _combined(function, other, self, sign)
+
+    for kind in (NamedInt, NamedFloat):
+        setattr(kind, f"__{name}__", forward)
+        setattr(kind, f"__r{name}__", backward)
+
+
+def _combined(function: Callable[[Any, Any], Any], a: Any, b: Any, sign: str) -> Any:
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
+        return NotImplemented
+    value = function(_plain(a), _plain(b))
+    if sign == "+" and isinstance(value, int):
+        return _sum(value, a, b)
+    if sign == "//" and text_of(a).endswith("d_model") and text_of(b).endswith("n_heads") and isinstance(a, int):
+        return derived(value, text_of(b).removesuffix("n_heads") + "d_head", f"{text_of(a)} // {text_of(b)}")
+    if (a == 0 or b == 0) and sign == "*":
+        return value
+    neutral = (sign == "+" and 0 in (a, b)) or (sign in "* //" and b == 1) or (sign == "*" and a == 1)
+    if neutral and isinstance(value, int):
+        return a if isinstance(a, Named) and value == a else b
+    made = named(value, f"{_operand(a)} {sign} {_operand(b)}")
+    made.derived = _derived(a, b)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, NamedInt) else float(value) if isinstance(value, NamedFloat) else value
+
+
+for _name, (_sign, _function) in _OPERATORS.items():
+    _define(_name, _sign, _function)
+NamedInt.__neg__ = lambda self: named(-int(self), f"-{_operand(self)}")  # type: ignore[method-assign]
+NamedFloat.__neg__ = lambda self: named(-float(self), f"-{_operand(self)}")  # type: ignore[method-assign]
+
+
+def with_names(graph: Graph) -> tuple[Graph, dict[str, int | float]]:
+    """A copy of a graph whose numbers know their names, and the value of each name."""
+    nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
+    places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _numbers(node.config)]
+    values: dict[str, int | float] = {}
+    names: dict[tuple[str, str, float], str] = {}
+    for owner, key, path in places:
+        value = owner.__dict__[key]
+        known = (key, "float" if isinstance(value, float) else "int", value)
+        if known not in names:
+            names[known] = _free_name(path, values)
+            values[names[known]] = value
+        owner.__dict__[key] = named(value, names[known])
+    widths = {int(value): named(value, name) for name, value in values.items() if name.endswith("d_model")}
+    wired = [replace(node, signals={k: _renamed(one, widths) for k, one in node.signals.items()}) for node in nodes]
+    return replace(graph, nodes=tuple(wired)), values
+
+
+def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
+    """The key, with as much of the path in front as tells it from others: `d_ff`, `encoder_d_ff`."""
+    words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
+    candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
+    name = next((one for one in candidates if one not in taken), candidates[-1])
+    number = 2
+    while name in taken:
+        name, number = f"{candidates[-1]}_{number}", number + 1
+    return name
+
+
+def _numbers(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
+    """Every number in a config and in those inside it: who has it, under which key, and where that is."""
+    for key in type(config).model_fields:
+        value = config.__dict__[key]
+        if isinstance(value, int | float) and not isinstance(value, bool) and value not in (0, 1):
+            yield config, key, (*path, key)
+        inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, tuple) else ()
+        for name, one in [(key, value), *((f"{key}.{i}", one) for i, one in inner)]:
+            if isinstance(one, BaseModel):
+                yield from _numbers(one, (*path, *name.split(".")))
+
+
+def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
+    """Signals whose width knows its name."""
+    if isinstance(signal, list):
+        return [_renamed(one, widths) for one in signal]
+    return replace(signal, width=widths[signal.width]) if signal.width in widths else signal

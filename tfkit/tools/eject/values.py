@@ -1,0 +1,106 @@
+"""What is known of a value before the model runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Value:
+    """Nothing is known of it: it may be None."""
+
+
+@dataclass(frozen=True)
+class Some(Value):
+    """Something that is not None: a tensor, a number that depends on one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known(Value):
+    """A value of Python. A literal one is written where it is used; others keep the name that they have."""
+
+    value: Any
+    literal: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Known) or self.literal != other.literal:
+            return False
+        same = type(self.value) is type(other.value)
+        return self.value is other.value or (same and _is_data(self.value) and bool(self.value == other.value))
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+@dataclass(frozen=True)
+class Modules(Value):
+    """One of these modules, as `layer` in a loop over layers."""
+
+    modules: tuple[nn.Module, ...]
+
+
+@dataclass(frozen=True)
+class Method(Value):
+    """A method of one of these modules."""
+
+    modules: tuple[nn.Module, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class Record(Value):
+    """A tuple, or a `NamedTuple` of that type."""
+
+    type: type | None
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Items(Value):
+    """Anything to iterate over or to index; `item` is what all of its items have in common, None if it is empty."""
+
+    item: Value | None
+
+
+NONE = Known(None, literal=True)
+ANY = Value()
+SOME = Some()
+
+
+def join(a: Value, b: Value) -> Value:
+    """What is known of a value that is one of the two."""
+    if a == b:
+        return a
+    if isinstance(a, Known) and isinstance(b, Known) and Known(a.value) == Known(b.value):
+        return Known(a.value)
+    if isinstance(a, Modules) and isinstance(b, Modules):
+        return Modules((*a.modules, *(module for module in b.modules if module not in a.modules)))
+    if isinstance(a, Record) and isinstance(b, Record) and a.type is b.type and len(a.items) == len(b.items):
+        return Record(a.type, tuple(map(join, a.items, b.items)))
+    if isinstance(a, Items) and isinstance(b, Items):
+        return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
+    return ANY if may_be_none(a) or may_be_none(b) else SOME
+
+
+def may_be_none(value: Value) -> bool:
+    """Whether it is None, or not known not to be."""
+    return type(value) is Value or (isinstance(value, Known) and value.value is None)
+
+
+def truth(value: Value) -> bool | None:
+    """What `if` makes of it, where that is known."""
+    if isinstance(value, Known):
+        try:
+            return bool(value.value)
+        except Exception:  # as a tensor of several elements
+            return None
+    return None
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_data, value))
+    return isinstance(value, bool | int | float | str | range)

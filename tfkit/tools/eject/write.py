@@ -1,0 +1,249 @@
+"""The file: imports, config, functions and classes from the leaves to the root, in the form that ruff gives them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import textwrap
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tfkit.builder import assemble
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.tools.eject.classes import Class, Classes
+from tfkit.tools.eject.functions import INDENT, docs_text, function_text, record_text, steps_text
+from tfkit.tools.eject.inline import drawn_in
+from tfkit.tools.eject.naming import CONFIG
+from tfkit.tools.eject.shapes import with_shapes
+from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.symbols import with_names
+from tfkit.tools.eject.torch_modules import arguments_of, is_container, made_by_torch
+from tfkit.tools.inputs import random_inputs
+
+
+def eject(graph: Graph) -> str:
+    """A model as one file of plain PyTorch, which needs nothing but torch.
+
+    Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
+    takes the same arguments and computes the same, to the last bit. (Where nothing needs a gradient, tfkit multiplies
+    large float32 weights on the CPU by oneDNN, which rounds otherwise than torch's own layers do.)
+
+    Raises:
+        SpecError: a component does something that cannot be written out, or ruff, which formats the file, is missing.
+    """
+    named, numbers = with_names(graph)
+    sizes = _Sizes()
+    with torch.device("meta"), sizes:
+        model = assemble(named)
+    whole = Specialiser(model)
+    whole.run()
+    whole.functions = drawn_in(whole.functions)
+    file = _File(graph, model, whole, Classes(graph, whole, sizes.found, numbers), numbers)
+    return with_shapes(formatted(file.text()), graph)
+
+
+class _Sizes(TorchFunctionMode):
+    """Remembers the sizes that tensors were made with, numbers of the spec by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, tuple[Any, ...]] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.empty:
+            sizes = args[0] if isinstance(args[0], tuple | list) else args
+            self.found[result.untyped_storage()._cdata] = tuple(sizes)
+            self._kept.append(result)
+        return result
+
+
+def formatted(text: str) -> str:
+    """The text as ruff writes it."""
+    if importlib.util.find_spec("ruff") is None:
+        raise SpecError(Diagnostic("to eject a model, ruff must be installed", help='pip install "tfkit[eject]"'))
+    for command in (["check", "--select=F401,I,UP,SIM", "--fix", "--quiet"], ["format", "--quiet"]):
+        options = ["--isolated", "--target-version=py311", "--line-length=120", "-"]
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options], input=text, capture_output=True, text=True, check=False
+        )
+        text = done.stdout or text
+    return text
+
+
+class _File:
+    def __init__(
+        self, graph: Graph, model: fx.GraphModule, whole: Specialiser, classes: Classes, numbers: dict[str, Any]
+    ) -> None:
+        self.graph = graph
+        self.model = model
+        self.whole = whole
+        self.classes = classes
+        self.numbers = numbers
+        self.root = classes.of[whole.alikes[model]]
+        self.names = {"torch": torch, "nn": nn, "Tensor": torch.Tensor}
+        for entry in whole.functions.values():
+            self.names |= entry.uses
+
+    def text(self) -> str:
+        """The whole file."""
+        parts = [self.record(kind) for kind in self.whole.records if len(self.whole.fields(kind)) > 1]
+        parts += [self.constant(name, value) for name, value in self.names.items() if _is_constant(value)]
+        parts += [
+            function_text(key[0].__name__, entry, self.whole, method=False)
+            for key, entry in self.whole.functions.items()
+            if len(key) == 1 and entry.returns is None
+        ]
+        parts += [self.klass(one) for one in self.classes.order]
+        parts.append(self.main())
+        body = "\n\n\n".join(parts)
+        config = self.config(body)
+        head = [self.docs(), *self.imports(body)]
+        return "\n".join(head) + "\n\n\n" + "\n\n\n".join([*([config] if config else []), body]) + "\n"
+
+    def docs(self) -> str:
+        spec = self.graph.spec.model
+        lines = [f"{spec.name}: {spec.description}" if spec.description else spec.name, ""]
+        lines += [f"Source: {spec.source}"] if spec.source else []
+        lines.append("b batch, t positions, h heads, d width of a head.")
+        text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+        return f'"""{text}\n"""\n'
+
+    def imports(self, body: str) -> list[str]:
+        lines = {"import torch", "from torch import Tensor, nn", "from dataclasses import dataclass"}
+        if "(NamedTuple)" in body:
+            lines.add("from typing import NamedTuple")
+        for name, value in self.names.items():
+            if value in (torch, nn, torch.Tensor) or _is_constant(value):
+                continue
+            if value is F:
+                lines.add("from torch.nn import functional as F")
+            elif isinstance(value, ModuleType):
+                lines.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
+            elif isinstance(value, FunctionType | type) and not self._is_ours(value):
+                lines.add(f"from {value.__module__} import {value.__name__}")
+        return sorted(lines)
+
+    def _is_ours(self, value: Any) -> bool:
+        return (value,) in self.whole.functions or value in self.whole.records
+
+    def config(self, body: str) -> str:
+        body += "".join(
+            f"\n{re.sub(r'[a-z_]+', rf'{CONFIG}.' + chr(92) + 'g<0>', how)}" for how in self.classes.derived.values()
+        )
+        used = {node.attr for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute) and _is_config(node)}
+        lines = [
+            f"    {name}: {type(value).__name__} = {value!r}" for name, value in self.numbers.items() if name in used
+        ]
+        head = ["@dataclass(frozen=True)", "class Config:", f'    """The sizes of {self.graph.name}."""', ""]
+        for name, how in self.classes.derived.items():
+            if name in used:
+                text = re.sub(r"[a-z_]\w*", r"self.\g<0>", how)
+                lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
+        return "\n".join([*head, *lines]) if lines else ""
+
+    def record(self, kind: type) -> str:
+        return record_text(kind, self.whole.fields(kind))
+
+    def constant(self, name: str, value: Any) -> str:
+        return f"{name} = {value!r}"
+
+    def klass(self, one: Class) -> str:
+        methods = [text for name, text in one.methods.items() if name != "reset_parameters"]
+        init = self.init(one)
+        if init.count("\n") > 1:
+            methods.insert(0, init)
+        docs = [docs_text(one.docs), ""] if one.docs else []
+        body = "\n".join([*docs, "\n\n".join(methods)])
+        return f"class {one.name}({one.base}):\n" + textwrap.indent(body, INDENT)
+
+    def init(self, one: Class) -> str:
+        module = one.modules[0]
+        arguments = dict.fromkeys(one.arguments.values())
+        typed = [self.typed(one, name) for name in arguments]
+        head = ", ".join(["self", *([f"{CONFIG}: Config"] if one.takes_config else []), *typed])
+        lines = [f"def __init__({head}) -> None:", "    super().__init__()"]
+        lines += [f"    self.{name} = {self.attribute(one, name)}" for name in self.classes._attributes(module)]
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                sizes = ", ".join(one.value(f"{name}@{index}", module) for index in range(parameter.dim()))
+                frozen = "" if parameter.requires_grad else ", requires_grad=False"
+                lines.append(f"    self.{name} = nn.Parameter(torch.empty({sizes}){frozen})")
+        item = one.base == "nn.ModuleDict"
+        for name, child in self.classes.children(module).items():
+            place = f"self[{name!r}]" if item else f"self.{name}"
+            lines.append(f"    {place} = {self.child(one, name, child)}")
+        reset = self.whole.functions.get((module, "reset_parameters"))
+        if reset is not None and reset.body:
+            lines += ["    " + line for line in steps_text(reset.body).splitlines()]
+        else:
+            lines += [f"    {_fill(name, one)}" for name, one in module._parameters.items() if one is not None]
+        return "\n".join(lines)
+
+    def attribute(self, one: Class, name: str) -> str:
+        value = getattr(one.modules[0], name)
+        if not isinstance(value, list | tuple) or len(value) >= 5:
+            return one.value(name, one.modules[0])
+        inner = ", ".join(one.value(f"{name}.{index}", one.modules[0]) for index in range(len(value)))
+        return f"[{inner}]"
+
+    def child(self, one: Class, name: str, child: nn.Module) -> str:
+        """How a child is made inside its parent's class."""
+        module = one.modules[0]
+        if is_container(child):
+            return one.value(name, module)
+        if child in self.classes.of:
+            owner = self.classes.of[child]
+            given = [f"{a}={one.value(f'{name}.{a}', module)}" for a in dict.fromkeys(owner.arguments.values())]
+            return f"{owner.name}({', '.join([CONFIG] * owner.takes_config + given)})"
+        return made_by_torch(child, {a: one.value(f"{name}.{a}", module) for a in arguments_of(child)})
+
+    def typed(self, one: Class, name: str) -> str:
+        slot = next(slot for slot, argument in one.arguments.items() if argument == name)
+        text = one.slots[slot][one.modules[0]]
+        if text.startswith("nn."):
+            return f"{name}: nn.ModuleList"
+        values = [self.classes.value(text) for text in one.slots[slot].values()]
+        kinds = {type(value) for value in values}
+        value = values[0]
+        said = " | ".join(sorted("None" if kind is type(None) else kind.__name__ for kind in kinds))
+        return f"{name}: {said}" if not isinstance(value, list | tuple) else f"{name}: list[{type(value[0]).__name__}]"
+
+    def main(self) -> str:
+        root = self.root
+        inputs = random_inputs(self.graph, batch=1)
+        given = []
+        for name, value in inputs.items():
+            kind = "" if value.is_floating_point() else ", dtype=torch.long"
+            given.append(f"{name}=torch.zeros({', '.join(map(str, value.shape))}{kind})")
+        lines = ['if __name__ == "__main__":', '    with torch.device("meta"):  # shapes without memory']
+        lines.append(f"        model = {root.name}({'Config()' if root.takes_config else ''})")
+        lines.append(f"        output = model({', '.join(given)})")
+        count = "sum(parameter.numel() for parameter in model.parameters())"
+        lines.append(f'    print(f"{{{count}:,}} parameters, {{output.shape=}}")')
+        return "\n".join(lines)
+
+
+def _fill(name: str, parameter: nn.Parameter) -> str:
+    """How a parameter starts of which its class does not say it."""
+    if parameter.dim() < 2:
+        return f"nn.init.zeros_(self.{name})"
+    return f"nn.init.normal_(self.{name}, std=self.{name}.size(-1) ** -0.5)"
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, int | float | str | tuple | list)
+
+
+def _is_config(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == CONFIG

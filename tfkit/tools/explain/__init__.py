@@ -1,0 +1,137 @@
+"""A model in words, in the order in which data flows through it: what each part is, its sizes, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tfkit.component import Signal
+from tfkit.graph.expand import Graph, Node, table_owner
+from tfkit.graph.limits import rows_of
+from tfkit.graph.order import as_list
+from tfkit.tools.cache import CacheSize, cache_size
+from tfkit.tools.cost import PartCost, cost
+from tfkit.tools.explain.parts import Part, part_of
+from tfkit.tools.explain.stack import stack_part
+
+__all__ = ["Explained", "Part", "explain"]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A model for a person who meets it for the first time.
+
+    Attributes:
+        name: what it is called.
+        description: what is special about it, in its spec's words.
+        source: the paper or the reference implementation that its spec names.
+        parameters: of the whole model; those of all parts, and of what is inside them, add up to it.
+        active: of these, those that one token is multiplied with: of routed experts, the chosen ones.
+        flops: of one forward over `length` tokens; those of all parts add up to it.
+        length: tokens of that forward.
+        inputs: what goes in, a sentence each.
+        nodes: the parts, in the order in which data flows.
+        init: how the weights start.
+        cache: what is kept of one sequence while it is decoded.
+    """
+
+    name: str
+    description: str | None
+    source: str | None
+    parameters: int
+    active: int
+    flops: int
+    length: int
+    inputs: tuple[str, ...]
+    nodes: tuple[Part, ...]
+    init: Part
+    cache: CacheSize | None
+
+
+def explain(graph: Graph) -> Explained:
+    """Explain a model: every component of it in the words of its own docstrings, with its sizes and its costs.
+
+    FLOPs are those of a forward over as many tokens as `cost` takes by itself. Raises SpecError when the model cannot
+    be built.
+    """
+    found = cost(graph)
+    costs = {node.name: [part for part in found.parts if part.node == node.name] for node in graph.nodes}
+    nodes = tuple(_with_costs(_node(graph, node), costs[node.name]) for node in graph.nodes)
+    spec, total = graph.spec.model, found.total
+    return Explained(
+        name=graph.name,
+        description=spec.description,
+        source=spec.source,
+        parameters=total.parameters,
+        active=total.active_parameters,
+        flops=total.flops_forward,
+        length=found.length,
+        inputs=tuple(_input(graph, name, signal) for name, signal in graph.inputs.items()),
+        nodes=nodes,
+        init=part_of("init", spec.init),
+        cache=cache_size(graph),
+    )
+
+
+def _input(graph: Graph, name: str, signal: Signal) -> str:
+    """What an input holds."""
+    what = {"tokens": "token ids", "sequence": "vectors", "lengths": "a length for each sequence"}[signal.type]
+    rows = rows_of(graph, name) if signal.type == "tokens" else None
+    what += f" below {rows:,}" if rows else f" of width {signal.width:,}" if signal.width else ""
+    return f"{name}: {what}{', may be left out' if signal.optional else ''}"
+
+
+def _node(graph: Graph, node: Node) -> Part:
+    """A node in words."""
+    if hasattr(node.config, "plan"):
+        part = stack_part(node)
+    else:
+        part = part_of(node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"}))
+    reads = [name for field, source in node.wires.items() if field != "tie" for name in as_list(source)]
+    return replace(part, where=f"reads {' and '.join(dict.fromkeys(reads))}")
+
+
+def _facts(graph: Graph, node: Node) -> Iterator[str]:
+    """The sizes of a node that is no stack, and whose table it uses."""
+    table = node.config.table()
+    tie = node.wires.get("tie")
+    if table is not None and table.rows and table.width:
+        yield f"a table of {table.rows:,} rows of width {table.width:,}"
+    if node.output.type == "logits" and node.output.width:
+        yield f"{node.output.width:,} logits"
+    if isinstance(tie, str):
+        yield f"tied: it uses the table of {table_owner(graph, tie)} and has none of its own"
+
+
+def _with_costs(part: Part, costs: list[PartCost]) -> Part:
+    """A node whose parts have their costs; what none of them accounts for is the node's own."""
+    left = list(costs)
+
+    def claimed(one: Part, layers: tuple[int, ...]) -> Part:
+        layers = one.layers or layers
+        mine = [] if one is part else [cell for cell in left if cell.component == one.name and _in(cell, layers)]
+        for cell in mine:
+            left.remove(cell)
+        inside = tuple(claimed(inner, layers) for inner in one.parts)
+        return replace(one, parameters=_parameters(mine), flops=_flops(mine), parts=inside)
+
+    whole = claimed(part, ())
+    return replace(whole, parameters=_parameters(left), flops=_flops(left))
+
+
+_LAYER = re.compile(r"\blayers\.(\d+)")
+
+
+def _in(cell: PartCost, layers: tuple[int, ...]) -> bool:
+    """Whether what a cost is of lies in one of the layers; in any where they are not named."""
+    match = _LAYER.search(cell.layer)
+    return not layers or match is None or int(match[1]) in layers
+
+
+def _parameters(costs: list[PartCost]) -> int:
+    return sum(cell.parameters for cell in costs)
+
+
+def _flops(costs: list[PartCost]) -> int:
+    return sum(cell.flops_forward for cell in costs)

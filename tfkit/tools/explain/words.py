@@ -1,0 +1,86 @@
+"""What components say about themselves: the first sentence of their docstrings, and the papers that these name.
+
+A paper belongs to a component when it stands in the docstring of its class; or in that of its module, behind a label
+that is its kind, its class or a field (`Grouped-query: https://...`), or without a label. So a plugin's part is
+explained as the built-in ones are, from what its author wrote.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from tfkit.component import Component, Config
+from tfkit.plugin.docs import field_docs
+
+_LINK = re.compile(r"(?:([\w-]+(?:,?(?: |\n(?!\s))[\w-]+)*):\s+)?(https?://[^\s,;)]*[^\s,;).])")
+_END = re.compile(r"(?<=\w[.)])\s|\n\s*\n")
+
+
+def sentence(text: str) -> str:
+    """The first sentence of a text, on one line and without links."""
+    first = _END.split(inspect.cleandoc(text), maxsplit=1)[0]
+    bare = re.sub(r"\(\s*\)", "", _LINK.sub("", first))
+    return re.sub(r"[\s,:;]+(\.?)$", r"\1", " ".join(bare.split()))
+
+
+def doc_of(config: Config | type[Config]) -> str:
+    """What a component is, in a sentence; empty where its class does not say."""
+    cls = config if isinstance(config, type) else type(config)
+    return sentence(vars(cls).get("__doc__") or "")
+
+
+def papers_of(config: Config) -> tuple[str, ...]:
+    """Where a component comes from."""
+    cls = type(config)
+    own = [link for _, link in _links(cls.__doc__ or "")]
+    if own:
+        return tuple(own)
+    word = str(cls.model_fields[cls.word_key].default) if cls.word_key in cls.model_fields else ""
+    known = _links(_module_doc(cls))
+    stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(getattr(cls, "slot", "-"))
+    names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
+    named = [link for label, link in known if _names(label, names)]
+    whole = [link for label, link in known if not label] if isinstance(config, Component) else []
+    return tuple(named or whole[:1])
+
+
+def field_words(config: Config, name: str) -> str:
+    """What a field is for, in a sentence."""
+    return sentence(field_docs(type(config)).get(name, ""))
+
+
+def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
+    """Where what a field says comes from: by the links of its own text, or else by its name or value in a module's."""
+    own = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
+    words = (name, value if isinstance(value, str) else "")
+    for cls in [] if own else type(config).__mro__:
+        if issubclass(cls, Config) and name in vars(cls).get("__annotations__", {}):
+            own = [link for label, link in _links(_module_doc(cls)) if _names(label, words)]
+            break
+    return tuple(own)
+
+
+def _module_doc(cls: type) -> str:
+    return sys.modules[cls.__module__].__doc__ or ""
+
+
+@cache
+def _links(text: str) -> tuple[tuple[str, str], ...]:
+    """The links of a text, each with the label in front of it or an empty one."""
+    return tuple((match[1] or "", match[2]) for match in _LINK.finditer(text))
+
+
+def _names(label: str, words: Iterable[str]) -> bool:
+    """Whether a label (`YaRN and NTK`) names one of the words, whatever their case and signs."""
+    labels = set(_folded(re.split(r",| and | or ", label)))
+    return any(word in labels for word in _folded(words))
+
+
+def _folded(words: Iterable[str]) -> Iterator[str]:
+    for word in words:
+        if folded := re.sub(r"[\W_]+", "", word).lower():
+            yield folded

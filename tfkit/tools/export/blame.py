@@ -1,0 +1,101 @@
+"""Which component of a model an exporter does not take, in the words of its spec."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+from torch import fx, nn
+from torch._decomp import decomposition_table
+from torch.export import ExportedProgram
+
+from tfkit.builder import graph_of
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.parts import parts_of
+
+ANSI = re.compile(r"\x1b\[\d*m")
+
+
+def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
+    """What to say when an exporter fails.
+
+    Args:
+        model: what should have been exported.
+        path: of the module that is to blame; None where nobody knows.
+        error: what was raised.
+        exporter: its name.
+    """
+    part = parts_of(model).get(path or "")
+    if part is None:
+        message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
+        return SpecError(Diagnostic(message, help="another --format may take it"))
+    config = model.meta["components"][part.owner]
+    message = f"{config.slot} `{config.kind_name()}` cannot be exported by {exporter}: {reason(error)}"
+    help = f"this is no fault of the spec, but of the component, which is written in {type(config).__module__}"
+    return SpecError(Diagnostic(message, None, f"graph.{part.owner}", help=help))
+
+
+def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
+    """The path of the innermost module that is running when `run` fails; None where there is none."""
+    running: list[str] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda *_: running.append(path)
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    modules = [(path, module) for path, module in model.named_modules() if path]
+    handles = [module.register_forward_pre_hook(enter(path)) for path, module in modules]
+    handles += [module.register_forward_hook(leave) for _, module in modules]
+    try:
+        run()
+    except Exception:
+        return running[-1] if running else None
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+def using(program: ExportedProgram, error: Exception) -> str | None:
+    """The path of the first module with the operation that an error names, or with one that is made of it."""
+    named = re.search(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", str(error))
+    if named is None:
+        return None
+    wanted = ".".join((named[1] or named[2]).split(".")[:2])
+    with quiet():
+        made_of = program.run_decompositions(dict(decomposition_table))
+    for node in (*program.graph.nodes, *made_of.graph.nodes):
+        stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+        if stack and str(node.target).startswith(f"{wanted}."):
+            return stack[-1]
+    return None
+
+
+def reason(error: Exception) -> str:
+    """One line of what an exporter says: what it quotes last, because that is where it began."""
+    text = ANSI.sub("", str(error))
+    _, _, summary = text.partition("## Exception summary")
+    quoted = re.findall(r"<class '[\w.]*?(\w+)'>: ([^\n]+)", summary)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = quoted[0][1] if quoted else next(iter(lines), type(error).__name__)
+    return found.rstrip(".")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what an exporter says about itself, and the whole program that it prints before it raises an error."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(level)

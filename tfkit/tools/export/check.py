@@ -1,0 +1,182 @@
+"""Whether a file is its model: the same weights, and the same outputs at shapes that it was not made with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from tfkit.builder import graph_of
+from tfkit.decoding.cached import CachedModel
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.export.cases import Sequences, cached_cases, whole_cases
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list
+from tfkit.tools.export.methods import parts_to_decode
+from tfkit.tools.parts import parts_of
+
+TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
+"""What counts as equal in short types, whose rounding differs when a program does things in another order."""
+
+
+HELP = "nothing was written; another --format may do"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of a file with its model.
+
+    Attributes:
+        case: what both got: batch x length, and padding.
+        difference: the largest one of their outputs, in times of the largest value where that is above 1.
+    """
+
+    case: str
+    difference: float
+
+
+@torch.no_grad()
+def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check, ...]:
+    """Compare a file with the model that it was written from.
+
+    Raises:
+        SpecError: they differ; the message names the first component that does.
+    """
+    tolerance = TOLERANCES.get(next(model.parameters()).dtype, format.tolerance)
+    _check_weights(model, opened, format)
+    checks = []
+    for case in whole_cases(model):
+        difference = _distance(model, case.inputs, opened.forward(case.inputs), as_list(model(**case.inputs)))
+        checks.append(Check(case.words, difference))
+        if not difference <= tolerance:
+            calls, want = _recorded(model, lambda inputs=case.inputs: model(**inputs))  # type: ignore[misc]
+            first = _first(opened.outputs(case.inputs, calls), want, tolerance)
+            raise _differs(model, format, first, _amount(checks[-1], tolerance))
+    for sequences in _sequences(model, opened):
+        checks.append(_check_cached(model, opened, format, sequences, tolerance))
+    return tuple(checks)
+
+
+def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> None:
+    """Raise SpecError unless the weights that the file keeps are those of the model, bit by bit."""
+    ours = model.state_dict()
+    for name, tensor in opened.weights().items():
+        if name in ours and not torch.equal(tensor, ours[name]):
+            raise _differs(model, format, name.rpartition(".")[0], f"its weight `{name}` is another one in the file")
+
+
+def _sequences(model: fx.GraphModule, opened: Opened) -> Iterator[Sequences]:
+    parts = parts_to_decode(model)
+    if parts is not None and opened.cached(1) is not None:
+        yield from cached_cases(model, parts)
+
+
+def _check_cached(
+    model: fx.GraphModule, opened: Opened, format: Format, sequences: Sequences, tolerance: float
+) -> Check:
+    reader, cached = opened.cached(sequences.length), CachedModel(model, length=sequences.length)
+    assert reader is not None
+    batch = next(iter(sequences.pieces[0].values())).size(0)
+    largest, main = 0.0, next(iter(sequences.pieces[0]))
+    reader.start(batch, **sequences.once)
+    cached.start(batch, **sequences.once)
+    for number, piece in enumerate(sequences.pieces):
+        rest: dict[str, Any] = dict(piece)
+        tokens, mask = rest.pop(main), rest.pop(f"{main}_mask", None)
+        found, want = as_list(reader(tokens, mask, **rest)), as_list(cached(tokens, mask, **rest))
+        difference = _distance(model, piece, found, want)
+        if not difference <= tolerance:
+            first = _first_cached(model, opened, sequences, number, tolerance)
+            raise _differs(model, format, first, _amount(Check(sequences.words, difference), tolerance))
+        largest = max(largest, difference)
+    return Check(sequences.words, largest)
+
+
+def _first_cached(
+    model: fx.GraphModule, opened: Opened, sequences: Sequences, number: int, tolerance: float
+) -> str | None:
+    """The first component that differs in a piece, or in the same tokens read as a whole."""
+    cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.pieces[0]))
+    cached.start(sequences.pieces[0][main].size(0), **sequences.once)
+
+    def read(piece: Inputs) -> None:
+        rest: dict[str, Any] = dict(piece)
+        cached(rest.pop(main), rest.pop(f"{main}_mask", None), **rest)
+
+    for piece in sequences.pieces[:number]:
+        read(piece)
+    calls, want = _recorded(model, lambda: read(sequences.pieces[number]))
+    return _first(opened.outputs({**sequences.once, **sequences.pieces[0]}, calls), want, tolerance)
+
+
+def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, Call], dict[str, Tensor]]:
+    """What each module was called with and returned, in the order in which they returned."""
+    given: dict[str, Call] = {}
+    returned: dict[str, Tensor] = {}
+    handles = []
+    for path, module in model.named_modules():
+
+        def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            copied = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+            given[path] = Call(*copied)  # a cache is changed once it is read
+
+        def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:
+            if isinstance(output, Tensor):
+                returned.setdefault(path, output.clone())
+
+        if path:
+            handles += [module.register_forward_pre_hook(before, with_kwargs=True)]
+            handles += [module.register_forward_hook(after)]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path: given[path] for path in returned}, returned
+
+
+def _first(found: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: float) -> str | None:
+    """The first module whose output is another one in the file."""
+    for path, output in want.items():
+        if path in found and found[path].shape == output.shape and not _gap(found[path], output) <= tolerance:
+            return path
+    return None
+
+
+def _distance(model: fx.GraphModule, inputs: Inputs, found: list[Tensor], want: list[Tensor]) -> float:
+    """The largest difference of outputs, where there is no padding."""
+    graph, largest = graph_of(model), 0.0
+    for name, one, other in zip(graph.outputs, found, want, strict=True):
+        mask = inputs.get(str(graph.node(name).output.mask))
+        if one.shape != other.shape:
+            return math.inf
+        tokens = mask if mask is not None and mask.shape == other.shape[:2] else ...
+        largest = max(largest, _gap(one[tokens], other[tokens]))
+    return largest
+
+
+def _gap(found: Tensor, want: Tensor) -> float:
+    """The largest difference, in times of the largest value where that is above 1; infinite for NaN on one side."""
+    if not want.numel():
+        return 0.0
+    same = (found == want) | (found.isnan() & want.isnan())
+    gap = (found.double() - want.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+    return float(gap.max() / want.double().abs().nan_to_num(1.0, 1.0).max().clamp(min=1))
+
+
+def _amount(check: Check, tolerance: float) -> str:
+    return f"{check.case}: the outputs differ by {check.difference:.1e}, and {tolerance:.0e} is allowed"
+
+
+def _differs(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
+    """The file is not the model."""
+    what = f"what was written as {format.name} is not {quoted(graph_of(model).name)}"
+    parts = parts_of(model)
+    if path is None:
+        return SpecError(Diagnostic(f"{what}, and no single component is to blame", None, "", (how,), HELP))
+    label = f"{parts[path].label} " if path in parts else ""
+    return SpecError(Diagnostic(f"{what}: the first component that differs is {label}`{path}`", None, "", (how,), HELP))

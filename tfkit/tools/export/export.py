@@ -1,0 +1,151 @@
+"""Write a model to a file of another format: all of it or nothing, and only what is equal to the model."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from tfkit.builder import build, evaluating, graph_of
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.graph.expand import Graph
+from tfkit.tools.export.cases import example
+from tfkit.tools.export.check import Check, check
+from tfkit.tools.export.formats import format_of, name_by_suffix
+from tfkit.tools.memory import bytes_text, size_of
+
+MARGIN = 2**24
+"""Bytes that a file has beside the weights, at most."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it was proved.
+
+    Attributes:
+        name: of the model.
+        format: by its name.
+        files: what was written; the first is the one that was asked for.
+        bytes: of all of them.
+        checks: the comparisons of the file, read again, with the model.
+        difference: the largest one.
+    """
+
+    name: str
+    format: str
+    files: tuple[str, ...]
+    bytes: int
+    checks: tuple[Check, ...]
+    difference: float
+
+
+def export(
+    model: fx.GraphModule, path: Path | str, *, format: str | None = None, stage: Callable[[str], Any] = lambda _: None
+) -> Exported:
+    """Write a model to a file that runs without tfkit.
+
+    The file is written to a folder beside it, read again and compared with the model at shapes that it was not made
+    with, and put in its place only if it is equal: an error, an interrupt or a full disk leaves nothing behind, and a
+    file that was there as it was.
+
+    Args:
+        model: what `tfkit.build` returned; it is written in eval mode.
+        path: the file; its folder must exist.
+        format: `torchscript`, `pt2`, `aoti`, `onnx` or `safetensors`; that of the suffix unless given.
+        stage: called with the name of what begins.
+
+    Raises:
+        SpecError: the format cannot take the model, or what was written differs from it: the message names the first
+            component that does; or the file cannot be written.
+    """
+    path = Path(path)
+    name = format or name_by_suffix(path)
+    check_place(path)
+    made = format_of(name)
+    with evaluating(model), _folder_beside(path) as folder:
+        stage(f"writing {path}")
+        with _readable(path, name):
+            _check_room(model, folder)
+            made.write(model, example(model), folder / path.name)
+        stage("comparing it with the model")
+        with _readable(path, name, "read again"):
+            checks = check(model, made.open(folder / path.name, model), made)
+        files = _publish(folder, path)
+    size = sum(file.stat().st_size for file in files)
+    largest = max((one.difference for one in checks), default=0.0)
+    return Exported(graph_of(model).name, name, tuple(map(str, files)), size, checks, largest)
+
+
+def check_format(graph: Graph, name: str) -> None:
+    """Raise SpecError where a format cannot take a model, before its weights are read."""
+    reasons = format_of(name).refusals(build(graph, device="meta").eval())
+    if reasons:
+        raise SpecError(*reasons)
+
+
+def check_place(path: Path) -> None:
+    """Raise SpecError where no file can be written."""
+    if path.is_dir():
+        raise SpecError(Diagnostic(f"{quoted(str(path))} is a folder", help="name a file in it"))
+    if not path.parent.is_dir():
+        raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be written: its folder does not exist"))
+
+
+def _check_room(model: fx.GraphModule, folder: Path) -> None:
+    """Raise OSError where the disk does not hold the file: torch's writers end the process when it is full."""
+    needed = size_of(model) + MARGIN
+    probe = folder / "room"
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    try:
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, needed)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}; it takes up to {bytes_text(needed)}") from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """A new folder on the same disk, which is gone afterwards."""
+    folder = path.resolve().parent / f".{path.name}.{secrets.token_hex(4)}.new"
+    try:
+        with _readable(path, ""):
+            folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
+    """Make one error of whatever goes wrong in a format."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except Exception as error:
+        said = getattr(error, "strerror", None) or str(error)
+        cause = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+        words = f" as {format}" if format else ""
+        raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be {what}{words}: {cause}")) from error
+
+
+def _publish(folder: Path, path: Path) -> list[Path]:
+    """Put the files in their places once they are on the disk, the one that was asked for last."""
+    new = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+    with _readable(path, ""):
+        for file in new:
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+        for file in new:
+            file.replace(path.parent / file.name)
+    return [path.parent / file.name for file in reversed(new)]

@@ -1,0 +1,38 @@
+"""The formats by name. What a format needs is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+
+if TYPE_CHECKING:
+    from tfkit.tools.export.format import Format
+
+FORMATS = {
+    "torchscript": ("torchscript", "TorchScript"),
+    "pt2": ("pt2", "Pt2"),
+    "aoti": ("aoti", "Aoti"),
+    "onnx": ("onnx", "Onnx"),
+    "safetensors": ("plain", "Safetensors"),
+}
+"""Module and class of each format."""
+SUFFIXES = {".ts": "torchscript", ".pt": "torchscript", ".pt2": "pt2", ".onnx": "onnx", ".safetensors": "safetensors"}
+
+
+def format_of(name: str) -> Format:
+    """The format of that name."""
+    module, cls = FORMATS[name]
+    made: Format = getattr(importlib.import_module(f"tfkit.tools.export.{module}"), cls)()
+    return made
+
+
+def name_by_suffix(path: Path) -> str:
+    """The name of the format that a file's suffix means; raises SpecError where it means none."""
+    if path.suffix in SUFFIXES:
+        return SUFFIXES[path.suffix]
+    known = listing(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
+    message = f"the suffix of {quoted(path.name)} says no format"
+    raise SpecError(Diagnostic(message, notes=(f"those that do: {known}",), help=f"--format {listing(FORMATS)}"))

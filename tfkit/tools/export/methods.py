@@ -1,0 +1,149 @@
+"""A model as one module with the methods of a TorchScript file: `forward`, and `start` and `step` for cached decoding.
+
+    state = start(batch, length, source, source_mask)   # what is read once, and its masks, where the model has such
+    logits = step(state, tokens, tokens_mask, keep)     # the next tokens; `state` is changed
+
+All methods call the same children, which are the model's: a weight is in the file once, by its own name. `read` and
+`piece`, which they call, are the modules of `tfkit.CachedModel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import graph_of, inputs_of
+from tfkit.component import Kept
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.errors import SpecError
+from tfkit.graph.pieces import Parts, take_apart
+from tfkit.nn.program import written_forward
+from tfkit.tools.export import state
+
+STATE = "dict[str, list[Tensor]]"
+OPTIONAL = "Tensor | None = None"
+
+
+def with_methods(model: fx.GraphModule) -> nn.Module:
+    """The module to be scripted; without `start` and `step` where the model needs its sequence as a whole."""
+    name, parts = type(model).__name__, parts_to_decode(model)
+    methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
+    if parts is not None:
+        methods |= _decoding(model, parts)
+    module: nn.Module = type(name, (nn.Module,), {**methods, "__module__": __name__})()
+    for path, child in model.named_children():
+        module.add_module(path, child)
+    return module.train(model.training)
+
+
+def parts_to_decode(model: fx.GraphModule) -> Parts | None:
+    """The two parts of a model that can be decoded token by token; None for one that cannot."""
+    try:
+        return take_apart(graph_of(model))
+    except SpecError:
+        return None
+
+
+def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
+    """These inputs and their masks as arguments with annotations, those that may be left out behind the others."""
+    inputs, taken = graph_of(model).inputs, inputs_of(model)
+    masks = [f"{name}_mask" for name in names if f"{name}_mask" in taken]
+    needed = {name: "Tensor" for name in names if not inputs[name].optional}
+    return needed | dict.fromkeys([*masks, *(name for name in names if inputs[name].optional)], OPTIONAL)
+
+
+def _decoding(model: fx.GraphModule, parts: Parts) -> dict[str, Any]:
+    """The methods that read a sequence in pieces."""
+    graph = graph_of(model)
+    stepping = stepping_module(model, graph, parts)
+    methods = {"piece": _forward_of(stepping, "piece")}
+    values = {name: name for name in arguments(model, parts.given_once)}
+    lines = []
+    if parts.once:
+        reading = reading_module(model, graph, parts)
+        methods["read"] = _forward_of(reading, "read")
+        lines.append(f"made = self.read({_passed(inputs_of(reading), {})})")
+        values |= {one: f"made[{index}]" for index, one in enumerate(made_once(parts))}
+    kept = {name: values[name] for name in inputs_of(stepping) if name in values}
+    lines += [f"keep_value(state, {name!r}, {value})" for name, value in kept.items()]
+    methods["start"] = _start(model, parts, [*lines, *_caches(parts, values)])
+    methods["step"] = _step(model, parts, inputs_of(stepping), kept)
+    return methods
+
+
+def _start(model: fx.GraphModule, parts: Parts, lines: Sequence[str]) -> Any:
+    like = _attribute(next(name for name, _ in model.named_parameters()))
+    body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
+    given = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
+    return _method(f"{type(model).__name__} start", given, STATE, body)
+
+
+def _step(model: fx.GraphModule, parts: Parts, taken: Sequence[str], kept: Collection[str]) -> Any:
+    """The method that reads a piece; `kept` comes from the state, as the masks and lengths do in every piece."""
+    inputs, given, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
+    given.setdefault(f"{main}_mask", OPTIONAL)
+    words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
+    for name in kept:
+        always = name.endswith("_mask") or (name in inputs and inputs[name].type == "lengths")
+        words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
+    body = [
+        f"result = self.piece({_passed(taken, words)})",
+        f"move_on(state, {main}, {main}_mask)",
+        "return result",
+    ]
+    return _method(f"{type(model).__name__} step", {"state": STATE} | given | {"keep": "int = 0"}, "", body)
+
+
+def _forward_of(module: fx.GraphModule, name: str) -> Any:
+    """What a module does, as a method of another name."""
+    forward, _ = written_forward(module.graph, f"{type(module).__name__} {name}")
+    forward.__name__ = name  # TorchScript calls it by this one
+    return forward
+
+
+def _caches(parts: Parts, values: Mapping[str, str]) -> Iterator[str]:
+    """The lines that make the caches, equal ones by one call."""
+    for name, (node, pieces) in parts.again.items():
+        for kept, count in _runs(pieces.cache):
+            slots = "length" if kept.window is None else f"min(length, {kept.window})"
+            yield f"add_caches(state, {name!r}, {count}, {kept.heads}, {slots} + 1, {kept.width}, like)"
+        for kept, count in _runs(pieces.memory_cache):
+            slots = f"{values[str(node.wires['memory'])]}.size(1)"
+            yield f"add_caches(state, '{name}.memory', {count}, {kept.heads}, {slots}, {kept.width}, like)"
+
+
+def _runs(every: Sequence[Kept]) -> list[tuple[Kept, int]]:
+    return [(kept, len(list(run))) for kept, run in groupby(every)]
+
+
+def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:
+    """Arguments of a call by name, the names themselves unless `words` says otherwise."""
+    return ", ".join(f"{name}={words.get(name, name)}" for name in names)
+
+
+def _attribute(path: str) -> str:
+    """`self.a.layers` as an expression, a number in it as TorchScript reads it."""
+    found = "self"
+    for part in path.split("."):
+        found = f'getattr({found}, "{part}")' if part.isdigit() else f"{found}.{part}"
+    return found
+
+
+def _method(name: str, given: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
+    """A method from its text, which TorchScript looks up again."""
+    signature = ", ".join(["self", *(f"{one}: {annotation}" for one, annotation in given.items())])
+    arrow = f" -> {returns}" if returns else ""
+    *lines, last = body
+    text = [f"def method({signature}){arrow}:", "    with torch.no_grad():", *(f"        {line}" for line in lines)]
+    code = "\n".join([*text, f"    {last}", ""])
+    file = f"<tfkit {name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    names: dict[str, Any] = {**vars(state), "torch": torch, "Tensor": Tensor}
+    exec(compile(code, file, "exec"), names)
+    return torch.jit.export(names["method"])

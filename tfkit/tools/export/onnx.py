@@ -1,0 +1,260 @@
+"""ONNX: graphs that ONNX Runtime and others run, by torch's exporter of programs. See https://onnx.ai/onnx/.
+
+FILE.onnx is the whole model. Where it can be decoded token by token, FILE.prefill.onnx, FILE.decode.onnx and, with an
+encoder, FILE.read.onnx stand beside it (see `programs.py`), and FILE.onnx.data has the weights of all of them, once. A
+graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as `new_cache_NODE_NUMBER`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from tfkit.builder import graph_of
+from tfkit.decoding.modules import made_once
+from tfkit.errors import Diagnostic, SpecError, listing
+from tfkit.graph.pieces import take_apart
+from tfkit.tools.export.blame import quiet, refused, using
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
+from tfkit.tools.export.pieces import PieceReader, complete
+from tfkit.tools.export.programs import MODEL, READ, Cache, caches_of, programs, refusals, returned
+
+OPSET = 20
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where the exporter notes which modules an operation is part of."""
+FOLDER = "session.model_external_initializers_file_folder_path"
+"""ONNX Runtime's option for where the weights of a graph are that is in memory."""
+MOST_IN_A_GRAPH = 2**30
+"""Bytes of weights; protobuf has no messages beyond 2 GiB."""
+
+
+class Onnx(Format):
+    """Graphs of ONNX with free shapes: the whole sequence, and the pieces of cached decoding."""
+
+    name = "onnx"
+
+    def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
+        _check_installed()
+        if any(tensor.dtype == torch.bfloat16 for tensor in model.parameters()):
+            return [Diagnostic("ONNX Runtime does not compute in bfloat16 on the CPU", help="--dtype float32")]
+        return refusals(model)
+
+    def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        _check_installed()
+        import onnx_ir as ir
+
+        made = programs(model, inputs, in_place=False)
+        size = sum(tensor.nbytes for tensor in made[MODEL].state_dict.values())
+        beside = f"{path.name}.data" if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        written: dict[Any, Any] = {}
+        for name, program in made.items():
+            outputs = graph_of(model).outputs if name != READ else made_once(take_apart(graph_of(model)))
+            try:
+                graph = translated(program, outputs)
+            except Exception as error:
+                raise refused(model, using(program, error), error, "torch's exporter to ONNX") from error
+            graph.metadata_props.update(metadata(model))
+            for key, value in graph.graph.initializers.items():
+                value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
+            ir.save(graph, file_of(path, name), external_data=beside if name == MODEL else None)
+            if name == MODEL and len(made) > 1:
+                tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
+                written = {_content(one): one for one in tensors if isinstance(one, ir.ExternalTensor)}
+
+    def open(self, path: Path, model: fx.GraphModule) -> Opened:
+        return _Sessions(path, model)
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise SpecError(Diagnostic(f"onnx needs {listing(missing)}", help='pip install "tfkit[export]"'))
+
+
+def file_of(path: Path, name: str) -> Path:
+    """The file of a program: FILE.onnx is the whole model, FILE.decode.onnx one of the others."""
+    return path if name == MODEL else path.with_name(f"{path.stem}.{name}{path.suffix}")
+
+
+def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
+    """A program as a model of `onnx_ir`, its weights not copied; the program is changed for that."""
+    from tfkit.tools.export.operations import TRANSLATIONS
+
+    assert program.example_inputs is not None
+    _, given = program.example_inputs
+    _prepare(program)
+    with quiet():
+        made = torch.onnx.export(
+            program,
+            kwargs=given,
+            output_names=[*outputs, *_new_caches(program)],
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            dynamic_shapes={name: _sizes(name, value) for name, value in given.items()},
+            custom_translation_table=TRANSLATIONS,
+        )
+    assert made is not None
+    for node in made.model.graph:
+        scopes = node.metadata_props.get(SCOPES, "[]")
+        node.metadata_props.clear()
+        node.metadata_props[SCOPES] = scopes
+    return made.model
+
+
+def _prepare(program: ExportedProgram) -> None:
+    """Change what the exporter would stumble over."""
+    graph = program.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.flatten.using_ints):
+        # What torch's attention returns can be flattened as it lies in memory, what its translation returns cannot.
+        with graph.inserting_before(node):
+            layout = {"memory_format": torch.contiguous_format}
+            dense = graph.call_function(torch.ops.aten.clone.default, (node.args[0],), layout)
+        dense.meta = dict(node.args[0].meta)
+        node.args = (dense, *node.args[1:])
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack", {})
+        node.meta["nn_module_stack"] = {call: (_call(call, path), kind) for call, (path, kind) in stack.items()}
+
+
+def _call(call: str, path: str) -> str:
+    """The path of a module; of its second call, one that no module has: the exporter notes nothing else of a call."""
+    return f"{path}@" if "@" in call else path
+
+
+def _content(tensor: Any) -> Any:
+    """What two tensors have in common only if they are equal."""
+    return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
+
+
+def _again(tensor: Any, written: Any, name: str) -> Any:
+    """A tensor, where it was written before as a place in that file. The exporter has names of its own for some."""
+    import onnx_ir as ir
+
+    if written is None:
+        return tensor
+    place = (written.location, written.offset, written.length, written.dtype)
+    return ir.ExternalTensor(*place, shape=written.shape, name=name, base_dir=written.base_dir)
+
+
+def _new_caches(program: ExportedProgram) -> Iterator[str]:
+    """What the caches are called that a program returns."""
+    returns = program.call_spec.out_spec
+    assert program.example_inputs is not None
+    if returns is None or "cache" not in program.example_inputs[1]:
+        return
+    caches = returns.child(1)
+    for name, tensors in zip(caches.context, caches.children(), strict=True):
+        yield from (f"new_{_place(name, i)}" for i in range(tensors.num_children))
+
+
+def _place(name: str, i: int) -> str:
+    """What a cache is called in a graph."""
+    return f"cache_{name.replace('.', '_')}_{i}"
+
+
+def _sizes(name: str, value: Any) -> Any:
+    """What the free sizes of an argument are called in the graph."""
+    if isinstance(value, dict):
+        return {key: [{0: "batch", 2: "slots"} for _ in tensors] for key, tensors in value.items()}
+    if value.dim() == 1:
+        return {0: "batch"}
+    return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}
+
+
+class _Sessions(Opened):
+    """The graphs, run by ONNX Runtime on the CPU."""
+
+    def __init__(self, path: Path, model: fx.GraphModule) -> None:
+        self._path = path
+        self._graph = graph_of(model)
+        self._names = list(model.state_dict())
+        self._sessions: dict[str, Any] = {}
+
+    def session(self, name: str) -> Any:
+        """The session of a program."""
+        if name not in self._sessions:
+            self._sessions[name] = _session(file_of(self._path, name), self._path.parent)
+        return self._sessions[name]
+
+    def takes(self, name: str) -> list[str]:
+        """The names of what a program is called with."""
+        return ["cache", *(one.name for one in self.session(name).get_inputs())]
+
+    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+        """What a program returns; the caches of `given` are changed."""
+        cache: Cache = given.get("cache", {})
+        places = {_place(key, i): (key, i) for key in cache for i in range(len(cache[key]))}
+        feeds = {key: value for key, value in given.items() if key != "cache"}
+        feeds |= {key: cache[name][i] for key, (name, i) in places.items()}
+        session = self.session(name)
+        found = session.run(None, {one.name: feeds[one.name].numpy() for one in session.get_inputs()})
+        results = []
+        for one, value in zip(session.get_outputs(), found, strict=True):
+            if (place := places.get(one.name.removeprefix("new_"))) is None:
+                results.append(torch.from_numpy(value))
+            else:
+                cache[place[0]][place[1]] = torch.from_numpy(value)
+        return results
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        return self.run(MODEL, complete(self._graph, inputs, self.takes(MODEL)))
+
+    def cached(self, length: int) -> Reader | None:
+        caches = caches_of(self._graph)
+        like = next(iter(self.weights().values()), torch.empty(0))
+        return None if caches is None else PieceReader(self._graph, caches, self, length=length, like=like)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        import onnx_ir as ir
+
+        found = ir.load(self._path).graph.initializers
+        return {
+            key: torch.from_numpy(tensor.numpy().copy())
+            for key in self._names
+            if key in found and (tensor := found[key].const_value) is not None
+        }
+
+    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+        import onnx_ir as ir
+
+        model = ir.load(self._path)
+        outside, results = object(), set(model.graph.outputs)
+        inside: dict[Any, Mapping[str, str]] = {outside: {}}
+        for node in model.graph:
+            inside[node] = {one: one for one in ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))[:-1]}
+
+        def users(node: Any) -> list[Any]:
+            return [outside] if node is outside or results & set(node.outputs) else list(node.successors())
+
+        found = {node: paths for node, paths in returned(inside, users).items() if paths and len(node.outputs) == 1}
+        wanted = {node.outputs[0]: paths for node, paths in found.items()}
+        model.graph.outputs.extend(value for value in wanted if value not in results)
+        session = _session(ir.to_proto(model).SerializeToString(), self._path.parent)
+        given = complete(self._graph, inputs, [one.name for one in session.get_inputs()])
+        names = [value.name for value in wanted]
+        values = session.run(names, {key: value.numpy() for key, value in given.items()})
+        return {
+            path: torch.from_numpy(value)
+            for value, paths in zip(values, wanted.values(), strict=True)
+            for path in paths
+        }
+
+
+def _session(graph: Path | bytes, folder: Path) -> Any:
+    """A session of ONNX Runtime for a graph whose weights are in that folder."""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if isinstance(graph, bytes):
+        options.add_session_config_entry(FOLDER, str(folder))
+    return onnxruntime.InferenceSession(graph, options)

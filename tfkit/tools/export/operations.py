@@ -1,0 +1,74 @@
+"""Operations of torch in those of ONNX, where the exporter's own translation is none or another function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnxscript import opset20
+
+op: Any = opset20
+"""Its annotations are those of the operations' text, which say nothing about what is being translated."""
+
+
+def remainder(self: Any, other: Any) -> Any:
+    """The exporter's own takes constants alone, and the number of slots of a cache is none."""
+    return op.Mod(self, op.CastLike(other, self))
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Scaled dot-product attention; a query that may read nothing gets zeros, where the exporter's own gives NaN.
+
+    b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
+
+    Args:
+        query: [b, h, q, d].
+        key: [b, g, k, d].
+        value: [b, g, k, d].
+        attn_mask: bool, True to read, or added to the scores; what spreads to [b, h, q, k].
+        dropout_p: always 0 here.
+        is_causal: hide later keys.
+        scale: of the scores; d ** -0.5 unless given.
+        enable_gqa: groups of query heads share a head of keys and values.
+    """
+    if enable_gqa:
+        key, value = _repeated(key, query), _repeated(value, query)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = op.MatMul(op.Mul(query, op.CastLike(scale, query)), op.Transpose(key, perm=[0, 1, 3, 2]))
+    hidden = op.CastLike(-math.inf, query)
+    if is_causal:
+        size = op.Concat(op.Shape(query, start=2, end=3), op.Shape(key, start=2, end=3), axis=0)
+        seen = op.Trilu(op.Expand(op.Constant(value_int=1), size), upper=0)
+        scores = op.Where(op.Cast(seen, to=9), scores, hidden)
+    if attn_mask is not None:
+        is_bool = attn_mask.dtype == 9
+        scores = op.Where(attn_mask, scores, hidden) if is_bool else op.Add(scores, attn_mask)
+    weights = op.Softmax(scores, axis=-1)
+    if attn_mask is not None:
+        weights = op.Where(op.IsNaN(weights), op.CastLike(0.0, query), weights)
+    return op.MatMul(weights, value)
+
+
+def _repeated(x: Any, query: Any) -> Any:
+    """Heads [b, g, k, d] repeated in place, so that there are as many as query heads."""
+    n = query.shape[1] // x.shape[1]
+    beside = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
+    shape = op.Concat(op.Shape(query, end=2), op.Shape(x, start=2), axis=0)
+    return op.Reshape(beside, shape)
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.remainder.Scalar: remainder,
+    torch.ops.aten.scaled_dot_product_attention.default: attention,
+}

@@ -1,0 +1,109 @@
+"""Sequences read in pieces by the programs of a file: the same calls for every format that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tfkit.decoding.modules import made_once
+from tfkit.graph.expand import Graph
+from tfkit.graph.order import as_list
+from tfkit.tools.export.format import Inputs
+from tfkit.tools.export.programs import DECODE, PREFILL, READ, Caches
+
+
+class Programs(Protocol):
+    """Programs that were read from a file; see `tfkit.tools.export.programs`."""
+
+    def takes(self, name: str) -> Iterable[str]:
+        """The names of what a program is called with."""
+
+    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+        """What a program returns; the tensors in `cache` are changed."""
+
+
+class PieceReader:
+    """Reads up to `length` tokens of each sequence in pieces: the first by one program, then token by token."""
+
+    def __init__(self, graph: Graph, caches: Caches, programs: Programs, *, length: int, like: Tensor) -> None:
+        self._graph = graph
+        self._caches = caches
+        self._programs = programs
+        self._length = length
+        self._like = like
+        self._batch: int | None = None
+        self._always: dict[str, Any] = {}
+        self._first: dict[str, Tensor] = {}
+        self._lengths: Tensor | None = None
+        self._used = 0
+
+    def start(self, batch: int, /, **inputs: Tensor) -> None:
+        """Forget all sequences, and read what is given once for new ones."""
+        parts, values = self._caches.parts, dict(inputs)
+        if parts.once:
+            given = complete(self._graph, inputs, self._programs.takes(READ))
+            values |= given | dict(zip(made_once(parts), self._programs.run(READ, given), strict=True))
+        self._first = {name: values[name] for name in self._caches.first}
+        memory = next((value.size(1) for value in self._first.values()), 1)
+        again = (*parts.given_again, *(f"{name}_mask" for name in parts.given_again))
+        always = complete(self._graph, values, [name for name in self._programs.takes(DECODE) if name not in again])
+        self._always = {**always, "cache": self._caches.make(batch, self._length, memory, self._like)}
+        self._batch, self._lengths, self._used = batch, None, 0
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
+        """What the model returns for the next tokens [b, t]; the mask is False where there is padding.
+
+        Raises:
+            ValueError: no place is left.
+        """
+        if self._batch is None:
+            self.start(tokens.size(0))
+        if self._used + tokens.size(1) > self._length:
+            raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} are read")
+        main = self._caches.parts.given_again[0]
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(torch.bool)
+        given = {main: tokens, f"{main}_mask": mask, **inputs}
+        results = self._prefill(given) if self._lengths is None else self._decode(given, mask)
+        read = mask.sum(dim=1)
+        self._lengths = read if self._lengths is None else self._lengths + read
+        self._used += tokens.size(1)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _prefill(self, given: dict[str, Tensor]) -> list[Tensor]:
+        taken = complete(self._graph, given | self._always | self._first, self._programs.takes(PREFILL))
+        return self._programs.run(PREFILL, taken)
+
+    def _decode(self, given: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """The results of several tokens, read one after the other."""
+        columns = []
+        for i in range(mask.size(1)):
+            assert self._lengths is not None
+            one = {name: value[:, i : i + 1].contiguous() for name, value in given.items()}
+            one |= self._always | {"past": self._lengths + mask[:, :i].sum(dim=1)}
+            columns.append(self._programs.run(DECODE, complete(self._graph, one, self._programs.takes(DECODE))))
+        return [torch.cat(column, dim=1) for column in zip(*columns, strict=True)]
+
+
+def complete(graph: Graph, inputs: Inputs, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """What a program wants, of what is given: masks that are missing hide nothing, optional tokens are 0."""
+    found = dict(inputs)
+    wanted = list(wanted)
+    for name in wanted:
+        if name in graph.inputs and name not in found:
+            found[name] = torch.zeros_like(found[_beside(graph, name)])
+    for name in wanted:
+        if name.endswith("_mask") and name not in found and name.removesuffix("_mask") in found:
+            hidden = found[name.removesuffix("_mask")]
+            found[name] = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return {name: found[name] for name in wanted if name in found}
+
+
+def _beside(graph: Graph, name: str) -> str:
+    """The input whose tokens an optional one says something about."""
+    for node in graph.nodes:
+        if any(name in as_list(source) for source in node.wires.values()):
+            return str(node.wires["input"])
+    raise AssertionError(f"nothing reads `{name}`")

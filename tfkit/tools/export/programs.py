@@ -1,0 +1,270 @@
+"""A model as programs of `torch.export`, whose shapes are free: the whole sequence, and the pieces of cached decoding.
+
+    model      all inputs, all masks                          -> what the model returns
+    read       what is given once, with its masks             -> what the pieces read of it: an encoder's output
+    prefill    the first piece, its masks, `cache`            -> the same as the model, of the piece
+    decode     one token, its masks, `cache`, `past` [b]      -> the same of the token
+
+`past` counts the tokens of each sequence that were read before, without padding. A program has one signature, so masks
+are always there: all True where nothing is hidden. Batch, lengths and the size of the caches are free. The caches are
+written in place, or come back as a second result where a format has no such thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram
+
+from tfkit.builder import graph_of, inputs_of
+from tfkit.component import Kept
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.graph.pieces import Parts, take_apart
+from tfkit.nn import Past
+from tfkit.tools.export.blame import failing, quiet, refused
+from tfkit.tools.export.cases import example
+
+MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
+UNLIMITED = 2**31
+Cache = dict[str, list[Tensor]]
+
+
+class Caches:
+    """The caches of a model whose sequences are read in pieces.
+
+    Attributes:
+        parts: what runs once, and what runs for each piece.
+        first: what is read once and given with the first piece alone.
+        of_memory: the names of those that hold a memory, and are written with the first piece alone.
+        limit: the model's `max_len`; None where it has none.
+        least: they hold at least so many tokens: more than any sliding window.
+        full: name and number of one that holds all tokens; None where all are windows.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.parts: Parts = take_apart(graph)
+        again = [(name, pieces) for name, (_, pieces) in self.parts.again.items()]
+        self._kept: dict[str, tuple[Kept, ...]] = {name: pieces.cache for name, pieces in again if pieces.cache}
+        self._memory = {f"{name}.memory": pieces.memory_cache for name, pieces in again if pieces.memory_cache}
+        given_once = [name for name in self.parts.read_once if name in graph.inputs]
+        lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
+        self.first = tuple(name for name in self.parts.read_once if name not in lengths)
+        self.of_memory = [*self._memory]
+        self.limit = max_len(graph)
+        windows = [one.window for kept in self._kept.values() for one in kept if one.window]
+        self.least = 1 + max([1, *windows])
+        if self.limit is not None:
+            self.least = min(self.least, self.limit)
+        places = [(name, i, one) for name, kept in self._kept.items() for i, one in enumerate(kept)]
+        self.full = next(((name, i) for name, i, one in places if one.tokens(self.least) == self.least), None)
+
+    def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
+        """Caches of zeros for `length` tokens and a memory of that length; one slot more takes what padding writes."""
+        length = max(length, self.least)
+        shapes = {name: [(one, one.tokens(length) + 1) for one in kept] for name, kept in self._kept.items()}
+        shapes |= {name: [(one, memory) for one in kept] for name, kept in self._memory.items()}
+        return {
+            name: [like.new_zeros(batch, one.heads, slots, one.width) for one, slots in kept]
+            for name, kept in shapes.items()
+        }
+
+    def room(self, cache: Cache) -> int:
+        """For how many tokens the caches are made."""
+        if self.full is None:
+            return self.limit or UNLIMITED
+        name, i = self.full
+        return cache[name][i].size(2) - 1
+
+    def free(self, cache: Cache) -> dict[str, list[dict[int, Any]]]:
+        """Which sizes of each cache are free: the slots of a sliding window are not."""
+        room = self.room(cache)
+        return {
+            name: [
+                {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self._memory or one.size(2) == room + 1 else {})
+                for one in tensors
+            ]
+            for name, tensors in cache.items()
+        }
+
+
+def caches_of(graph: Graph) -> Caches | None:
+    """The caches of a model; None where it needs its sequence as a whole."""
+    try:
+        return Caches(graph)
+    except SpecError:
+        return None
+
+
+def programs(
+    model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
+) -> dict[str, ExportedProgram]:
+    """The programs of a model by name; `model` alone where it needs its sequence as a whole.
+
+    Args:
+        model: in eval mode.
+        inputs: examples of all inputs and masks, at least 2 in each free size.
+        in_place: whether the caches are written in place; they come back as a second result otherwise.
+
+    Raises:
+        SpecError: torch.export does not take the model; the message names the component that it does not take.
+    """
+    try:
+        return _programs(model, inputs, in_place=in_place)
+    except Exception as error:
+        path = failing(model, lambda: _programs(model, inputs, in_place=in_place))
+        raise refused(model, path, error, "torch.export") from error
+
+
+def refusals(model: fx.GraphModule) -> list[Diagnostic]:
+    """Why a model has no programs; found on the meta device as well."""
+    inputs = example(model)
+    try:
+        exported(model, inputs)
+    except Exception as error:
+        path = failing(model, lambda: exported(model, inputs))
+        return list(refused(model, path, error, "torch.export").diagnostics)
+    return []
+
+
+def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:
+    made = {MODEL: exported(model, dict(inputs))}
+    graph = graph_of(model)
+    if (caches := caches_of(graph)) is None:
+        return made
+    values, parts = dict(inputs), caches.parts
+    if parts.once:
+        reading = reading_module(model, graph, parts)
+        given = {name: inputs[name] for name in inputs_of(reading)}
+        made[READ] = exported(reading, given)
+        with torch.no_grad():
+            values |= zip(made_once(parts), reading(**given), strict=True)
+    for name in (PREFILL, DECODE):
+        made[name] = _piece(model, caches, values, decode=name == DECODE, in_place=in_place)
+    return made
+
+
+def _piece(
+    model: fx.GraphModule, caches: Caches, values: Mapping[str, Tensor], *, decode: bool, in_place: bool
+) -> ExportedProgram:
+    """The program of the first piece of a sequence, or of each further token."""
+    step, parts = stepping_module(model, graph_of(model), caches.parts), caches.parts
+    given: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
+    first = caches.first
+    memory = next((values[name].size(1) for name in first), 1)
+    if decode:
+        pieces = [name for name in given if name.removesuffix("_mask") in parts.given_again]
+        given |= {name: given[name][:, :1].contiguous() for name in pieces}
+        given = {name: value for name, value in given.items() if name not in first}
+    one = values[parts.given_again[0]]
+    like = next(model.parameters(), torch.empty(0))
+    given["cache"] = caches.make(one.size(0), one.size(1), memory, like)
+    given["past"] = torch.ones(one.size(0), dtype=torch.int64, device=one.device)
+    _rewrite(step, caches, gone=first if decode else (), decode=decode, in_place=in_place)
+    return exported(step, given, caches)
+
+
+def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
+    """Give a stepping module arguments that are tensors alone: the caches say how many tokens they are made for."""
+    graph = step.graph
+    arguments = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
+    past, cache = arguments["past"], arguments["cache"]
+    with graph.inserting_after(cache):
+        lengths = graph.placeholder("past", Tensor) if decode else None
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        if not in_place:
+            memory = caches.of_memory if decode else []
+            cache.replace_all_uses_with(copies := graph.call_function(_copied, (cache, memory)))
+            copies.args = (cache, memory)
+        past.replace_all_uses_with(graph.call_function(_past, (cache, lengths, caches.full, caches.limit)))
+    if not in_place:
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            output.args = ((output.args[0], graph.call_function(_without, (copies, memory))),)
+    fixed = {arguments["keep"]: 0} | {arguments[name]: None for name in gone}
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: fixed.get(one, one))
+    for node in (past, *fixed):
+        graph.erase_node(node)
+    step.recompile()
+
+
+def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int] | None, limit: int | None) -> Past:
+    """What came before: nothing, or, so that all slots are read and no shape changes, up to all but one column."""
+    room = (limit or UNLIMITED) if full is None else cache[full[0]][full[1]].size(2) - 1
+    return Past(0 if lengths is None else room - 1, room, lengths)
+
+
+def _copied(cache: Cache, read: Collection[str]) -> Cache:
+    """The caches, those copied that are not only read."""
+    return {
+        name: tensors if name in read else [tensor.clone() for tensor in tensors] for name, tensors in cache.items()
+    }
+
+
+def _without(cache: Cache, names: Collection[str]) -> Cache:
+    return {name: tensors for name, tensors in cache.items() if name not in names}
+
+
+def exported(module: fx.GraphModule, given: dict[str, Any], caches: Caches | None = None) -> ExportedProgram:
+    """The program of a module that is called with what is given; the batch and all lengths above 1 are free."""
+    kwargs = {name: given[name] for name in inputs_of(module) if name in given}
+    shapes: dict[str, Any] = {
+        name: {i: Dim.DYNAMIC for i in range(min(x.dim(), 2)) if x.size(i) > 1}
+        for name, x in kwargs.items()
+        if isinstance(x, Tensor)
+    }
+    if caches is not None:
+        shapes["cache"] = caches.free(kwargs["cache"])
+    shapes = {name: shapes[name] for name in kwargs}
+    with quiet(), torch.no_grad():
+        program = torch.export.export(module, (), kwargs, dynamic_shapes=shapes, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+class Watched(fx.Interpreter):
+    """Runs a program, and keeps what the modules returned whose operations it has, by their paths.
+
+    What a module returned is the last of its values that others read; of several calls, the first one's.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(module := program.module())
+        self.outputs: dict[str, Tensor] = {}
+        self._returned = returned({node: _calls(node) for node in module.graph.nodes}, lambda node: node.users)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation."""
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.outputs |= dict.fromkeys(self._returned[n], value)
+        return value
+
+
+def _calls(node: fx.Node) -> dict[str, str]:
+    """The calls of modules that an operation is part of, by a name that no other call has, with the modules' paths."""
+    return {call: path for call, (path, _) in node.meta.get("nn_module_stack", {}).items()}
+
+
+def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
+    """For each operation the paths of the modules that return its value: where it is part of them, and a user is not.
+
+    Args:
+        calls: of modules, each operation is part of; the second call of a module has a name with `@`.
+        users: of the value of an operation.
+    """
+    return {
+        node: [
+            path
+            for call, path in inside.items()
+            if "@" not in call and any(call not in calls[user] for user in users(node))
+        ]
+        for node, inside in calls.items()
+    }

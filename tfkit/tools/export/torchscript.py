@@ -1,0 +1,136 @@
+"""TorchScript by scripting: control flow stays, batch and length are free, and C++ loads it without Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import graph_of, inputs_of
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
+from tfkit.tools.export.methods import parts_to_decode, with_methods
+
+HELP = "another --format may take it"
+
+
+class TorchScript(Format):
+    """One file with the methods of `tfkit.tools.export.methods`; what it says about itself are its extra files."""
+
+    name = "torchscript"
+
+    def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
+        try:
+            scripted(model)
+        except SpecError as wrong:
+            return wrong.diagnostics
+        return []
+
+    def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        module = scripted(model)
+        with _quiet():
+            torch.jit.save(module, str(path), _extra_files=metadata(model))
+
+    def open(self, path: Path, model: fx.GraphModule) -> Opened:
+        with _quiet():
+            return _Loaded(torch.jit.load(str(path)), model)
+
+
+class _Loaded(Opened):
+    def __init__(self, module: Any, model: fx.GraphModule) -> None:
+        self._module, self._model = module, model
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        taken = inputs_of(self._model)
+        return as_list(self._module(**{name: value for name, value in inputs.items() if name in taken}))
+
+    def cached(self, length: int) -> Reader | None:
+        parts = parts_to_decode(self._model)
+        return None if parts is None else _Reader(self._module, length, parts.given_again[0])
+
+    def weights(self) -> Mapping[str, Tensor]:
+        found: Mapping[str, Tensor] = self._module.state_dict()
+        return found
+
+    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+        modules = dict(self._module.named_modules())
+        found = {}
+        for path in calls.keys() & modules.keys():
+            try:
+                result = modules[path](*calls[path].args, **calls[path].kwargs)
+            except RuntimeError:  # TorchScript takes fewer types of arguments from Python than from itself
+                continue
+            if isinstance(result, Tensor):
+                found[path] = result
+        return found
+
+
+class _Reader:
+    def __init__(self, module: Any, length: int, main: str) -> None:
+        self._module, self._length, self._main = module, length, main
+        self._state: Any = None
+
+    def start(self, batch: int, /, **inputs: Tensor) -> None:
+        self._state = self._module.start(batch, self._length, **inputs)
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
+        if self._state is None:
+            self.start(tokens.size(0))
+        given = inputs if mask is None else {f"{self._main}_mask": mask, **inputs}
+        return self._module.step(self._state, tokens, **given)
+
+
+def scripted(model: fx.GraphModule) -> Any:
+    """The model as a module of TorchScript.
+
+    Raises:
+        SpecError: TorchScript does not take it; the message names the innermost component that it does not take.
+    """
+    try:
+        return _script(with_methods(model))
+    except Exception as error:
+        raise SpecError(_refused(model, error)) from error
+
+
+def _script(module: nn.Module) -> Any:
+    """The same for any module. What fails leaves half a class behind, which must not serve the next one."""
+    with _quiet():
+        try:
+            return torch.jit.script(module)
+        except Exception:
+            torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+            raise
+
+
+def _refused(model: fx.GraphModule, error: Exception) -> Diagnostic:
+    """Which component is to blame: the innermost one that is not taken alone either."""
+    components = model.meta["components"]
+    for path in sorted(components, key=lambda path: -path.count(".")):
+        try:
+            _script(model.get_submodule(path))
+        except Exception as cause:
+            config = components[path]
+            message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
+            where = f"the component is written in {type(config).__module__}"
+            return Diagnostic(message, None, f"graph.{path}", (_reason(cause), where), HELP)
+    message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
+    return Diagnostic(message, notes=(_reason(error),), help=HELP)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what TorchScript says."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says about TorchScript's age; `tfkit export` says it once, and what to use instead."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")
+        yield

@@ -1,0 +1,6 @@
+"""Where the time and the memory of a step go, by the spec's own names: `profile` and `profile_models`."""
+
+from tfkit.tools.profile.models import profile, profile_models
+from tfkit.tools.profile.result import KernelTime, Limits, Memory, PartTime, Profile, rows
+
+__all__ = ["KernelTime", "Limits", "Memory", "PartTime", "Profile", "profile", "profile_models", "rows"]

@@ -1,0 +1,122 @@
+"""From the rows of a trace to a `Profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from torch import fx
+
+from tfkit.builder import graph_of
+from tfkit.tools.parts import Part
+from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
+from tfkit.tools.profile.limits import device_name
+from tfkit.tools.profile.memory import Usage, memory_of
+from tfkit.tools.profile.ranges import OWN, named_parts
+from tfkit.tools.profile.result import KernelTime, Memory, PartTime, Profile
+from tfkit.tools.profile.steps import Held, Settings
+from tfkit.tools.profile.trace import Trace
+
+MOST_KERNELS = 50
+ALL_COMPILED = "compiled as a whole: its kernels cross components, and their time is one row"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was run."""
+
+    model: fx.GraphModule
+    settings: Settings
+    length: int
+    plain_steps: Sequence[float]
+    """Seconds without the profiler."""
+    held: Held
+    """What lies on the device between two steps."""
+
+
+def assemble_profile(run: Run, trace: Trace, detailed: Trace) -> Profile:
+    """Attribute the time of one trace, and the memory in the last step of a detailed one, to the parts that ran."""
+    settings = run.settings
+    named = {} if settings.compile else named_parts(run.model)
+    chosen = undisturbed(steps_of(trace))
+    located = [one for one in locate(trace, named) if one.step in chosen]
+    on_device = settings.device.type != "cpu"
+    times = device_times(trace, located, named) if on_device else host_times(located, named)
+    last = len(steps_of(detailed)) - 1
+    usage = memory_of(locate(detailed, named), last, run.held.total, on_device=on_device)
+    owners = {path: part for path, part in named.items() if _ran(path, times)}
+    owners |= {path: Part(name, name, path, name, name) for path, name in OWN.items() if _ran(path, times)}
+    parts = [_part(path, part, times, usage, len(chosen)) for path, part in owners.items()]
+    steps = tuple(end - start for i, (start, end) in enumerate(steps_of(trace)) if i in chosen)
+    return Profile(
+        name=graph_of(run.model).name,
+        device=str(settings.device),
+        device_name=device_name(settings.device),
+        mode=settings.mode,
+        dtype=str(settings.dtype).removeprefix("torch."),
+        batch=settings.batch,
+        length=run.length,
+        compiled=settings.compile,
+        parameters=sum(one.numel() for one in run.model.parameters()),
+        steps=steps,
+        plain_steps=tuple(run.plain_steps),
+        parts=tuple(parts),
+        kernels=_kernels(times, owners, len(chosen)),
+        unattributed=fmean(steps) - sum(part.time for part in parts),
+        idle=times.idle / len(chosen),
+        memory=_memory(usage, run.held),
+        limits=None,
+        notes=(ALL_COMPILED,) if settings.compile else (),
+    )
+
+
+def _ran(path: str, times: Times) -> bool:
+    return times.calls[path] > 0 or any(times.own.get(owner, 0) > 0 for owner in _owners(path))
+
+
+def _owners(path: str) -> tuple[Owner, Owner]:
+    return Owner(path, "forward"), Owner(path, "backward")
+
+
+def _part(path: str, part: Part, times: Times, usage: Usage, n_steps: int) -> PartTime:
+    forward, backward = _owners(path)
+    return PartTime(
+        path=path.strip("[]"),
+        component=part.component,
+        label=part.label,
+        node=part.node,
+        layer=part.layer,
+        calls=round(times.calls[path] / n_steps),
+        forward=times.own.get(forward, 0.0) / n_steps,
+        backward=times.own.get(backward, 0.0) / n_steps,
+        device=(times.device.get(forward, 0.0) + times.device.get(backward, 0.0)) / n_steps,
+        allocated=usage.allocated[path],
+        at_peak=usage.at_peak[path],
+        highest=usage.highest.get(path, 0),
+    )
+
+
+def _kernels(times: Times, owners: Mapping[str, Part], n_steps: int) -> tuple[KernelTime, ...]:
+    """The longest operators or kernels, those of all parts of one component together."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for (name, owner), runs in times.kernels.items():
+        if owner.path is None:
+            continue
+        part = owners[owner.path]
+        groups.setdefault((name, part.component, part.label, owner.phase), []).extend(runs)
+    rows = [KernelTime(*key, calls=len(runs) / n_steps, time=sum(runs) / n_steps) for key, runs in groups.items()]
+    return tuple(sorted(rows, key=lambda row: row.time, reverse=True)[:MOST_KERNELS])
+
+
+def _memory(usage: Usage, held: Held) -> Memory:
+    return Memory(
+        peak=usage.peak,
+        at_start=held.total,
+        weights=held.weights,
+        optimizer=held.optimizer,
+        gradients=held.gradients,
+        cache=held.cache,
+        part=(usage.owner.path or "").strip("[]"),
+        phase=usage.owner.phase,
+    )

@@ -1,0 +1,75 @@
+"""What a device can do at most: from the table of `tfkit cost` where it stands there, measured otherwise."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tfkit.tools.cost.devices import DEVICES, Device
+from tfkit.tools.profile.result import Limits
+
+PATIENCE = 0.3
+"""Seconds for each of the two measurements."""
+SIDE = 1024
+COPIED = 2**26
+"""Bytes: more than a cache holds."""
+
+
+def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
+    """FLOP/s of matrix products in a type, and bytes per second between memory and chip."""
+    name, known = device_name(device), _known(device)
+    words = str(dtype).removeprefix("torch.")
+    if known is not None and words in known.tera_flops:
+        tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+        return Limits(name, known.flops("tf32" if tf32 else words), known.bandwidth, known.source)
+    one, other = (torch.rand(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+    product = _best(lambda: one @ other, device)
+    block = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    target = torch.empty_like(block)
+    copy = _best(lambda: target.copy_(block), device)
+    return Limits(name, 2 * SIDE**3 / product, 2 * COPIED / copy, "measured")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' * (threads != 1)}"
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _known(device: torch.device) -> Device | None:
+    if device.type != "cuda":
+        return None
+    words = torch.cuda.get_device_name(device).lower().replace("rtx ", "rtx").split()
+    return next((one for name, one in DEVICES.items() if name in words), None)
+
+
+def _best(run: Callable[[], object], device: torch.device) -> float:
+    """The shortest time of several runs."""
+    found: list[float] = []
+    end = time.perf_counter() + PATIENCE
+    while len(found) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,121 @@
+"""Measure one model: steps without the profiler, with it, and with all of its details."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+from torch.profiler import ProfilerActivity, schedule
+from torch.profiler import profile as torch_profile
+
+from tfkit.builder import build
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.tools.profile.assemble import Run, assemble_profile
+from tfkit.tools.profile.limits import synchronize
+from tfkit.tools.profile.predicted import predict, with_prediction
+from tfkit.tools.profile.ranges import Range, named_parts, named_ranges, quick, shown
+from tfkit.tools.profile.report_trace import adapt_trace
+from tfkit.tools.profile.result import Limits, Profile
+from tfkit.tools.profile.steps import Settings, Step
+from tfkit.tools.profile.trace import read_trace
+from tfkit.tools.weights import build_with_weights
+
+OnStep: TypeAlias = Callable[[], Any]
+DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_modules": True}
+DETAILED = 2
+"""Steps with memory, shapes and stacks, which take longer and are not timed. The first knows only a part of memory."""
+
+
+def count_steps(settings: Settings) -> int:
+    """How many steps a model runs in all; the profiler warms up twice."""
+    return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
+
+
+def measure(
+    graph: Graph, settings: Settings, length: int, limits: Limits, trace: Path | None, on_step: OnStep
+) -> Profile:
+    """Profile one model with sequences of `length`; `trace` is the file for a trace with stacks and shapes.
+
+    Raises:
+        SpecError: see `profile_models`; or a step fails, as that of a plugin's component may.
+    """
+    predicted = predict(graph, settings, length)
+    try:
+        model = _built(graph, settings).train(settings.mode == "train")
+        return with_prediction(_measure(model, settings, length, trace, on_step), predicted, limits)
+    except (SpecError, OSError):
+        raise
+    except Exception as error:
+        memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        what = f"the memory of {settings.device} does not suffice" if memory else f"a step of `{graph.name}` fails"
+        cause = " ".join(str(error).split("\n")[0].split())
+        raise SpecError(Diagnostic(f"{what}: {type(error).__name__}: {cause}")) from error
+
+
+def _measure(model: fx.GraphModule, settings: Settings, length: int, trace: Path | None, on_step: OnStep) -> Profile:
+    step = Step(model, settings.mode, batch=settings.batch, length=length, compile=settings.compile)
+    runner = _Runner(step, settings.device, on_step)
+    for _ in range(settings.warmup):
+        runner.plain()
+    plain = [runner.plain() for _ in range(settings.steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        timed, detailed = Path(folder) / "timed.json", trace or Path(folder) / "detailed.json"
+        with _ranges(model, settings, quick):
+            runner.traced(settings.steps, quick, timed)
+        with _ranges(model, settings, shown):
+            runner.traced(DETAILED, shown, detailed, **DETAILS)
+        times, memory = read_trace(timed), read_trace(detailed)
+        if trace is not None:
+            adapt_trace(trace, named_parts(model))
+    run = Run(model, settings, length, plain, step.held())
+    return assemble_profile(run, times, memory)
+
+
+def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> AbstractContextManager[None]:
+    """Ranges around the components, but not where they are compiled: hooks would break what is compiled into pieces."""
+    return nullcontext() if settings.compile else named_ranges(model, range)
+
+
+def _built(graph: Graph, settings: Settings) -> fx.GraphModule:
+    device, dtype = settings.device, settings.dtype
+    if settings.weights is not None:
+        return build_with_weights(graph, settings.weights, device=device, dtype=dtype)
+    return build(graph, device=device, dtype=dtype)
+
+
+class _Runner:
+    """Runs steps one by one, and says when one is done."""
+
+    def __init__(self, step: Step, device: torch.device, on_step: OnStep) -> None:
+        self._step, self._device, self._on_step = step, device, on_step
+
+    def plain(self) -> float:
+        """Seconds of one step without the profiler."""
+        synchronize(self._device)
+        start = time.perf_counter()
+        self._step(lambda name: nullcontext())
+        seconds = time.perf_counter() - start
+        self._on_step()
+        return seconds
+
+    def traced(self, steps: int, range_: Range, path: Path, **options: bool) -> None:
+        """Profile so many steps after one that warms the profiler up, and write the trace."""
+        activities = [ProfilerActivity.CPU]
+        activities += [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+        with torch_profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            **options,  # type: ignore[arg-type]
+        ) as profiler:
+            for _ in range(steps + 1):
+                self._step(range_)
+                profiler.step()
+                self._on_step()

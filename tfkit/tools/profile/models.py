@@ -1,0 +1,117 @@
+"""Profile one model or several, and write what was found."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, fresh_folder, write_profiles
+from tfkit.tools.profile.limits import limits_of
+from tfkit.tools.profile.measure import count_steps, measure
+from tfkit.tools.profile.result import Mode, Profile
+from tfkit.tools.profile.steps import Settings
+
+LENGTH = 128
+LEAST_STEPS = 2
+
+
+def profile(graph: Graph, **options: Any) -> Profile:
+    """Profile one model; see `profile_models` for the options."""
+    return profile_models([graph], **options)[0]
+
+
+def profile_models(
+    graphs: Sequence[Graph],
+    *,
+    device: torch.device | str | None = None,
+    mode: Mode = "train",
+    dtype: torch.dtype = torch.float32,
+    compile: bool = False,
+    batch: int = 1,
+    length: int | None = None,
+    steps: int = 5,
+    warmup: int = 2,
+    directory: Path | str | None = None,
+    weights: Path | None = None,
+    on_step: Callable[[int, int], Any] = lambda done, of: None,
+) -> tuple[Profile, ...]:
+    """Run models for some steps, and say where the time and the memory go: by component, node and layer.
+
+    Each runs first without the profiler, so that its cost is known; then with it, with a range around every component
+    that is gone afterwards.
+
+    Args:
+        graphs: the models.
+        device: where they run; the first CUDA device where there is one, else the CPU, unless given.
+        mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens read into empty caches, logits of
+            the last) or `decode` (one more token, where `length - 1` were read before).
+        dtype: of weights and activations.
+        compile: compile each model as a whole. Then it is one row, and its kernels are told apart alone.
+        batch: sequences.
+        length: tokens of each; 128, or `max_len` where that is less, unless given.
+        steps: how many to time, without the profiler and with it; at least 2.
+        warmup: steps before them, which do not count.
+        directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
+            (torch-tb-profiler) and Perfetto beside scalars. Made anew; it must be no other than a profile's.
+        weights: the file with the weights of a single model, see `build_with_weights`; random ones unless given.
+        on_step: called after each step with how many are done, and of how many.
+
+    Returns:
+        A profile for each model. Times are seconds, sizes bytes.
+
+    Raises:
+        SpecError: the model cannot run like this, such as an encoder in decode; the memory does not suffice; the folder
+            cannot be written.
+        ValueError: a count is out of its range.
+    """
+    _check_counts(batch=(batch, 1), steps=(steps, LEAST_STEPS), warmup=(warmup, 0), length=(length or 1, 1))
+    if weights is not None and len(graphs) > 1:
+        raise ValueError("weights are those of one model")
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    lengths = [_length(graph, length) for graph in graphs]
+    settings = Settings(device, mode, dtype, compile, batch, steps, warmup, weights)
+    if directory is not None:
+        check_folder(Path(directory))
+    names = folders_of([graph.name for graph in graphs])
+    limits, ticks = limits_of(device, dtype), count(1)
+    total = count_steps(settings) * len(graphs)
+    profiles: list[Profile] = []
+    with nullcontext() if directory is None else fresh_folder(Path(directory)) as target:
+        for graph, name, one in zip(graphs, names, lengths, strict=True):
+            trace = _trace(target, name)
+            gc.collect()  # the model before this one
+            profiles.append(measure(graph, settings, one, limits, trace, lambda: on_step(next(ticks), total)))
+        if target is not None:
+            write_profiles(profiles, names, target)
+    return tuple(profiles)
+
+
+def _check_counts(**given: tuple[int, int]) -> None:
+    for name, (found, least) in given.items():
+        if found < least:
+            raise ValueError(f"{name} ({found}) must be at least {least}")
+
+
+def _length(graph: Graph, length: int | None) -> int:
+    limit = max_len(graph)
+    if length is None:
+        return min(LENGTH, limit or LENGTH)
+    if limit is not None and length > limit:
+        raise SpecError(Diagnostic(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}"))
+    return length
+
+
+def _trace(target: Path | None, name: str) -> Path | None:
+    if target is None:
+        return None
+    (target / name).mkdir()
+    return target / name / f"{name}.{TRACE}"

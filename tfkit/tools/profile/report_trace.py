@@ -1,0 +1,69 @@
+"""What a trace needs so that TensorBoard's PyTorch plugin shows modules by their paths, and kernels below operators.
+
+The plugin (torch-tb-profiler 0.4.3) is older than the traces of today's torch, and its module view knows classes alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+MODULE = "nn.Module: "
+"""What torch writes before the class of a module that runs."""
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Kinds of calls that start kernels; the plugin takes them for such only where they are called `runtime`."""
+
+Event = dict[str, Any]
+
+
+def adapt_trace(path: Path, modules: Collection[str]) -> None:
+    """Rewrite a trace with stacks and modules for the plugin; other viewers show the same as before, with better names.
+
+    Args:
+        path: a file that `torch.profiler` has written with `with_stack` and `with_modules`; compressed if it ends in
+            `.gz`.
+        modules: the paths of modules whose forward ran inside an annotation of that name.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        trace = json.load(file)
+    adapt_events(trace["traceEvents"], modules)
+    new = path.with_name(f".{path.name}")
+    try:
+        with opened(new, "wt", encoding="utf-8") as file:
+            json.dump(trace, file, separators=(",", ":"))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def adapt_events(events: Iterable[Event], modules: Collection[str]) -> None:
+    """The same with the events of a trace, in place."""
+    threads: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        kind, name = event.get("cat"), str(event.get("name"))
+        if kind in LAUNCHES:
+            event["cat"] = "runtime"
+        elif (kind == "python_function" and name.startswith(MODULE)) or (kind == "user_annotation" and name in modules):
+            threads[event["tid"]].append(event)
+    for thread in threads.values():
+        _name_modules(sorted(thread, key=lambda event: (event["ts"], -event["dur"])))
+
+
+def _name_modules(events: Iterable[Event]) -> None:
+    """Give the module around each annotation the name of the annotation; `events` are in the order of their starts."""
+    running: list[Event] = []
+    for event in events:
+        while running and event["ts"] >= running[-1]["ts"] + running[-1]["dur"]:
+            running.pop()
+        if event["cat"] == "python_function":
+            running.append(event)
+        elif running:
+            running[-1]["name"] = MODULE + event["name"]

@@ -1,0 +1,206 @@
+"""What one step is: an update of the weights, a prompt that is read, or one more token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of
+from tfkit.decoding.cached import CachedModel
+from tfkit.errors import SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.pieces import Parts, take_apart
+from tfkit.tools.inputs import random_inputs
+from tfkit.tools.profile.limits import synchronize
+from tfkit.tools.profile.ranges import BACKWARD, STEP, Range
+from tfkit.tools.profile.result import Mode
+from tfkit.training.loss import Loss
+from tfkit.training.optimizer import adamw
+from tfkit.training.trunk import find_ends
+
+Inputs: TypeAlias = dict[str, Tensor]
+Piece: TypeAlias = tuple[Tensor, dict[str, Any]]
+"""Tokens, and the inputs that come with them."""
+LEARNING_RATE = 1e-6
+"""Small enough that random targets do no harm, and as much work as any other."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are run, see `profile_models`."""
+
+    device: torch.device
+    mode: Mode
+    dtype: torch.dtype
+    compile: bool
+    batch: int
+    steps: int
+    warmup: int
+    weights: Path | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that lie on the device between two steps."""
+
+    weights: int
+    optimizer: int
+    gradients: int
+    cache: int
+    total: int
+    """All of them, and the inputs."""
+
+
+class Step:
+    """One step of a model, which can be repeated: every one does the same work.
+
+    Args:
+        model: in train mode for `train`, in eval mode otherwise.
+        mode: `train` is zero_grad, forward, loss, backward, AdamW. `prefill` reads all tokens of new sequences into
+            empty caches, and makes logits of the last; a model without caches, such as an encoder, just runs.
+            `decode` reads one token where a cache holds all before it.
+        compile: compile what runs as a whole.
+
+    Raises:
+        SpecError: the model cannot be decoded token by token.
+    """
+
+    def __init__(self, model: fx.GraphModule, mode: Mode, *, batch: int, length: int, compile: bool) -> None:
+        self._model, self._inputs = model, _inputs(model, batch, length)
+        self._device = next(iter(self._inputs.values())).device
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._cached: CachedModel | None = None
+        if mode == "train":
+            self._run = self._training(compile)
+        elif mode == "decode" or _reads_in_pieces(graph_of(model)):
+            self._run = self._reading(mode, compile)
+        else:
+            self._run = self._running(compile)
+
+    def __call__(self, range: Range) -> None:
+        """Do it, with ranges for what is no part of the model."""
+        with range(STEP):
+            self._run(range)
+            synchronize(self._device)
+
+    def held(self) -> Held:
+        """What lies on the device now."""
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        parameters = list(self._model.parameters())
+        weights = _bytes([*parameters, *self._model.buffers()])
+        optimizer = _bytes(value for state in states for value in state.values())
+        gradients = _bytes(one.grad for one in parameters)
+        cache = self._cached.nbytes if self._cached is not None else 0
+        total = weights + optimizer + gradients + cache + _bytes(self._inputs.values())
+        if self._device.type == "cuda":
+            total = torch.cuda.memory_allocated(self._device)
+        return Held(weights, optimizer, gradients, cache, total)
+
+    def _training(self, compile: bool) -> Callable[[Range], None]:
+        loss, optimizer = _loss(self._model, self._inputs), adamw(self._model, LEARNING_RATE)
+        run: Callable[[Inputs], Tensor] = torch.compile(loss) if compile else loss
+        name = "[compiled]" if compile else "[loss]"
+        self._optimizer = optimizer
+
+        def step(range: Range) -> None:
+            with range("[zero_grad]"):
+                optimizer.zero_grad()
+            with range(name):
+                value = run(self._inputs)
+            with range(BACKWARD):
+                value.backward()
+            with range("[optimizer]"):
+                optimizer.step()
+
+        return step
+
+    def _reading(self, mode: Mode, compile: bool) -> Callable[[Range], None]:
+        parts = take_apart(graph_of(self._model))
+        length = self._inputs[parts.given_again[0]].size(1)
+        cached = CachedModel(self._model, length=length, compile=compile and mode == "decode")
+        if compile and mode == "prefill":
+            cached.stepping = torch.compile(cached.stepping)  # type: ignore[assignment]
+        self._cached, name = cached, "[compiled]" if compile else "[model]"
+        once, prompt, token = _pieces(self._inputs, parts, length if mode == "prefill" else length - 1)
+
+        def prefill(range: Range) -> None:
+            with range("[model]"):
+                cached.start(prompt[0].size(0), **once)
+            with range(name):
+                cached(prompt[0], keep=1, **prompt[1])
+
+        def decode(range: Range) -> None:
+            with range(name):
+                begun = copy.copy(cached)  # the same caches, and its own count of what they hold
+                begun(token[0], keep=1, **token[1])
+
+        if mode == "prefill":
+            return prefill
+        cached.start(token[0].size(0), **once)
+        if length > 1:
+            cached(prompt[0], keep=1, **prompt[1])
+        return decode
+
+    def _running(self, compile: bool) -> Callable[[Range], None]:
+        run: Any = torch.compile(self._model) if compile else self._model
+
+        def step(range: Range) -> None:
+            with torch.no_grad(), range("[compiled]" if compile else "[model]"):
+                run(**self._inputs)
+
+        return step
+
+
+def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
+    parameter = next(model.parameters(), torch.empty(0))
+    return random_inputs(graph_of(model), batch=batch, length=length, device=parameter.device, dtype=parameter.dtype)
+
+
+def _reads_in_pieces(graph: Graph) -> bool:
+    try:
+        take_apart(graph)
+    except SpecError:
+        return False
+    return True
+
+
+def _pieces(inputs: Inputs, parts: Parts, length: int) -> tuple[Inputs, Piece, Piece]:
+    """What is read once, the first `length` tokens, and the token after them: each with the inputs beside it."""
+    once = {name: inputs[name] for name in parts.given_once}
+    once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
+    main, *others = parts.given_again
+    prompt: Piece = inputs[main][:, :length], {name: inputs[name][:, :length] for name in others}
+    token: Piece = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in others}
+    return once, prompt, token
+
+
+def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
+    """Cross-entropy where the model ends in logits, the next token its target or a random one; else mean squares."""
+    try:
+        ends = find_ends(model)
+    except ValueError:
+        return lambda given: _squares(model(**given))
+    loss = Loss(model)
+    if ends.tokens is not None:
+        return loss
+    with torch.no_grad():
+        rows = model(**inputs).shape[:-1]
+    targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0)).to(
+        next(iter(inputs.values())).device
+    )
+    return lambda given: loss(given, targets)
+
+
+def _squares(outputs: Any) -> Tensor:
+    every = [one for one in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(one, Tensor)]
+    return torch.stack([one.float().square().mean() for one in every]).sum()
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))

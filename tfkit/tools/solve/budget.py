@@ -1,0 +1,86 @@
+"""What a model may cost: parameters, FLOPs or memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from tfkit.builder import build
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
+from tfkit.tools.memory import bytes_text
+
+if TYPE_CHECKING:
+    from tfkit.tools.cost import Cost
+    from tfkit.tools.cost.result import Mode
+
+Of = Literal["params", "flops", "memory"]
+
+LENGTH = 2048
+"""Tokens of a sequence, where its model is not meant for fewer."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount of parameters, FLOPs or bytes.
+
+    Attributes:
+        of: what is counted.
+        amount: how much there is of it.
+        mode: FLOPs and memory are those of a training step, of a prompt that is read, or of one more token.
+        tokens: FLOPs are those of so many tokens.
+        batch: sequences at once; only memory depends on it.
+        length: tokens of each sequence; 2048, or what the model is meant for if that is less, unless given.
+        dtype: of weights and activations, which memory depends on.
+    """
+
+    of: Of
+    amount: float
+    mode: Mode = "train"
+    tokens: float = 1
+    batch: int = 1
+    length: int | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def at_most(self) -> bool:
+        """Whether nothing may exceed it: memory is a wall, parameters and FLOPs are an aim."""
+        return self.of == "memory"
+
+    def at_length(self, graph: Graph) -> int:
+        """The length of sequences of that model."""
+        return self.length or min(LENGTH, max_len(graph) or LENGTH)
+
+    def measure(self, graph: Graph) -> int:
+        """What a model costs: its parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
+        if self.of == "params":
+            return parameters_of(graph)
+        found = self.cost(graph)
+        return found.total.flops if self.of == "flops" else found.memory.peak
+
+    def cost(self, graph: Graph) -> Cost:
+        """What a step of that model costs."""
+        from tfkit.tools.cost import cost
+
+        batch = self.batch if self.of == "memory" else 1
+        return cost(graph, batch=batch, length=self.at_length(graph), mode=self.mode, dtype=self.dtype)
+
+    def factor(self, graph: Graph) -> float:
+        """What `measure` is multiplied by to compare it with the amount: tokens in sequences."""
+        if self.of != "flops":
+            return 1
+        return self.tokens / (1 if self.mode == "decode" else self.at_length(graph))
+
+    def text(self, value: float) -> str:
+        """A value in words."""
+        if self.of == "memory":
+            return bytes_text(round(value))
+        return f"{round(value):,} parameters" if self.of == "params" else f"{value:.4g} FLOPs"
+
+
+def parameters_of(graph: Graph) -> int:
+    """The parameters of a model, counted from the model on the meta device."""
+    model: Any = build(graph, device="meta")
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,283 @@
+"""The sizes of a spec's family: which of its numbers grow together, and by what steps.
+
+A size is two whole numbers: `depth` counts units of layers, `width` steps of d_model. All stacks have the same share of
+the layers at every depth, and at every width d_model, the heads, and the heads of keys and values have the ratios that
+they have in the spec, so that the width of a head stays. Everything else stays as it is written: vocabulary, experts,
+latent widths, a single head of keys and values. What the spec writes as arithmetic follows by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Any
+
+from tfkit.component import AttentionConfig, Config
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph, expand
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.load import find_spec, read_tree, resolve_spec
+from tfkit.spec.merge import assign
+from tfkit.spec.tree import Mapping as Tree
+from tfkit.spec.tree import Node, Scalar
+
+Path = tuple[str, ...]
+
+HEADS = ("n_heads", "n_kv_heads")
+MAX_LAYERS = MAX_HEADS = 4096
+MAX_DIM = 2**26
+ROUNDING = 256
+"""A hidden width is a multiple of this power of two, or of the largest one that divides the spec's."""
+LOSS = 16
+"""A hidden width is at least so many times what it is rounded to: rounding changes it by 3% at most."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A number of layers that grows: `path` of the number, the spec's own, and after how many its pattern repeats."""
+
+    path: Path
+    n_layers: int
+    period: int
+    least: int
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A hidden width that grows with d_model; several paths may have the same."""
+
+    paths: tuple[Path, ...]
+    d_ff: int
+
+    @property
+    def rounding(self) -> int:
+        """The spec's own rounding."""
+        return min(ROUNDING, self.d_ff & -self.d_ff)
+
+    def at(self, scale: Fraction) -> int:
+        """The width where d_model is `scale` times the spec's: the same ratio, rounded as the spec's is."""
+        exact, step = self.d_ff * scale, self.rounding
+        while step > 1 and exact < LOSS * step:
+            step //= 2
+        return max(1, int(exact / step + Fraction(1, 2))) * step
+
+
+class Family:
+    """The sizes of a spec's family. `sets` are the changes that hold for all of them, as `--set` takes them.
+
+    A `d_model` or `n_layers` among the changes is kept at that value; another number that would grow is fixed by it.
+    Raises SpecError when the spec is wrong, or nothing in it can grow.
+    """
+
+    def __init__(self, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> None:
+        self.spec, self.plugins, self.file = spec, plugins, str(find_spec(spec))
+        self.tree = read_tree(spec)
+        self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+        every = list(sets)
+        given = {one: self._path(one) for one in every}
+        written = dict(_numbers(self.tree, ()))
+        self._kept = {path: one for one, path in given.items() if path[-1] in ("d_model", "n_layers")}
+        self._kept = {path: one for path, one in self._kept.items() if path in written}
+        self.sets = tuple(one for one in every if given[one] not in self._kept)
+        self.own = self.load(())
+        self.tree = _without_map(self.tree)
+        fixed = [given[one] for one in self.sets]
+        changed = functools.reduce(lambda tree, one: assign(tree, one, self._fields), self.sets, self.tree)
+        numbers = {path: n for path, n in _numbers(changed, ()) if not any(path[: len(one)] == one for one in fixed)}
+        self.stacks = self._stacks(numbers) if "n_layers" not in keep else ()
+        self.widths = self._widths(numbers)
+        self.hidden = self._hidden(numbers)
+        self.step = self._step()
+        self.scale = Fraction(1) if "d_model" in keep else self._given_scale()
+        self._check(keep)
+
+    def _path(self, change: str) -> Path:
+        """The path that a `--set` argument changes."""
+        path = tuple(change.partition("=")[0].strip().split("."))
+        return path if path[0] in self._fields else ("graph", *path)
+
+    def _given(self, path: Path) -> int:
+        """The whole number that a change gives to a size; raises SpecError when it is another value."""
+        change = self._kept[path]
+        node = _at(assign(self.tree, change, self._fields), path)
+        value = node.value if isinstance(node, Scalar) else None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.load((change,))  # says what is wrong with it, if something is
+            name = change.partition("=")[0]
+            raise SpecError(Diagnostic(f"`{name}` is kept at a whole number here", help=f"for instance `{name}=12`"))
+        return value
+
+    def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Stack, ...]:
+        """The numbers of layers that grow."""
+        found = []
+        for node in self.own.nodes:
+            path = ("graph", node.name, "n_layers")
+            pattern = _pattern(getattr(node.config, "layers", None))
+            if path in numbers and path not in self._kept and pattern is not None:
+                found.append(Stack(path, numbers[path], *pattern))
+        return tuple(found)
+
+    def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
+        """The numbers that grow in proportion: d_model, heads, and inputs of features as wide as d_model."""
+        heads = {path for path in numbers if path[-1] in HEADS}
+        single = {path for path in heads if path[-1] == "n_kv_heads" and numbers[path] == 1}
+        lonely = {path for path in heads if path[-1] == "n_kv_heads" and (*path[:-1], "n_heads") not in numbers}
+        bound = {path for path in lonely if _at(self.tree, (*path[:-1], "n_heads")) is not None}
+        d_models = {path for path in numbers if path[-1] == "d_model"}
+        values = {numbers[path] for path in d_models}
+        features = {path for path, n in numbers.items() if path[0] == "inputs" and path[-1] == "width" and n in values}
+        return {path: numbers[path] for path in numbers if path in d_models | features | (heads - single - bound)}
+
+    def _hidden(self, numbers: Mapping[Path, int]) -> tuple[Hidden, ...]:
+        groups: dict[int, list[Path]] = {}
+        for path, number in numbers.items():
+            if path[-1] == "d_ff":
+                groups.setdefault(number, []).append(path)
+        return tuple(Hidden(tuple(paths), number) for number, paths in groups.items())
+
+    def _step(self) -> Fraction:
+        """The least factor of all widths whose multiples keep every ratio in whole numbers."""
+        ratios = [Fraction(number) for number in self.widths.values()]
+        for path, attention in _attentions(self.own.spec.model, ()):
+            grows, kv_grows = (self._grows((*path, name)) for name in HEADS)
+            if grows and not kv_grows and 1 < attention.kv_heads < attention.n_heads:
+                ratios.append(Fraction(attention.n_heads, attention.kv_heads))
+            if not grows and attention.d_head is None:
+                ratios.append(Fraction(attention.d_model, attention.n_heads))
+        whole = Fraction(gcd(*(r.numerator for r in ratios)), lcm(*(r.denominator for r in ratios)))
+        return 1 / whole if whole else Fraction(1)
+
+    def _grows(self, path: Path) -> bool:
+        """Whether a number of the resolved spec grows; a variant of layers has those of its stack."""
+        if path in self.widths or "variants" not in path:
+            return path in self.widths
+        place = path.index("variants")
+        return _at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
+
+    def _given_scale(self) -> Fraction | None:
+        """What the changes say that d_model is, in times the spec's; None unless they do."""
+        scales = {path: Fraction(self._given(path), self.widths[path]) for path in self._kept if path in self.widths}
+        for path, scale in scales.items():
+            if scale / self.step % 1:
+                least = int(self.widths[path] * self.step)
+                message = f"`{self._kept[path]}` is no width of the family: its heads need a multiple of {least}"
+                raise SpecError(Diagnostic(message, help=f"set n_heads too, or take {_near(self._given(path), least)}"))
+        if len(set(scales.values())) > 1:
+            raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} are different factors of one family"))
+        return next(iter(scales.values()), None)
+
+    def _check(self, keep: Iterable[str]) -> None:
+        if not any(path[-1] == "d_model" for path in self.widths):
+            self.scale = Fraction(1)
+        if self.scale is not None and not self.stacks:
+            help = "leave out `--keep`, or one of the sizes that `--set` gives"
+            raise SpecError(Diagnostic("no size is left to solve for: layers and d_model are both fixed", help=help))
+
+    @property
+    def depth(self) -> int:
+        """The depth of the spec itself."""
+        return gcd(*(stack.n_layers for stack in self.stacks))
+
+    @property
+    def depths(self) -> range:
+        """All depths: every pattern of layers is as complete as it is in the spec."""
+        if not self.stacks:
+            return range(1)
+        units = [stack.n_layers // self.depth for stack in self.stacks]
+        periods = [stack.period // gcd(stack.period, unit) for stack, unit in zip(self.stacks, units, strict=True)]
+        stride = lcm(*periods)
+        least = max(-(-stack.least // unit) for stack, unit in zip(self.stacks, units, strict=True))
+        most = min(MAX_LAYERS // unit for unit in units)
+        return range(least + (self.depth - least) % stride, most + 1, stride)
+
+    @property
+    def width(self) -> int:
+        """The width that is kept, or else that of the spec itself."""
+        return int((self.scale or Fraction(1)) / self.step)
+
+    @property
+    def all_widths(self) -> range:
+        """All widths that a spec can say."""
+        counts = [Fraction(n, MAX_HEADS) for path, n in self.widths.items() if path[-1] in HEADS]
+        dims = [Fraction(n, MAX_DIM) for n in (*self.widths.values(), *(one.d_ff for one in self.hidden))]
+        return range(1, int(1 / (max((*counts, *dims), default=Fraction(1)) * self.step)) + 1)
+
+    def changes(self, depth: int, width: int, hidden: Iterable[int] | None = None) -> tuple[str, ...]:
+        """What to change in the spec, beside `sets`, for that size: nothing that is so anyway."""
+        scale = width * self.step
+        values = {one.path: one.n_layers // self.depth * depth for one in self.stacks}
+        values |= {path: self._given(path) for path in self._kept if path[-1] == "n_layers"}
+        values |= {path: int(number * scale) for path, number in self.widths.items()}
+        d_ffs = self.hidden_at(width) if hidden is None else hidden
+        values |= {path: d_ff for one, d_ff in zip(self.hidden, d_ffs, strict=True) for path in one.paths}
+        own = dict(_numbers(self.tree, ()))
+        return tuple(f"{self._name(path)}={n}" for path, n in values.items() if own.get(path) != n)
+
+    def hidden_at(self, width: int) -> list[int]:
+        """The hidden widths at that width."""
+        return [one.at(width * self.step) for one in self.hidden]
+
+    def load(self, changes: Iterable[str]) -> Graph:
+        """The graph of the spec with `sets` and further changes; raises SpecError."""
+        return expand(resolve_spec(self.tree, self.plugins, sets=(*self.sets, *changes), file=self.file))
+
+    def _name(self, path: Path) -> str:
+        """A path as `--set` takes it."""
+        return ".".join(path[1:] if path[0] == "graph" and path[1] not in self._fields else path)
+
+
+def _numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
+    """The whole numbers that a spec writes by name, in its order."""
+    for name, node in tree.items.items():
+        here = (*path, name)
+        if isinstance(node, Tree) and here != ("checkpoint",):
+            yield from _numbers(node, here)
+        elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
+            yield here, node.value
+
+
+def _without_map(tree: Tree) -> Tree:
+    """A spec without what a published checkpoint calls its tensors: it says nothing about sizes, and much else."""
+    items = {name: node for name, node in tree.items.items() if name != "checkpoint"}
+    return Tree(items, {name: tree.keys[name] for name in items}, tree.span)
+
+
+def _at(tree: Node | None, path: Path) -> Node | None:
+    for name in path:
+        tree = tree.items.get(name) if isinstance(tree, Tree) else None
+    return tree
+
+
+def _pattern(layers: Any) -> tuple[int, int] | None:
+    """After how many layers a pattern repeats, and how many it needs at least; None if it says how many there are."""
+    pattern, groups = getattr(layers, "pattern", None), getattr(layers, "groups", None)
+    if groups:
+        return groups, groups
+    if isinstance(pattern, Mapping):
+        ends = [int(end) for key in pattern if key != "rest" for end in key.lstrip("-").split("-")]
+        return (1, max(ends, default=0) + 2) if "rest" in pattern else None
+    if not pattern:
+        return 1, 1
+    counts = [word.partition("*")[2] or "1" for word in pattern]
+    return sum(map(int, counts)), sum(map(int, counts))
+
+
+def _attentions(config: Any, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
+    """All attentions of a resolved spec, with their paths."""
+    if isinstance(config, AttentionConfig):
+        yield path, config
+    elif isinstance(config, Config):
+        for name in type(config).model_fields:
+            yield from _attentions(getattr(config, name), (*path, name))
+    elif isinstance(config, Mapping):
+        for name, one in config.items():
+            yield from _attentions(one, (*path, str(name)))
+
+
+def _near(number: int, step: int) -> str:
+    below = number // step * step
+    return f"{below} or {below + step}" if below else str(step)

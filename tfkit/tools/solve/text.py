@@ -1,0 +1,68 @@
+"""A size as a spec of its own, which extends the one that it is a size of."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.document import ModelSpec
+from tfkit.spec.load import SUFFIXES, find_spec, read_tree
+from tfkit.spec.merge import assign, word_key
+from tfkit.spec.render import render_tree
+from tfkit.spec.tree import Mapping, Node, Scalar, node_of
+
+_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **known: Any) -> str:
+    """The YAML text of a spec that extends `spec` with changes, as `--set` takes them.
+
+    Args:
+        spec: path or bare name.
+        sets: changes of the form `path=value`.
+        path: the file that the text is for, and after which the spec is called.
+        plugins: those that the spec needs.
+        known: further values at the top of the spec.
+    """
+    base = read_tree(spec)
+    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+    changed = base
+    for one in sets:
+        changed = assign(changed, one, fields)
+    tree = _difference(base, changed, ())
+    name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
+    head = node_of({"tfkit": 1, "extends": _reference(spec, path.parent), "name": name, **known}, base.span)
+    assert isinstance(head, Mapping)
+    return render_tree(Mapping({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span))
+
+
+def _reference(spec: str, folder: Path) -> str:
+    """How a spec in `folder` names another one."""
+    if not spec.endswith(SUFFIXES) and os.sep not in spec:
+        return spec
+    relative = os.path.relpath(find_spec(spec).resolve(), folder.resolve())
+    return relative if os.sep in relative else f".{os.sep}{relative}"
+
+
+def _difference(old: Mapping, new: Mapping, path: tuple[str, ...]) -> Mapping:
+    """The patch that turns one tree into another by `extends`: another kind stands there as a whole."""
+    items: dict[str, Node] = {}
+    for name, node in new.items.items():
+        before = old.items.get(name)
+        if before == node:
+            continue
+        here = (*path, name)
+        if isinstance(before, Mapping) and isinstance(node, Mapping) and _kind(before, here) == _kind(node, here):
+            items[name] = _difference(before, node, here)
+        else:
+            items[name] = node
+    return Mapping(items, {name: new.keys[name] for name in items}, new.span)
+
+
+def _kind(node: Mapping, path: tuple[str, ...]) -> object:
+    word = node.items.get(word_key(path))
+    return word.value if isinstance(word, Scalar) else None

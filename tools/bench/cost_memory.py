@@ -1,0 +1,147 @@
+"""What `tfkit cost` says of the memory of a training step, against what the step takes.
+
+    python tools/bench/cost_memory.py
+
+The peak is the running sum of every allocation and every release that the PyTorch profiler saw, from before the model
+was built to the end of its second step; it is the peak within that step: forward, loss in pieces, backward, and AdamW
+in one kernel. Everything is float32 on the CPU, without dropout unless the name says so. Real widths, a few layers.
+The profiler may lose events on a busy machine: where its sum does not come back to weights and optimizer states when
+the step is over, the measurement is made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import tfkit
+from tfkit.tools.cost import Cost, cost
+from tfkit.tools.inputs import random_inputs
+
+MARK = "the step that counts"
+ATTEMPTS = 3
+
+
+class Case(NamedTuple):
+    """A model, changes that make it fit, and what it reads."""
+
+    spec: str
+    sets: tuple[str, ...]
+    batch: int
+    length: int
+    recompute: bool = False
+
+    def __str__(self) -> str:
+        layers = [change.rpartition("=")[2] for change in self.sets if "n_layers" in change]
+        note = f", {layers[0]} layers" if layers else ""
+        dropout = "" if "dropout=0" in self.sets or not _drops(self) else ", dropout"
+        return f"{self.spec}{note}{dropout}{', recompute' if self.recompute else ''}"
+
+
+def _drops(case: Case) -> bool:
+    return case.spec in ("gpt2", "bert_base", "t5_small", "vaswani_base")
+
+
+DRY = "dropout=0"
+CASES = (
+    Case("gpt2", (DRY,), 2, 64),
+    Case("gpt2", (DRY, "decoder.n_layers=4"), 4, 512),
+    Case("gpt2", (DRY, "decoder.n_layers=4"), 4, 512, recompute=True),
+    Case("gpt2", ("decoder.n_layers=4",), 4, 256),
+    Case("llama32_1b", ("decoder.n_layers=4",), 2, 256),
+    Case("bert_base", (DRY, "encoder.n_layers=6"), 4, 256),
+    Case("albert_base", (DRY,), 2, 128),
+    Case("t5_small", (DRY,), 4, 128),
+    Case("vaswani_base", (DRY,), 8, 128),
+    Case("vaswani_base", (), 4, 128),
+    Case("olmoe_1b_7b", ("decoder.n_layers=1",), 2, 256),
+)
+
+
+def measured(case: Case) -> tuple[int, int]:
+    """Bytes of the weights, gradients and optimizer states, and of the peak of a step."""
+    for _ in range(ATTEMPTS):
+        fixed, left, seen = _profiled(case)
+        peak, level = _peak(seen)
+        if abs(level - left) < 0.01 * left:
+            return fixed, peak
+    raise RuntimeError(f"{case}: the profiler saw {level:,} bytes at the end, and there were {left:,}")
+
+
+def _profiled(case: Case) -> tuple[int, int, profile]:
+    """Two steps: bytes of weights, gradients and optimizer states, those that stay, and what the profiler saw."""
+    graph = tfkit.load(case.spec, sets=case.sets)
+    inputs = random_inputs(graph, batch=case.batch, length=case.length)
+    targets = torch.zeros(case.batch, case.length, dtype=torch.long)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model = tfkit.build(graph, recompute=case.recompute).train()
+        optimizer, loss = tfkit.adamw(model, lr=1e-4), tfkit.Loss(model)
+        for step in range(2):
+            with record_function(MARK if step else "warm-up"):
+                loss(inputs, targets).backward()
+                optimizer.step()
+                fixed = _bytes(model, optimizer)
+                optimizer.zero_grad(set_to_none=True)
+    return fixed, _bytes(model, optimizer), seen
+
+
+def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+    return sum(one.nbytes for one in (*tensors, *states))
+
+
+def _peak(seen: profile) -> tuple[int, int]:
+    """The largest running sum of allocations since the beginning of the marked step, and the last one."""
+    events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    level = peak = 0
+    counts = False
+    for event in events:
+        counts = counts or event.name() == MARK
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level if counts else 0)
+    return peak, level
+
+
+def predicted(case: Case) -> Cost:
+    """What the tool says."""
+    graph = tfkit.load(case.spec, sets=case.sets)
+    return cost(
+        graph,
+        batch=case.batch,
+        length=case.length,
+        dtype=torch.float32,
+        memory_length=case.length if case.spec in ("t5_small", "vaswani_base") else None,
+        recompute=case.recompute,
+        kernels="cpu",
+    )
+
+
+def rows(cases: tuple[Case, ...] = CASES) -> Iterator[str]:
+    """The lines of the table."""
+    yield "| model | batch x length | fixed, predicted | measured | error | peak, predicted | measured | error |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for case in cases:
+        told, (fixed, peak) = predicted(case), measured(case)
+        memory = told.memory
+        pairs = ((memory.weights + memory.gradients + memory.optimizer, fixed), (told.peak, peak))
+        cells = [f"{a / 1e6:,.1f} MB | {b / 1e6:,.1f} MB | {100 * (a - b) / b:+.1f}%" for a, b in pairs]
+        yield f"| {case} | {case.batch} x {case.length} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, metavar="N", help="the first N cases")
+    for row in rows(CASES[: parser.parse_args().only]):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What does the profiler cost? Steps without it and under it, as `tfkit profile` runs them, in turns.
+
+OMP_NUM_THREADS=1 python tools/bench/profile_overhead.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+
+import torch
+from measure import accelerator, machine, ratio, seconds, take_turns
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+import tfkit
+from tfkit.tools.profile.measure import DETAILS
+from tfkit.tools.profile.ranges import Range, named_ranges, quick, shown
+from tfkit.tools.profile.steps import Step
+
+GOAL = 1.4
+MODEL = "gpt2"
+SMALL = ("decoder.n_layers=6", "d_model=384", "decoder.attention.n_heads=6", "decoder.ffn.d_ff=1536", "vocab_size=8192")
+
+
+def main() -> None:
+    """Print the ratio for each mode."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--full", action="store_true", help="GPT-2 of 124M parameters instead of 14M")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    graph = tfkit.load(MODEL, sets=() if given.full else SMALL)
+    found = {mode: race(graph, mode, given) for mode in ("train", "prefill", "decode")}
+    if given.json:
+        print(json.dumps({"machine": machine(), "gpu": accelerator(), "seconds": found}))
+        return
+    print(f"{MODEL}{'' if given.full else ', small'}: {given.batch} x {given.length} on {accelerator() or machine()}")
+    print(f"  {'':9}{'plain ms':>10}   timed / plain: minima, median (spread)   with stacks, shapes and memory")
+    for mode, times in found.items():
+        ratios = [ratio(times[name], times["plain"]) for name in ("timed", "detailed")]
+        texts = [f"{one.of_minima:.3f}, {one.median:.3f} ({one.low:.2f} to {one.high:.2f})" for one in ratios]
+        print(f"  {mode:9}{1000 * min(times['plain']):>10.2f}   {texts[0]:40}  {texts[1]}")
+    print(f"  the goal is at most {GOAL} for what is timed")
+
+
+def race(graph: tfkit.Graph, mode: str, given: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of single steps, by turns."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tfkit.build(graph, device=device).train(mode == "train")
+    step = Step(model, mode, batch=given.batch, length=given.length, compile=False)  # type: ignore[arg-type]
+    plain: Range = lambda name: nullcontext()  # noqa: E731
+    contenders: dict[str, Callable[[], float]] = {
+        "plain": lambda: seconds(lambda: step(plain), device),
+        "timed": lambda: profiled(model, step, quick),
+        "detailed": lambda: profiled(model, step, shown, **DETAILS),
+    }
+    return take_turns(contenders, given.rounds, warm_up=1)
+
+
+def profiled(model: torch.fx.GraphModule, step: Step, range: Range, **options: bool) -> float:
+    """Seconds of the second of two steps under the profiler; the first one warms it up."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        stack.enter_context(named_ranges(model, range))
+        stack.enter_context(torch_profile(activities=activities, **options))  # type: ignore[arg-type]
+        step(range)
+        return seconds(lambda: step(range), next(model.parameters()).device.type)
+
+
+if __name__ == "__main__":
+    main()
