@@ -158,7 +158,7 @@ class CachedModel:
         """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
         parameter = next(self.model.parameters(), torch.empty(0))
         device, dtype = parameter.device, parameter.dtype
-        if torch.is_autocast_enabled(device.type):
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         for name, shapes in self._shapes(batch).items():
             old, fits = self._cache.get(name, []), [(shape, dtype, device) for shape in shapes]

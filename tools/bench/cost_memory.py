@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         layers = [change.rpartition("=")[2] for change in self.sets if "n_layers" in change]
-        note = f", {layers[0]} layers" if layers else ""
+        note = f", {layers[0]} layer{'s' * (layers[0] != '1')}" if layers else ""
         dropout = "" if "dropout=0" in self.sets or not _drops(self) else ", dropout"
         return f"{self.spec}{note}{dropout}{', recompute' if self.recompute else ''}"
 
@@ -131,7 +131,7 @@ def rows(cases: tuple[Case, ...] = CASES) -> Iterator[str]:
         told, (fixed, peak) = predicted(case), measured(case)
         memory = told.memory
         pairs = ((memory.weights + memory.gradients + memory.optimizer, fixed), (told.peak, peak))
-        cells = [f"{a / 1e6:,.1f} MB | {b / 1e6:,.1f} MB | {100 * (a - b) / b:+.1f}%" for a, b in pairs]
+        cells = [f"{a / 1e6:,.1f} MB | {b / 1e6:,.1f} MB | {round(100 * (a - b) / b, 1) + 0.0:+.1f}%" for a, b in pairs]
         yield f"| {case} | {case.batch} x {case.length} | {' | '.join(cells)} |"
 
 

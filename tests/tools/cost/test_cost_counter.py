@@ -30,7 +30,6 @@ SAMPLE = {
     "llama3_8b": ["decoder.n_layers=2"],
     "gemma2_2b": ["decoder.n_layers=2"],
     "mixtral_8x7b": ["decoder.n_layers=2"],
-    "deepseek_v2_lite": ["decoder.n_layers=3"],
 }
 """What is held against others always; all other specs are as they are, and slow."""
 

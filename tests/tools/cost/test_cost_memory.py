@@ -34,7 +34,7 @@ def hold(bench: Any, case: Any) -> None:
 SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("length", "recompute"), [(32, False), (32, True), (4, False)])
 @pytest.mark.parametrize(
     ("spec", "sets"),
     [
@@ -42,9 +42,9 @@ SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
         ("llama3_8b", ("decoder.n_layers=3", "decoder.attention.n_heads=4", "decoder.attention.n_kv_heads=2")),
     ],
 )
-def test_small_models(bench: Any, spec: str, sets: tuple[str, ...], recompute: bool) -> None:
+def test_small_models(bench: Any, spec: str, sets: tuple[str, ...], length: int, recompute: bool) -> None:
     dry = SMALL if spec == "gpt2" else SMALL[:2]
-    hold(bench, bench.Case(spec, (*dry, *sets), 2, 32, recompute))
+    hold(bench, bench.Case(spec, (*dry, *sets), 2, length, recompute))
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from tfkit.tools.export import onnx as onnx_format
 from tfkit.tools.export.export import check_format, export
 
 from ..conftest import CAPTIONS
-from .odd import one_layer
-from .reduced import reduced
+from .odd import distinct, one_layer
 
 QUICK = ("bert_tiny",)
 
@@ -25,7 +24,7 @@ QUICK = ("bert_tiny",)
     "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
 )
 def test_every_spec(name: str, tmp_path: Path) -> None:
-    exported = export(tfkit.build(reduced(name)), tmp_path / "model.onnx")
+    exported = export(tfkit.build(distinct(name, "onnx")), tmp_path / "model.onnx")
     assert exported.difference <= 1e-5
     decodes = str(tmp_path / "model.decode.onnx") in exported.files
     assert decodes == any("cached" in check.case for check in exported.checks)

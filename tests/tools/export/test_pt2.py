@@ -18,8 +18,7 @@ from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.pt2 import Pt2
 
 from ..conftest import CAPTIONS
-from .odd import one_layer
-from .reduced import reduced
+from .odd import distinct, one_layer
 
 QUICK = ("bert_base",)
 """A decoder is in other tests; encoder with decoder, windows, experts and the rest are slow."""
@@ -29,7 +28,7 @@ QUICK = ("bert_base",)
     "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
 )
 def test_every_spec(name: str, tmp_path: Path) -> None:
-    exported = export(tfkit.build(reduced(name)), tmp_path / "model.pt2")
+    exported = export(tfkit.build(distinct(name, "pt2")), tmp_path / "model.pt2")
     assert exported.difference <= 1e-5
     decodes = {"prefill", "decode"} <= load_pt2(exported.files[0]).exported_programs.keys()
     assert decodes == any("cached" in check.case for check in exported.checks)

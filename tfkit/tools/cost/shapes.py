@@ -56,15 +56,15 @@ class _Pointwise:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        shape, dtype = _common(tensors), self._dtype(tensors, args)
-        whole = next((one for one in tensors if one.shape == shape), None)
-        return empty(shape, dtype) if whole is None else like(whole, dtype)
+        shape, dtype = _common(tensors), self._dtype(tensors, args, whole="rounding_mode" in kwargs)
+        model = next((one for one in tensors if one.shape == shape), None)
+        return empty(shape, dtype) if model is None else like(model, dtype)
 
-    def _dtype(self, tensors: list[Tensor], args: Any) -> torch.dtype:
+    def _dtype(self, tensors: list[Tensor], args: Any, *, whole: bool) -> torch.dtype:
         if self.compares:
             return torch.bool
         dtype = _promoted(tensors)
-        floats = self.floats or any(isinstance(one, float) for one in args)
+        floats = (self.floats and not whole) or any(isinstance(one, float) for one in args)
         return torch.get_default_dtype() if floats and not dtype.is_floating_point else dtype
 
 

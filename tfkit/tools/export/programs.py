@@ -58,7 +58,7 @@ class Caches:
         self.of_memory = [*self._memory]
         self.limit = max_len(graph)
         windows = [one.window for kept in self._kept.values() for one in kept if one.window]
-        self.least = 1 + max([1, *windows])
+        self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
             self.least = min(self.least, self.limit)
         places = [(name, i, one) for name, kept in self._kept.items() for i, one in enumerate(kept)]
