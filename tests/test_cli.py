@@ -17,8 +17,8 @@ import pytest
 
 from tfkit.cli import main
 from tfkit.cli.app import SECTIONS
-from tfkit.cli.output import short
 from tfkit.tools import trial
+from tfkit.tools.units import short
 
 TINY = """\
 tfkit: 1

@@ -12,8 +12,8 @@ from pathlib import Path
 from tfkit.graph.expand import load
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.draw import draw, write
-from tfkit.tools.draw.text import short
 from tfkit.tools.specs import Shipped, shipped
+from tfkit.tools.units import short
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PAIRS = (("gpt2", "llama3_8b"), ("llama2_7b", "llama3_8b"))

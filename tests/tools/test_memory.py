@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.memory import bytes_text, check_memory, free_memory, size_of
+from tfkit.tools.memory import check_memory, free_memory, size_of
+from tfkit.tools.units import bytes_text
 
 
 def test_size_is_that_of_the_built_model(small: tfkit.Graph) -> None:

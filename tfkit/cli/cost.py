@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.cli.models import DTYPES
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
 from tfkit.errors import closest
+from tfkit.tools.units import flops_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.cost import By, Cost, Device, Mode, Row
@@ -33,7 +34,7 @@ MODES = ("train", "prefill", "decode")
     """,
 )
 @click.argument("spec")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
+@batch_option
 @click.option(
     "--length",
     type=click.IntRange(1),
@@ -60,14 +61,7 @@ MODES = ("train", "prefill", "decode")
     help="float32, bfloat16, float16 or float64.",
 )
 @click.option("--device", metavar="NAME", help="Add the least time that it takes on a device: h200, a100, ...")
-@click.option(
-    "--by",
-    default="component",
-    show_default=True,
-    type=click.Choice(["component", "node", "layer"]),
-    metavar="PART",
-    help="Rows: component, node or layer.",
-)
+@by_option
 @click.option("--recompute", is_flag=True, help="Layers run a second time in the backward, and keep less.")
 @click.option(
     "--optimizer",
@@ -174,7 +168,7 @@ def _columns(found: Cost, device: Device | None) -> list[str]:
 
 
 def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
-    from tfkit.cli.output import percent, short
+    from tfkit.cli.output import percent
 
     train = found.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, found.total.flops_forward)]
@@ -203,7 +197,7 @@ def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
 
 
 def _bytes(n: int) -> str:
-    from tfkit.tools.memory import bytes_text
+    from tfkit.tools.units import bytes_text
 
     return bytes_text(n) if n else "-"
 
@@ -221,7 +215,7 @@ def _title(found: Cost) -> str:
 
 def _notes(found: Cost, device: Device | None) -> Iterator[str]:
     """What stands below the table."""
-    from tfkit.cli.output import percent, short
+    from tfkit.cli.output import percent
 
     total = found.total
     share = percent(total.scores_forward, total.flops_forward)
@@ -250,14 +244,6 @@ def _memory_notes(found: Cost) -> Iterator[str]:
     yield f"memory: weights {_bytes(memory.weights)}, cache {_bytes(memory.cache)}, peak {_bytes(memory.peak)}"
     if memory.cache_per_token:
         yield f"KV cache: {_bytes(memory.cache_per_token)} for each token of a sequence"
-
-
-def flops_text(count: int) -> str:
-    """`583.3G`, in powers of 1000."""
-    amount, unit, units = float(count), "", iter("kMGTPEZ")
-    while amount >= 999.95 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return (f"{amount:,.1f}{unit}" if unit else str(count)) if count else "-"
 
 
 def time_text(seconds: float) -> str:

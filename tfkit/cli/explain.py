@@ -10,6 +10,7 @@ import click
 
 from tfkit.cli.options import Reader, command, json_option
 from tfkit.cli.output import WIDTH
+from tfkit.tools.units import bytes_text, scaled, short
 
 if TYPE_CHECKING:
     from tfkit.tools.explain import Explained, Part
@@ -52,7 +53,6 @@ def lines_of(explained: Explained) -> Iterator[str]:
 
 
 def _lines(explained: Explained) -> Iterator[str]:
-    from tfkit.cli.output import short
 
     active = f", {short(explained.active)} of them for each token" if explained.active < explained.parameters else ""
     yield from _wrapped(f"{explained.name}: {short(explained.parameters)} parameters{active}", "")
@@ -74,20 +74,15 @@ def _lines(explained: Explained) -> Iterator[str]:
 
 def _end(explained: Explained) -> Iterator[str]:
     """What a whole forward and the cache cost."""
-    from tfkit.tools.memory import bytes_text
-
     per_token = explained.flops / explained.length
     yield f"A forward takes {_flops(per_token)} a token where {explained.length:,} are read at once."
     if explained.cache is not None:
         yield f"The KV cache grows by {bytes_text(explained.cache.per_token)} a token in {explained.cache.dtype}."
 
 
-def _flops(amount: float) -> str:
-    units = iter("KMGTP")
-    unit = ""
-    while amount >= 999.5 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return f"{amount:.3g} {unit}FLOPs"
+def _flops(count: float) -> str:
+    amount, prefix = scaled(count, "KMGTP", most=999.5)
+    return f"{amount:.3g} {prefix}FLOPs"
 
 
 def _part(part: Part, explained: Explained, depth: int) -> Iterator[str]:
@@ -116,7 +111,7 @@ def _stop(text: str) -> str:
 
 def _costs(part: Part, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
     """Parameters, their share and that of the FLOPs; of a node with all that is inside it."""
-    from tfkit.cli.output import percent, short
+    from tfkit.cli.output import percent
 
     parts = list(part.walk()) if whole else [part]
     parameters, flops = sum(one.parameters for one in parts), sum(one.flops for one in parts)

@@ -94,7 +94,7 @@ def export(
 
 def _show(exported: Exported) -> None:
     from tfkit.cli.output import show, table
-    from tfkit.tools.memory import bytes_text
+    from tfkit.tools.units import bytes_text
 
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
     head = f"wrote {exported.files[0]}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"

@@ -118,8 +118,8 @@ def device_of(name: str) -> torch.device:
 
 
 def _show_trial(trial: Trial, files: Sequence[str]) -> None:
-    from tfkit.cli.output import short, show, table
-    from tfkit.tools.memory import bytes_text
+    from tfkit.cli.output import show, table
+    from tfkit.tools.units import bytes_text, short
 
     rows = [
         (
@@ -207,7 +207,7 @@ def _cells(shown: Shown, count: Params) -> list[str]:
 
 
 def _summary(count: Params) -> str:
-    from tfkit.cli.output import short
+    from tfkit.tools.units import short
 
     return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
 
@@ -224,7 +224,7 @@ def _notes(count: Params) -> Iterator[str]:
 
 
 def _cache_note(size: CacheSize) -> str:
-    from tfkit.tools.memory import bytes_text
+    from tfkit.tools.units import bytes_text
 
     each = f"{bytes_text(size.per_token)} per token"
     if size.per_memory_token:

@@ -135,6 +135,17 @@ def fail(wrong: SpecError, *, json: bool) -> None:
     raise click.exceptions.Exit(1)
 
 
+batch_option = click.option(
+    "--batch", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences."
+)
+by_option = click.option(
+    "--by",
+    default="component",
+    show_default=True,
+    type=click.Choice(["component", "node", "layer"]),
+    metavar="PART",
+    help="Rows: component, node or layer.",
+)
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)
 _SETS = [

@@ -62,15 +62,6 @@ def table(
     return made
 
 
-def short(count: int) -> str:
-    """`124.4M`: a count in three or four digits."""
-    amount, units = float(count), iter("KMBT")
-    unit = ""
-    while amount >= 999.95 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return f"{amount:,.1f}{unit}" if unit else str(count)
-
-
 def percent(part: int, whole: int) -> str:
     """`68.3%`."""
     return f"{100 * part / whole:.1f}%" if whole else "-"

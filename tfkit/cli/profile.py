@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.cli.models import DTYPES
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
 
 if TYPE_CHECKING:
     from tfkit.tools.profile.result import By
@@ -68,7 +68,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     help="Of weights and activations: float32, bfloat16, float16, float64.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(min=1), metavar="N", help="Sequences.")
+@batch_option
 @click.option("--length", type=click.IntRange(min=1), metavar="N", help="Tokens of each; 128, or max_len if less.")
 @click.option(
     "--steps", default=5, show_default=True, type=click.IntRange(min=2), metavar="N", help="Steps that are timed."
@@ -76,14 +76,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @click.option(
     "--warmup", default=2, show_default=True, type=click.IntRange(min=0), metavar="N", help="Steps before them."
 )
-@click.option(
-    "--by",
-    default="component",
-    show_default=True,
-    type=click.Choice(["component", "node", "layer"]),
-    metavar="PART",
-    help="Rows: component, node or layer.",
-)
+@by_option
 @click.option(
     "--weights",
     metavar="FILE",

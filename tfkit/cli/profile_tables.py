@@ -31,8 +31,7 @@ def _show_one(profile: Profile, by: By) -> None:
 
 
 def _summary(profile: Profile) -> list[str]:
-    from tfkit.cli.output import short
-    from tfkit.tools.memory import bytes_text
+    from tfkit.tools.units import bytes_text, short
 
     tokens = f"{profile.batch} x {profile.length} tokens"
     if profile.mode == "decode":
@@ -98,8 +97,8 @@ def _reached(row: PartTime, scale: float) -> list[str]:
 
 def _memory(profile: Profile, by: By) -> Table:
     from tfkit.cli.output import table
-    from tfkit.tools.memory import bytes_text
     from tfkit.tools.profile.result import rows
+    from tfkit.tools.units import bytes_text
 
     columns = [by, "allocates", "kept at the peak", "peak while it runs"]
     lines = [

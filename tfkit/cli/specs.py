@@ -34,8 +34,9 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 @json_option
 def list_(words: tuple[str, ...], json: bool) -> None:
     """List the specs that come with tfkit."""
-    from tfkit.cli.output import print_json, short, show, table
+    from tfkit.cli.output import print_json, show, table
     from tfkit.tools.specs import shipped
+    from tfkit.tools.units import short
 
     specs = shipped(words)
     if json:

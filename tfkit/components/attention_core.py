@@ -33,14 +33,16 @@ class ScaledDotProduct(nn.Module):
         self.grouped = grouped
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        causal = self.causal and mask is None
+        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
+            causal = False
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            # The newest token alone reads all that is kept. Traced, sizes are tensors.
-            is_causal=self.causal and mask is None and bool(q.size(2) == k.size(2)),
+            is_causal=causal,
             scale=self.scale,
             enable_gqa=self.grouped,
         )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.units import bytes_text
 
 MARGIN = 1.05
 """A model needs a little more than its weights: the inputs, and what flows between the layers."""
@@ -67,12 +68,3 @@ def _container() -> int | None:
     except (OSError, ValueError):  # no control group, or "max"
         return None
     return max(0, limit - used + cache)
-
-
-def bytes_text(count: int) -> str:
-    """`497.8 MB`, in powers of 1000."""
-    amount, unit = float(count), ""
-    units = iter("kMGT")
-    while amount >= 999.95 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return f"{amount:,.1f} {unit}B" if unit else f"{count} B"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.draw.text import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, short, width_of, wrap
+from tfkit.tools.draw.text import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, width_of, wrap
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -49,10 +49,3 @@ def test_flow_keeps_lines_within_their_width() -> None:
     assert all(line_width(line, 11) <= 120 for line in lines)
     joined = " ".join(run.text for line in lines for run in line)
     assert all(item.text in joined for item in items)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0"), (999, "999"), (1000, "1.0k"), (124_439_808, "124.4M"), (671 * 10**9, "671.0B")]
-)
-def test_short(count: int, text: str) -> None:
-    assert short(count) == text

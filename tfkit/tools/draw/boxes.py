@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tfkit.tools.draw.scene import Box, Chip, Note
 from tfkit.tools.draw.shapes import Canvas, Rect, Words
 from tfkit.tools.draw.style import role
-from tfkit.tools.draw.text import Line, Run, cut, flow, line_width, short, width_of, wrap
+from tfkit.tools.draw.text import Line, Run, cut, flow, line_width, width_of, wrap
+from tfkit.tools.units import short
 
 TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
 """Sizes of fonts."""

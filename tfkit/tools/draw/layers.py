@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, natural_width, place_box, runs
 from tfkit.tools.draw.scene import Box, Layer, Mark, Note, Segment
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Words
-from tfkit.tools.draw.text import Run, flow, short
+from tfkit.tools.draw.text import Run, flow
+from tfkit.tools.units import short
 
 WIDTH = 250.0
 """Of a box that stands alone."""

@@ -18,7 +18,8 @@ from tfkit.tools.draw.layers import (
 )
 from tfkit.tools.draw.scene import Added, Box, Chain, Mark, Node, Note, Tower
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect
-from tfkit.tools.draw.text import short, width_of
+from tfkit.tools.draw.text import width_of
+from tfkit.tools.units import short
 
 BESIDE = 22.0
 """From the line to a box at its side."""

@@ -94,11 +94,3 @@ def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
     while text and width_of(f"{text}...", size, bold=bold) > width:
         text = text[:-1]
     return f"{text}..."
-
-
-def short(count: int) -> str:
-    """`124.4M`: a count in three or four digits."""
-    amount, unit, units = float(count), "", iter("kMBT")
-    while amount >= 999.95 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return f"{amount:,.1f}{unit}" if unit else str(count)

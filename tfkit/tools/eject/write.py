@@ -145,7 +145,7 @@ class _File:
         lines = [
             f"    {name}: {type(value).__name__} = {value!r}" for name, value in self.numbers.items() if name in used
         ]
-        head = ["@dataclass(frozen=True)", "class Config:", f'    """The sizes of {self.graph.name}."""', ""]
+        head = ["@dataclass(frozen=True)", "class Config:"]
         for name, how in self.classes.derived.items():
             if name in used:
                 text = re.sub(r"[a-z_]\w*", r"self.\g<0>", how)

@@ -19,7 +19,8 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.export.cases import example
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import format_of, name_by_suffix
-from tfkit.tools.memory import bytes_text, size_of
+from tfkit.tools.memory import size_of
+from tfkit.tools.units import bytes_text
 
 MARGIN = 2**24
 """Bytes that a file has beside the weights, at most."""

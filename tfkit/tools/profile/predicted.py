@@ -10,9 +10,10 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.cost import Cost, PartCost, cost
 from tfkit.tools.cost.result import Amounts, part_phases
-from tfkit.tools.memory import bytes_text, free_memory
+from tfkit.tools.memory import free_memory
 from tfkit.tools.profile.result import Limits, PartTime, Profile
 from tfkit.tools.profile.steps import Settings
+from tfkit.tools.units import bytes_text
 
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 

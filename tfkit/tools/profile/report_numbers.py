@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfkit.tools.memory import bytes_text
+from tfkit.tools.units import bytes_text
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -10,7 +10,7 @@ import torch
 from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
-from tfkit.tools.memory import bytes_text
+from tfkit.tools.units import bytes_text
 
 if TYPE_CHECKING:
     from tfkit.tools.cost import Cost

@@ -1,0 +1,29 @@
+"""Numbers in three or four digits and a unit, as tables and pictures have them."""
+
+from __future__ import annotations
+
+
+def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
+    """The amount in powers of 1000, and the prefix of its power; none where it is below `most`."""
+    prefix, larger = "", iter(prefixes)
+    while amount >= most and (following := next(larger, None)):
+        amount, prefix = amount / 1000, following
+    return amount, prefix
+
+
+def short(count: int) -> str:
+    """`124.4M`: a count."""
+    amount, prefix = scaled(count, "KMBT")
+    return f"{amount:,.1f}{prefix}" if prefix else str(count)
+
+
+def bytes_text(count: int) -> str:
+    """`497.8 MB`."""
+    amount, prefix = scaled(count, "kMGT")
+    return f"{amount:,.1f} {prefix}B" if prefix else f"{count} B"
+
+
+def flops_text(count: int) -> str:
+    """`583.3G`; a dash for none."""
+    amount, prefix = scaled(count, "kMGTPEZ")
+    return (f"{amount:,.1f}{prefix}" if prefix else str(count)) if count else "-"
