@@ -168,6 +168,8 @@ def test_a_bug_in_the_file_is_found() -> None:
     assert "x = x + " in text
     with pytest.raises(tfkit.SpecError, match="computes something else"):
         check(graph, text.replace("x = x + ", "x = 2 * x + ", 1))
+    with pytest.raises(tfkit.SpecError, match="NameError: name 'nowhere' is not defined"):
+        check(graph, text.replace("x = x + ", "x = nowhere + ", 1))
     with pytest.raises(tfkit.SpecError, match="other tensors"):
         check(graph, text.replace("self.down = ", "self.below = ").replace("self.down(", "self.below("))
     assert torch.is_grad_enabled()

@@ -42,7 +42,7 @@ def check(graph: Graph, text: str) -> Proof:
     """
     model = build(graph, device="meta")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    with loaded(text) as module, torch.device("meta"):
+    with _tried(), loaded(text) as module, torch.device("meta"):
         ejected = made(module)
     theirs = {name: tensor.shape for name, tensor in ejected.state_dict().items()}
     if list(theirs.items()) != list(shapes.items()):
@@ -54,9 +54,20 @@ def check(graph: Graph, text: str) -> Proof:
         model = build(graph).eval()
         ejected.load_state_dict(model.state_dict(), assign=True)
         for inputs in _batches(model):
-            if not all(map(torch.equal, _outputs(model, inputs), _outputs(ejected.eval(), inputs))):
+            with _tried():
+                outputs = _outputs(ejected.eval(), inputs)
+            if not all(map(torch.equal, _outputs(model, inputs), outputs)):
                 raise _error("it computes something else")
     return Proof(len(shapes), count, runs)
+
+
+@contextmanager
+def _tried() -> Iterator[None]:
+    """Make one error of whatever an ejected file does wrong."""
+    try:
+        yield
+    except Exception as cause:
+        raise _error(f"{type(cause).__name__}: {cause}") from cause
 
 
 @contextmanager

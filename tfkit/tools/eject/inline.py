@@ -6,6 +6,8 @@ import ast
 import copy
 from collections.abc import Mapping
 
+from torch import nn
+
 from tfkit.tools.eject.specialise import Key, Specialised
 from tfkit.tools.eject.tidy import Replaced, reads, tidied
 
@@ -34,12 +36,16 @@ def is_path(node: ast.expr) -> bool:
     return all(isinstance(one, ast.Attribute | ast.Name | ast.Constant | ast.Load) for one in ast.walk(node))
 
 
-def drawn_in(functions: dict[Key, Specialised]) -> dict[Key, Specialised]:
-    """The functions of a model; short ones that are called once are written where that is."""
+def drawn_in(functions: dict[Key, Specialised], read: Mapping[nn.Module, set[str]]) -> dict[Key, Specialised]:
+    """The functions of a model; short ones that are called once are written where that is.
+
+    `read` has the names that others use of a module: these stay.
+    """
     functions = dict(functions)
     for key, entry in list(functions.items()):
         name = key[-1] if len(key) == 2 else key[0].__name__
-        if name == "forward" or not _straight(entry.body) or len(entry.body) > SHORT:
+        used = len(key) == 2 and name in read.get(key[0], ())
+        if name == "forward" or used or not _straight(entry.body) or len(entry.body) > SHORT:
             continue
         near = [other for other in functions if len(key) == 1 or other[0] is key[0]]
         calls = [(owner, step) for owner in near for step in _steps(functions[owner].body) if _calls(step, key)]

@@ -215,30 +215,52 @@ def _drawn_together(steps: list[ast.stmt], *, every: bool) -> list[ast.stmt]:
             steps[-2:] = [ast.Return(before.value)]
     index = 0
     while index < len(steps) - 1:
-        step = steps[index]
-        if isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name):
-            name, value = step.targets[0].id, step.value
-            readers = [n for n in range(index + 1, len(steps)) if name in reads(steps[n])]
-            fits = readers == [index + 1]
-            if readers and (fits or (len(readers) == 1 and _is_path(value))):
-                reader = steps[readers[0]]
-                once = sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(reader)) == 1
-                new = (
-                    Replaced({name: value}).visit(copy.deepcopy(reader))
-                    if once and not _assigned(reader, name)
-                    else None
-                )
-                if (
-                    new is not None
-                    and isinstance(new, ast.Assign | ast.Return)
-                    and len(ast.unparse(new)) <= (WIDTH if every or _is_path(value) else SHORT)
-                ):
-                    steps[readers[0]] = new
-                    del steps[index]
-                    index = max(0, index - 1)
-                    continue
-        index += 1
+        found = _merged(steps, index, every=every)
+        if found is None:
+            index += 1
+            continue
+        place, new = found
+        steps[place] = new
+        del steps[index]
+        index = max(0, index - 1)
     return steps
+
+
+def _merged(steps: list[ast.stmt], index: int, *, every: bool) -> tuple[int, ast.stmt] | None:
+    """The step that alone reads what this one assigns, with that in its place, and where it stands."""
+    step = steps[index]
+    if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
+        return None
+    name, value, path = step.targets[0].id, step.value, _is_path(step.value)
+    readers = [number for number in range(index + 1, len(steps)) if name in reads(steps[number])]
+    if len(readers) != 1 or (readers[0] != index + 1 and not path):
+        return None
+    reader = steps[readers[0]]
+    passed = steps[index + 1 : readers[0] + 1]
+    changed = any(_changes(one) or reads(value) & _stored(one) for one in passed[:-1]) or _changes(reader)
+    once = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(reader)) == 1
+    if changed or not once or name in _stored(reader) or not isinstance(reader, ast.Assign | ast.Return):
+        return None
+    new = Replaced({name: value}).visit(copy.deepcopy(reader))
+    return (readers[0], new) if len(ast.unparse(new)) <= (WIDTH if every or path else SHORT) else None
+
+
+def _changes(step: ast.stmt) -> bool:
+    """Whether something is written into, rather than to a name."""
+    nodes = list(ast.walk(step))
+    targets = [t for n in nodes if isinstance(n, ast.Assign | ast.AugAssign) for t in _places(n)]
+    into = any(isinstance(node, ast.Subscript | ast.Attribute) for target in targets for node in ast.walk(target))
+    return into or any(_acts(node) for node in nodes if isinstance(node, ast.expr))
+
+
+def _places(step: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return step.targets if isinstance(step, ast.Assign) else [step.target]
+
+
+def _stored(step: ast.stmt) -> set[str]:
+    """The names that a statement assigns."""
+    nodes = [node for node in ast.walk(step) if isinstance(node, ast.Assign | ast.AugAssign)]
+    return {name for node in nodes for target in _places(node) for name in reads(target)}
 
 
 def _is_path(value: ast.expr) -> bool:
@@ -246,10 +268,6 @@ def _is_path(value: ast.expr) -> bool:
     return isinstance(value, ast.Attribute | ast.Subscript) and all(
         isinstance(node, ast.Attribute | ast.Name | ast.Subscript | ast.Constant) for node in parts
     )
-
-
-def _assigned(step: ast.stmt, name: str) -> bool:
-    return isinstance(step, ast.Assign) and any(name in reads(target) for target in step.targets)
 
 
 class Replaced(ast.NodeTransformer):

@@ -46,7 +46,7 @@ def eject(graph: Graph) -> str:
         model = assemble(named)
     whole = Specialiser(model)
     whole.run()
-    whole.functions = drawn_in(whole.functions)
+    whole.functions = drawn_in(whole.functions, whole.read)
     file = _File(graph, model, whole, Classes(graph, whole, sizes.found, numbers), numbers)
     return with_shapes(formatted(file.text()), graph)
 
