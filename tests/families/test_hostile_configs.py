@@ -84,6 +84,15 @@ def test_a_changed_config(config: dict[str, Any], tmp_path: Path) -> None:
     check(config, tmp_path)
 
 
+def test_null_in_a_mapping_says_nothing(tmp_path: Path) -> None:
+    config, path = CONFIGS["deepseek_v3"], tmp_path / "config.json"
+    graphs = []
+    for scaling in (config["rope_scaling"], {**config["rope_scaling"], "rope_theta": None}):
+        path.write_text(json.dumps({**config, "rope_scaling": scaling}), encoding="utf-8")
+        graphs.append(import_config(path).graph.spec.model.graph)
+    assert graphs[0] == graphs[1]
+
+
 @pytest.mark.slow
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())

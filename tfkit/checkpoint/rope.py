@@ -109,15 +109,15 @@ def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> di
     found |= {"rope_type": found.pop("type")} if "type" in found else {}
     if "rope_theta" not in found:
         raise Invalid("", "`rope_theta` is missing")
-    return {key: value for key, value in found.items() if value is not None}
+    return found
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The value of a field that is a mapping; nothing where there is none."""
+    """The value of a field that is a mapping; nothing where there is none, and in it nothing of what is null."""
     found = values.get(name) or {}
     if not isinstance(found, dict):
         raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
