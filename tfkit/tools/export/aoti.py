@@ -21,9 +21,9 @@ from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.tools.export.blame import quiet
 from tfkit.tools.export.cases import example
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
-from tfkit.tools.export.pieces import PieceReader, complete
-from tfkit.tools.export.programs import MODEL, Watched, caches_of, exported, programs, refusals
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list, metadata
+from tfkit.tools.export.pieces import Programs, complete
+from tfkit.tools.export.programs import MODEL, Watched, exported, programs, refusals
 
 OPTIONS = {
     "aot_inductor.package": True,
@@ -65,17 +65,17 @@ class Aoti(Format):
         return _Compiled(path, model)
 
 
-class _Compiled(Opened):
+class _Compiled(Programs):
     """The libraries of an archive."""
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
+        super().__init__(graph_of(model))
         from torch.export.pt2_archive._package import load_pt2
 
         with quiet():
             self._runners = load_pt2(str(path)).aoti_runners
         self._weights = _load_weights(path, self._runners)
         self._model = model
-        self._graph = graph_of(model)
 
     def takes(self, name: str) -> list[str]:
         """The names of what a program is called with."""
@@ -89,14 +89,6 @@ class _Compiled(Opened):
         with torch.no_grad():
             return as_list(self._runners[name](**dense))
 
-    def forward(self, inputs: Inputs) -> list[Tensor]:
-        return self.run(MODEL, complete(self._graph, inputs, self.takes(MODEL)))
-
-    def cached(self, length: int) -> Reader | None:
-        caches = caches_of(self._graph)
-        like = next(self._model.parameters(), torch.empty(0))
-        return None if caches is None else PieceReader(self._graph, caches, self, length=length, like=like)
-
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights[MODEL]
 
@@ -104,7 +96,7 @@ class _Compiled(Opened):
         """Those of the program that was compiled: compiled code has no modules any more."""
         watched = Watched(exported(self._model, example(self._model)))
         with torch.no_grad():
-            watched.run(*complete(self._graph, inputs, inputs_of(self._model)).values())
+            watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())
         return watched.outputs
 
 

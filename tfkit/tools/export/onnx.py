@@ -23,9 +23,9 @@ from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.pieces import take_apart
 from tfkit.tools.export.blame import quiet, refused, using
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
-from tfkit.tools.export.pieces import PieceReader, complete
-from tfkit.tools.export.programs import MODEL, READ, Cache, caches_of, programs, refusals, returned
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
+from tfkit.tools.export.pieces import Programs, complete
+from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -170,12 +170,12 @@ def _sizes(name: str, value: Any) -> Any:
     return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}
 
 
-class _Sessions(Opened):
+class _Sessions(Programs):
     """The graphs, run by ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
+        super().__init__(graph_of(model))
         self._path = path
-        self._graph = graph_of(model)
         self._names = list(model.state_dict())
         self._sessions: dict[str, Any] = {}
 
@@ -205,14 +205,6 @@ class _Sessions(Opened):
                 cache[place[0]][place[1]] = torch.from_numpy(value)
         return results
 
-    def forward(self, inputs: Inputs) -> list[Tensor]:
-        return self.run(MODEL, complete(self._graph, inputs, self.takes(MODEL)))
-
-    def cached(self, length: int) -> Reader | None:
-        caches = caches_of(self._graph)
-        like = next(iter(self.weights().values()), torch.empty(0))
-        return None if caches is None else PieceReader(self._graph, caches, self, length=length, like=like)
-
     def weights(self) -> Mapping[str, Tensor]:
         import onnx_ir as ir
 
@@ -239,7 +231,7 @@ class _Sessions(Opened):
         wanted = {node.outputs[0]: paths for node, paths in found.items()}
         model.graph.outputs.extend(value for value in wanted if value not in results)
         session = _session(ir.to_proto(model).SerializeToString(), self._path.parent)
-        given = complete(self._graph, inputs, [one.name for one in session.get_inputs()])
+        given = complete(self.graph, inputs, [one.name for one in session.get_inputs()])
         names = [value.name for value in wanted]
         values = session.run(names, {key: value.numpy() for key, value in given.items()})
         return {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,18 +12,8 @@ from torch import Tensor
 from tfkit.decoding.modules import made_once
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
-from tfkit.tools.export.format import Inputs
-from tfkit.tools.export.programs import DECODE, PREFILL, READ, Caches
-
-
-class Programs(Protocol):
-    """Programs that were read from a file; see `tfkit.tools.export.programs`."""
-
-    def takes(self, name: str) -> Iterable[str]:
-        """The names of what a program is called with."""
-
-    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns; the tensors in `cache` are changed."""
+from tfkit.tools.export.format import Inputs, Opened, Reader
+from tfkit.tools.export.programs import DECODE, MODEL, PREFILL, READ, Caches, caches_of
 
 
 class PieceReader:
@@ -107,3 +98,30 @@ def _beside(graph: Graph, name: str) -> str:
         if any(name in as_list(source) for source in node.wires.values()):
             return str(node.wires["input"])
     raise AssertionError(f"nothing reads `{name}`")
+
+
+class Programs(Opened):
+    """The programs of a file, see `tfkit.tools.export.programs`.
+
+    Args:
+        graph: of the model that was written.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    @abstractmethod
+    def takes(self, name: str) -> Iterable[str]:
+        """The names of what a program is called with."""
+
+    @abstractmethod
+    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+        """What a program returns; the tensors in `cache` are changed."""
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        return self.run(MODEL, complete(self.graph, inputs, self.takes(MODEL)))
+
+    def cached(self, length: int) -> Reader | None:
+        caches = caches_of(self.graph)
+        like = next(iter(self.weights().values()), torch.empty(0))
+        return None if caches is None else PieceReader(self.graph, caches, self, length=length, like=like)

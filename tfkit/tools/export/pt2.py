@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic
 from tfkit.tools.export.blame import quiet
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
-from tfkit.tools.export.pieces import PieceReader, complete
-from tfkit.tools.export.programs import MODEL, Watched, caches_of, programs, refusals
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list, metadata
+from tfkit.tools.export.pieces import Programs, complete
+from tfkit.tools.export.programs import MODEL, Watched, programs, refusals
 
 
 class Pt2(Format):
@@ -64,15 +64,15 @@ def package(made: Mapping[str, ExportedProgram], path: Path, extra: Mapping[str,
         archive._package_extra_files(writer, dict(extra))
 
 
-class _Loaded(Opened):
+class _Loaded(Programs):
     """The programs of an archive."""
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
+        super().__init__(graph_of(model))
         from torch.export.pt2_archive._package import load_pt2
 
         with quiet():
             self._programs = load_pt2(str(path)).exported_programs
-        self._graph = graph_of(model)
         self._modules: dict[str, fx.GraphModule] = {}
         for program in self._programs.values():  # each was read with weights of its own
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
@@ -88,19 +88,11 @@ class _Loaded(Opened):
         with torch.no_grad():
             return as_list(self._modules[name](**given))
 
-    def forward(self, inputs: Inputs) -> list[Tensor]:
-        return self.run(MODEL, complete(self._graph, inputs, self.takes(MODEL)))
-
-    def cached(self, length: int) -> Reader | None:
-        caches = caches_of(self._graph)
-        like = next(iter(self.weights().values()), torch.empty(0))
-        return None if caches is None else PieceReader(self._graph, caches, self, length=length, like=like)
-
     def weights(self) -> Mapping[str, Tensor]:
         return self._programs[MODEL].state_dict
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        given = complete(self._graph, inputs, self.takes(MODEL))
+        given = complete(self.graph, inputs, self.takes(MODEL))
         watched = Watched(self._programs[MODEL])
         with torch.no_grad():
             watched.run(*given.values())
