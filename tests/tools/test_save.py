@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 import tfkit
 from tfkit.tools import save as module
-from tfkit.tools.save import check_folder, save, write_text
+from tfkit.tools.save import check_folder, save
+from tfkit.tools.writing import write_file
 
 
 def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
@@ -76,13 +77,13 @@ def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.json", "old")
-    write_text(tmp_path / "a.json", "new")
+    write_file(tmp_path / "a.json", "old")
+    write_file(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "new"
     with pytest.raises(tfkit.SpecError, match="cannot write"):
-        write_text(tmp_path / "nowhere" / "a.json", "text")
+        write_file(tmp_path / "nowhere" / "a.json", "text")
     with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "a.json", "\ud800")
+        write_file(tmp_path / "a.json", "\ud800")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new")]
-    write_text(Path(os.devnull), "text")
+    write_file(Path(os.devnull), "text")
     assert not Path(os.devnull).is_file()

@@ -51,9 +51,9 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
         proof = check(graph, text)
     lines = len(text.splitlines())
     if output is not None:
-        from tfkit.tools.save import write_text
+        from tfkit.tools.writing import write_file
 
-        write_text(output, text)
+        write_file(output, text)
     if json:
         print_json({"name": graph.name, "lines": lines, "ran": proof.ran, "code": text})
     elif output is None:

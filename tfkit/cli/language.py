@@ -39,9 +39,9 @@ def schema(reader: Reader, output: Path | None) -> None:
     if output is None:
         click.echo(text)
         return
-    from tfkit.tools.save import write_text
+    from tfkit.tools.writing import write_file
 
-    write_text(output, f"{text}\n")
+    write_file(output, f"{text}\n")
 
 
 @command(

@@ -46,9 +46,9 @@ def import_(
 
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
     if output is not None:
-        from tfkit.tools.save import write_text
+        from tfkit.tools.writing import write_file
 
-        write_text(output, imported.text)
+        write_file(output, imported.text)
     if json:
         print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
     elif output is None:

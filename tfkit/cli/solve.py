@@ -130,13 +130,13 @@ def _budget(given: dict[str, Any]) -> Budget:
 
 
 def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
-    from tfkit.tools.save import write_text
     from tfkit.tools.solve.text import extending
+    from tfkit.tools.writing import write_file
 
     layers = " + ".join(map(str, size.n_layers.values()))
     words = f"{Path(spec).stem} with {layers} layers of width {size.d_model}"
     text = extending(spec, size.sets, output, reader.plugins, description=words, parameters=size.parameters)
-    write_text(output, text)
+    write_file(output, text)
 
 
 def _show(spec: str, solved: Solved, output: Path | None) -> None:

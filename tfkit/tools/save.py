@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.render import render
 from tfkit.tools.importing import CONFIG, export_config
+from tfkit.tools.writing import fresh_folder
 
 SPEC = "spec.yaml"
 Layout = Literal["tfkit", "huggingface"]
@@ -64,7 +63,8 @@ def save(
     write = _own(model, graph) if layout == "tfkit" else _published(model)
     check_folder(folder, force=force)
     try:
-        _replace(folder.resolve(), write)
+        with fresh_folder(folder) as target:
+            write(target)
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
@@ -95,50 +95,3 @@ def _published(model: nn.Module) -> Callable[[Path], None]:
             shutil.copymode(target / CONFIG, file)
 
     return write
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, all of it or nothing; raises SpecError when it cannot be written."""
-    path = path.resolve()
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        if path.exists() and not path.is_file():  # a pipe or a device takes the text and stays what it is
-            path.write_text(text, encoding="utf-8")
-        else:
-            new.write_text(text, encoding="utf-8")
-            new.replace(path)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {error.strerror}")) from error
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _replace(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder` anew with what `write` writes into it, or leave it as it was."""
-    mark = secrets.token_hex(4)
-    new, old = (folder.parent / f".{folder.name}.{mark}.{end}" for end in ("new", "old"))
-    missing = [parent for parent in folder.parents if not parent.exists()]
-    done = False
-    try:
-        new.mkdir(parents=True)
-        write(new)
-        _flush(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        done = True
-    finally:
-        if not done and old.exists():
-            old.rename(folder)
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-        for parent in [] if done else missing:
-            if parent.exists():
-                parent.rmdir()
-
-
-def _flush(folder: Path) -> None:
-    """Wait until the files are on the disk: a rename must not come before what it renames."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

@@ -157,7 +157,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     before = (tmp_path / "a.svg").read_text()
-    monkeypatch.setattr("tfkit.tools.draw.files.os.replace", interrupted)
+    monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(picture, tmp_path / "a.svg", "dark")
     assert (tmp_path / "a.svg").read_text() == before

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.draw.page import to_html
 from tfkit.tools.draw.shapes import Picture
 from tfkit.tools.draw.style import Theme
 from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.writing import write_file
 
 ZOOM = 2
 """Pixels of a PNG for each of the picture's."""
@@ -48,20 +47,10 @@ FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, "
 def write(picture: Picture, path: Path, theme: Theme = "auto") -> None:
     """Write a picture in the format that the ending of `path` says: .svg, .png or .html.
 
-    It is written beside it first: an interrupt or a full disk leaves no half picture.
-
     Raises:
         ValueError: another ending.
-        SpecError: it cannot be written.
+        SpecError: it cannot be written; an interrupt or a full disk leaves no half picture.
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"a picture is {', '.join(FORMATS)}, not {path.suffix or 'nameless'}")
-    made = FORMATS[path.suffix](picture, theme)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        new.write_bytes(made.encode() if isinstance(made, str) else made)
-        os.replace(new, path)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {error.strerror or error}")) from error
-    finally:
-        new.unlink(missing_ok=True)
+    write_file(path, FORMATS[path.suffix](picture, theme))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +13,7 @@ from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.tools.profile.result import Profile, rows
+from tfkit.tools.writing import fresh_folder
 
 DATA, REPORT = "profile.json", "report.html"
 TRACE = "pt.trace.json.gz"
@@ -46,34 +45,19 @@ def _folders(data: Path) -> list[str]:
 
 
 @contextmanager
-def fresh_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, which takes its place when all went well, and goes otherwise.
+def profile_folder(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` when all went well.
 
     Raises:
         SpecError: it cannot be written, be the disk full or the place forbidden.
     """
-    folder = folder.resolve()
-    mark = secrets.token_hex(4)
-    new, old = (folder.parent / f".{folder.name}.{mark}.{end}" for end in ("new", "old"))
-    missing = [parent for parent in folder.parents if not parent.exists()]
-    done = False
     try:
-        new.mkdir(parents=True)
-        yield new
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        done = True
+        with fresh_folder(folder) as new:
+            yield new
     except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
-    finally:
-        if not done and old.exists():
-            old.rename(folder)
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
-        for parent in [] if done else missing:
-            if parent.exists():
-                parent.rmdir()
+        raise SpecError(
+            Diagnostic(f"cannot write {quoted(str(folder.resolve()))}: {error.strerror or error}")
+        ) from error
 
 
 def folders_of(names: Sequence[str]) -> list[str]:

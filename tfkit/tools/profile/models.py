@@ -14,7 +14,7 @@ import torch
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
-from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, fresh_folder, write_profiles
+from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
 from tfkit.tools.profile.result import Mode, Profile
@@ -85,7 +85,7 @@ def profile_models(
     limits, ticks = limits_of(device, dtype), count(1)
     total = count_steps(settings) * len(graphs)
     profiles: list[Profile] = []
-    with nullcontext() if directory is None else fresh_folder(Path(directory)) as target:
+    with nullcontext() if directory is None else profile_folder(Path(directory)) as target:
         for graph, name, one in zip(graphs, names, lengths, strict=True):
             trace = _trace(target, name)
             gc.collect()  # the model before this one
