@@ -56,6 +56,14 @@ def take_apart(graph: Graph) -> Parts:
     )
 
 
+def parts_to_decode(graph: Graph) -> Parts | None:
+    """The two parts of a model that can be read in pieces; None for one that needs its sequence as a whole."""
+    try:
+        return take_apart(graph)
+    except SpecError:
+        return None
+
+
 def wire_of(node: Node, field: str) -> WireMarker:
     """The marker of a field that is a wire."""
     found = marker(type(node.config).model_fields[field], WireMarker)

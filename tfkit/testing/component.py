@@ -12,10 +12,9 @@ import yaml
 
 from tfkit.builder import build
 from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
-from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, loads
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.pieces import parts_to_decode
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.testing import checks
 from tfkit.testing.cached import check_cached, check_cached_step
@@ -135,15 +134,7 @@ def check_model(graph: Graph, *, causal: str | None = None) -> None:
     calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8)]
     checks.check_script(model, inputs, *calls)
     checks.check_capture(model, *calls)
-    if _reads_in_pieces(graph):
+    if parts_to_decode(graph) is not None:
         inputs = example_inputs(graph, length=min(CACHED, max_len(graph) or CACHED))
         check_cached(model, inputs)
         check_cached_step(model, inputs)
-
-
-def _reads_in_pieces(graph: Graph) -> bool:
-    try:
-        take_apart(graph)
-    except SpecError:
-        return False
-    return True

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from tfkit.component import Kept
-from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.pieces import parts_to_decode
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,8 @@ class CacheSize:
 
 def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
     """Count what a model keeps of one sequence; None if it needs its sequence as a whole, as an encoder does."""
-    try:
-        parts = take_apart(graph)
-    except SpecError:
+    parts = parts_to_decode(graph)
+    if parts is None:
         return None
     own = [one for _, pieces in parts.again.values() for one in pieces.cache]
     memory = [one for _, pieces in parts.again.values() for one in pieces.memory_cache]

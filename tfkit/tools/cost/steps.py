@@ -13,7 +13,7 @@ from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import Parts, take_apart
+from tfkit.graph.pieces import Parts, parts_to_decode, take_apart
 from tfkit.nn import Past
 from tfkit.tools.cost.result import Mode
 from tfkit.training.loss import Loss
@@ -48,10 +48,8 @@ def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
 
 def given_once(graph: Graph) -> tuple[str, ...]:
     """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
-    try:
-        return take_apart(graph).given_once
-    except SpecError:
-        return ()
+    parts = parts_to_decode(graph)
+    return () if parts is None else parts.given_once
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:

@@ -12,8 +12,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import Parts
-from tfkit.tools.export.methods import parts_to_decode
+from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.tools.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12
@@ -82,7 +81,7 @@ def _inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
     """Inputs of one call; what a model reads once has another length than the rest."""
-    graph, parts, like = graph_of(model), parts_to_decode(model), next(model.parameters())
+    graph, parts, like = graph_of(model), parts_to_decode(graph_of(model)), next(model.parameters())
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
     made = random_inputs(graph, length=length, **options)
     if parts is not None:

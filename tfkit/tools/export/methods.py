@@ -21,8 +21,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.errors import SpecError
-from tfkit.graph.pieces import Parts, take_apart
+from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn.program import written_forward
 from tfkit.tools.export import state
 
@@ -32,7 +31,7 @@ OPTIONAL = "Tensor | None = None"
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
     """The module to be scripted; without `start` and `step` where the model needs its sequence as a whole."""
-    name, parts = type(model).__name__, parts_to_decode(model)
+    name, parts = type(model).__name__, parts_to_decode(graph_of(model))
     methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
     if parts is not None:
         methods |= _decoding(model, parts)
@@ -40,14 +39,6 @@ def with_methods(model: fx.GraphModule) -> nn.Module:
     for path, child in model.named_children():
         module.add_module(path, child)
     return module.train(model.training)
-
-
-def parts_to_decode(model: fx.GraphModule) -> Parts | None:
-    """The two parts of a model that can be decoded token by token; None for one that cannot."""
-    try:
-        return take_apart(graph_of(model))
-    except SpecError:
-        return None
 
 
 def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:

@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.graph.pieces import parts_to_decode
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
-from tfkit.tools.export.methods import parts_to_decode, with_methods
+from tfkit.tools.export.methods import with_methods
 
 HELP = "another --format may take it"
 
@@ -50,7 +51,7 @@ class _Loaded(Opened):
         return as_list(self._module(**{name: value for name, value in inputs.items() if name in taken}))
 
     def cached(self, length: int) -> Reader | None:
-        parts = parts_to_decode(self._model)
+        parts = parts_to_decode(graph_of(self._model))
         return None if parts is None else _Reader(self._module, length, parts.given_again[0])
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -13,9 +13,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.errors import SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import Parts, take_apart
+from tfkit.graph.pieces import Parts, parts_to_decode, take_apart
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.ranges import BACKWARD, STEP, Range
@@ -78,7 +76,7 @@ class Step:
         self._cached: CachedModel | None = None
         if mode == "train":
             self._run = self._training(compile)
-        elif mode == "decode" or _reads_in_pieces(graph_of(model)):
+        elif mode == "decode" or parts_to_decode(graph_of(model)) is not None:
             self._run = self._reading(mode, compile)
         else:
             self._run = self._running(compile)
@@ -160,14 +158,6 @@ class Step:
 def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
     parameter = next(model.parameters(), torch.empty(0))
     return random_inputs(graph_of(model), batch=batch, length=length, device=parameter.device, dtype=parameter.dtype)
-
-
-def _reads_in_pieces(graph: Graph) -> bool:
-    try:
-        take_apart(graph)
-    except SpecError:
-        return False
-    return True
 
 
 def _pieces(inputs: Inputs, parts: Parts, length: int) -> tuple[Inputs, Piece, Piece]:
