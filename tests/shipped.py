@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfkit.graph.expand import Graph
+from tfkit.graph.expand import Graph, load
 from tfkit.spec.load import shipped_specs, specs_folder
 from tfkit.tools.importing import families
 
@@ -51,6 +51,11 @@ def one_of_each_family() -> list[Any]:
 
 def _alone(name: str) -> bool:
     return "\nextends:" not in (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def reduced(name: str) -> Graph:
+    """A shipped spec, tiny."""
+    return load(name, sets=[*reductions(load(name))])
 
 
 def reductions(graph: Graph) -> Iterator[str]:

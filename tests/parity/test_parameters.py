@@ -18,7 +18,7 @@ from tfkit.graph.expand import Graph
 from tfkit.spec.load import read_tree, shipped_specs, specs_folder
 from tfkit.spec.source import plain
 
-from ..shipped import SHIPPED, reductions
+from ..shipped import SHIPPED, reduced
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 
@@ -151,7 +151,7 @@ def test_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_small_version_runs(name: str) -> None:
-    graph = tfkit.load(name, sets=[*reductions(tfkit.load(name))])
+    graph = reduced(name)
     model = tfkit.build(graph).eval()
     assert count(model) < 20_000
     with torch.no_grad():

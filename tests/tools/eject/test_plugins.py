@@ -13,7 +13,7 @@ from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.eject import check, eject
 
-from ...shipped import reductions
+from ...shipped import reduced
 
 SPEC = """
 tfkit: 1
@@ -162,7 +162,7 @@ def test_the_tutorial_plugin(tmp_path: Path) -> None:
 
 
 def test_a_bug_in_the_file_is_found() -> None:
-    graph = tfkit.load("gpt2", sets=[*reductions(tfkit.load("gpt2"))])
+    graph = reduced("gpt2")
     text = eject(graph)
     check(graph, text)
     assert "x = x + " in text

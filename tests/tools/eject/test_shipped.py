@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import tfkit
 from tfkit.tools.eject import check, eject
 from tfkit.tools.eject.check import loaded, made
 
-from ...shipped import one_of_each_family, reductions
+from ...shipped import one_of_each_family, reduced
+from ..conftest import DECODER
 
 LINT = [
     "--isolated",
@@ -45,10 +47,6 @@ QUICK = {
 }
 
 
-def tiny(name: str) -> tfkit.Graph:
-    return tfkit.load(name, sets=[*reductions(tfkit.load(name))])
-
-
 def quick(specs: list) -> list:
     """Those of `QUICK` as they are, the others slow."""
     return [one if one.values[0] in QUICK else pytest.param(*one.values, marks=pytest.mark.slow) for one in specs]
@@ -56,7 +54,7 @@ def quick(specs: list) -> list:
 
 @pytest.mark.parametrize("name", quick(one_of_each_family()))
 def test_an_ejected_spec_is_the_model(name: str, tmp_path: Path) -> None:
-    graph = tiny(name)
+    graph = reduced(name)
     text = eject(graph)
     proof = check(graph, text)
     assert proof.ran
@@ -97,7 +95,7 @@ def test_the_config_says_the_sizes() -> None:
 
 
 def test_it_trains_as_the_model_does() -> None:
-    graph = tiny("gpt2")
+    graph = reduced("gpt2")
     ours = tfkit.build(graph).train()
     with loaded(eject(graph)) as module:
         theirs = made(module).train()
@@ -112,10 +110,39 @@ def test_it_trains_as_the_model_does() -> None:
 
 
 def test_what_has_no_weights_from_the_start_is_filled() -> None:
-    text = eject(tiny("deepseek_v3"))
+    text = eject(reduced("deepseek_v3"))
     torch.use_deterministic_algorithms(True)  # new memory is then filled with what is no number
     try:
         with loaded(text) as module:
             assert all(parameter.isfinite().all() for parameter in made(module).parameters())
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("key", ["description", "source"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        '"""\n' + "raise SystemExit\n" + '"""',
+        'a "quote"',
+        "a path\\",
+        '\\"""',
+        "\\N{BULLET}",
+        "a\0b",
+        "a\rb",
+        "\u2028\x0c\x85",
+    ],
+)
+def test_what_a_spec_says_is_no_code(key: str, words: str) -> None:
+    graph = tfkit.loads(f"{key}: {json.dumps(words)}\n{DECODER}")
+    text = eject(graph)
+    assert check(graph, text).ran
+    assert not [node for node in ast.parse(text).body if isinstance(node, ast.Raise)]
+
+
+@pytest.mark.parametrize(
+    "name", ["None", "config", "Tensor", "F", "nn", "Layer", "Attention2", "additive", "3b", "a-b.c"]
+)
+def test_any_name_of_a_model_is_a_class(name: str) -> None:
+    graph = tfkit.loads(DECODER.replace("name: small", f"name: {json.dumps(name)}"))
+    assert check(graph, eject(graph)).ran

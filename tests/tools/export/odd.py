@@ -9,7 +9,7 @@ from torch import fx
 
 import tfkit
 
-from .reduced import reduced
+from ...shipped import reduced
 
 PLUGINS = Path(__file__).parent / "plugins"
 

@@ -9,8 +9,8 @@ import pytest
 import tfkit
 from tfkit.tools.export.export import check_format, export
 
+from ...shipped import reduced
 from .odd import one_layer
-from .reduced import reduced
 
 SOME = ("bert_base", "bloom_560m", "gemma2_9b", "llama3_8b", "mixtral_8x7b", "t5_small")
 """A minute or more each; what is compiled are the programs of `test_pt2.py`, which has them all."""

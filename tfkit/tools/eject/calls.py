@@ -16,11 +16,9 @@ from tfkit.tools.eject.code import is_library
 from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
-from tfkit.tools.eject.specialise import Key, is_constant, refuse
+from tfkit.tools.eject.specialise import Key, refuse
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join
-
-Arguments = list[tuple[str | None, ast.expr]]
 
 
 def call(here: Expressions, node: ast.Call) -> Written:
@@ -177,6 +175,3 @@ def _record(here: Expressions, kind: type, node: ast.Call, written: ast.expr) ->
         return value, given[only][1] if only in given else ast.Constant(defaults[only])
     args, keywords = _written(given, here.whole.fields(kind), positional)
     return value, ast.Call(written, args, keywords)
-
-
-__all__ = ["call", "is_constant"]

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tfkit.builder import build, graph_of, inputs_of
+from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.cases import as_tensors, whole_cases
 from tfkit.tools.memory import free_memory, size_of
 
 FILE = "<ejected>"
@@ -53,11 +52,14 @@ def check(graph: Graph, text: str) -> Proof:
     if runs:
         model = build(graph).eval()
         ejected.load_state_dict(model.state_dict(), assign=True)
-        for inputs in _batches(model):
-            with _tried():
-                outputs = _outputs(ejected.eval(), inputs)
-            if not all(map(torch.equal, _outputs(model, inputs), outputs)):
-                raise _error("it computes something else")
+        for case in whole_cases(model):
+            # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
+            with _tried(), torch.enable_grad():
+                outputs = as_tensors(ejected.eval()(**case.inputs))
+            with torch.enable_grad():
+                same = all(map(torch.equal, as_tensors(model(**case.inputs)), outputs))
+            if not same:
+                raise _error(f"it computes something else for {case.words} tokens")
     return Proof(len(shapes), count, runs)
 
 
@@ -87,26 +89,6 @@ def made(module: ModuleType) -> nn.Module:
     *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
     return root(module.Config()) if takes_config else root()
-
-
-def _batches(model: torch.fx.GraphModule) -> Iterator[dict[str, Tensor]]:
-    """Inputs without padding, and with padding on either side."""
-    graph = graph_of(model)
-    yield random_inputs(graph, batch=2)
-    padded = random_inputs(graph, batch=3, seed=1)
-    for name, signal in graph.inputs.items():
-        if signal.mask is not None and signal.mask in inputs_of(model):
-            mask = torch.ones(padded[name].shape[:2], dtype=torch.bool)
-            mask[0, :2], mask[1, -2:] = False, False
-            padded[signal.mask] = mask
-    yield padded
-
-
-def _outputs(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-    # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
-    with torch.enable_grad():
-        result: Any = model(**inputs)
-    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _error(why: str) -> SpecError:

@@ -80,7 +80,8 @@ class Classes:
             if len(key) == 2:
                 self._methods.setdefault(key[0], {})[key[1]] = entry
         self._gather(whole.alikes[whole.model])
-        name_apart(self.order, self._places(), graph)
+        taken = {name for entry in whole.functions.values() for name in entry.uses}
+        name_apart(self.order, self._places(), graph, taken | {kind.__name__ for kind in whole.records})
         for one in self.order:
             self._fill(one)
 

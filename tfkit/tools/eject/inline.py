@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from tfkit.tools.eject.specialise import Key, Specialised
-from tfkit.tools.eject.tidy import Replaced, reads, tidied
+from tfkit.tools.eject.tidy import Replaced, reads, stored, tidied
 
 SHORT = 4
 """Statements of a method that is written where it is called."""
@@ -109,9 +109,7 @@ def _replaced(steps: list[ast.stmt], call: ast.stmt, entry: Specialised) -> list
     local = {name for step in entry.body for name in reads(step)} - set(entry.uses) - {"self"}
     if any(name in outer and not _same(given.get(name), name) for name in local):
         return None
-    assigned = {
-        n for step in _steps(entry.body) if isinstance(step, ast.Assign) for t in step.targets for n in reads(t)
-    }
+    assigned = {name for step in entry.body for name in stored(step)}
     if assigned & set(renamed) or set(given) != set(entry.parameters):
         return None
     first = [

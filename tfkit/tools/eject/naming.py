@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import keyword
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from tfkit.graph.expand import Graph
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from tfkit.tools.eject.classes import Class
 
 CONFIG = "config"
+FILES_OWN = frozenset({"Config", "F", "NamedTuple", "Tensor", "dataclass", "nn", "torch"})
+"""What a name means in every file."""
 AXES = {"0": "width", "1": "d_out", "2": "d_in"}
 """What the axes of a parameter are called, those of stacked matrices among them."""
 
@@ -28,8 +31,20 @@ def argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
     return next((one for one in candidates if one not in taken), f"{candidates[-1]}_{len(taken)}")
 
 
-def name_apart(classes: Iterable[Class], places: Mapping[int, list[str]], graph: Graph) -> None:
-    """Give classes of the same name names of their own: by node, by the variant of layers, or by numbers."""
+def name_apart(classes: Sequence[Class], places: Mapping[int, list[str]], graph: Graph, taken: Set[str]) -> None:
+    """Give classes of the same name names of their own: by node, by the variant of layers, or by numbers.
+
+    A name that is taken, by a function or for what is imported, gets an underscore behind it.
+    """
+    _by_place(classes, places, graph)
+    seen = {*taken, *FILES_OWN, *keyword.kwlist}
+    for one in classes:
+        while one.name in seen:
+            one.name += "_"
+        seen.add(one.name)
+
+
+def _by_place(classes: Sequence[Class], places: Mapping[int, list[str]], graph: Graph) -> None:
     groups: dict[str, list[Class]] = {}
     for one in classes:
         groups.setdefault(one.name, []).append(one)

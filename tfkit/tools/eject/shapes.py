@@ -24,7 +24,7 @@ LETTERS = "tsuv"
 def with_shapes(text: str, graph: Graph) -> str:
     """The text of an ejected model, with a comment behind each step that gives a tensor.
 
-    Lengths are t, those of further inputs s, u and v; a shape that is the same as in the step before is left out.
+    Lengths are t, those of further inputs s, u and v.
     """
     with loaded(text) as module, torch.device("meta"):
         model = made(module)

@@ -7,9 +7,9 @@ import copy
 from collections.abc import Sequence
 
 WIDTH = 112
+"""Steps are written in one line up to so many characters."""
 SHORT = 88
 """The same where a person wrote two lines."""
-"""Steps are written in one line up to so many characters."""
 
 
 def tidied(steps: list[ast.stmt], *, written: bool) -> list[ast.stmt]:
@@ -237,9 +237,9 @@ def _merged(steps: list[ast.stmt], index: int, *, every: bool) -> tuple[int, ast
         return None
     reader = steps[readers[0]]
     passed = steps[index + 1 : readers[0] + 1]
-    changed = any(_changes(one) or reads(value) & _stored(one) for one in passed[:-1]) or _changes(reader)
+    changed = any(_changes(one) or reads(value) & stored(one) for one in passed[:-1]) or _changes(reader)
     once = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(reader)) == 1
-    if changed or not once or name in _stored(reader) or not isinstance(reader, ast.Assign | ast.Return):
+    if changed or not once or name in stored(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return None
     new = Replaced({name: value}).visit(copy.deepcopy(reader))
     return (readers[0], new) if len(ast.unparse(new)) <= (WIDTH if every or path else SHORT) else None
@@ -257,7 +257,7 @@ def _places(step: ast.Assign | ast.AugAssign) -> list[ast.expr]:
     return step.targets if isinstance(step, ast.Assign) else [step.target]
 
 
-def _stored(step: ast.stmt) -> set[str]:
+def stored(step: ast.stmt) -> set[str]:
     """The names that a statement assigns."""
     nodes = [node for node in ast.walk(step) if isinstance(node, ast.Assign | ast.AugAssign)]
     return {name for node in nodes for target in _places(node) for name in reads(target)}

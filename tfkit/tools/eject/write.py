@@ -115,8 +115,13 @@ class _File:
         spec = self.graph.spec.model
         lines = [f"{spec.name}: {spec.description}" if spec.description else spec.name, ""]
         lines += [f"Source: {spec.source}"] if spec.source else []
+        init = spec.init.model_dump()
+        if (kind := init.pop("kind")) != "torch":
+            fields = ", ".join([kind, *(f"{name} {value}" for name, value in init.items())])
+            lines.append(f"Weights start as torch starts them, unless loaded; the spec says: {fields}.")
         lines.append("b batch, t positions, h heads, d width of a head.")
-        text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+        text = "".join(letter for letter in "\n".join(lines) if letter.isprintable() or letter == "\n")
+        text = text.replace("\\", "\\\\").replace('"""', "'''")
         return f'"""{text}\n"""\n'
 
     def imports(self, body: str) -> list[str]:

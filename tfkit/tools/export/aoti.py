@@ -19,9 +19,9 @@ from torch.utils._pytree import treespec_loads
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
+from tfkit.tools.cases import as_tensors, example
 from tfkit.tools.export.blame import quiet
-from tfkit.tools.export.cases import example
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list, metadata
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, Watched, exported, programs, refusals
 
@@ -87,7 +87,7 @@ class _Compiled(Programs):
         # The code reads its inputs as they lay in memory when it was compiled, and looks at no stride.
         dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in given.items()}
         with torch.no_grad():
-            return as_list(self._runners[name](**dense))
+            return as_tensors(self._runners[name](**dense))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights[MODEL]

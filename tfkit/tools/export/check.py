@@ -15,8 +15,8 @@ from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.pieces import parts_to_decode
-from tfkit.tools.export.cases import Sequences, cached_cases, whole_cases
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list
+from tfkit.tools.cases import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.tools.export.format import Call, Format, Inputs, Opened
 from tfkit.tools.parts import parts_of
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
@@ -50,7 +50,7 @@ def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check,
     _check_weights(model, opened, format)
     checks = []
     for case in whole_cases(model):
-        difference = _distance(model, case.inputs, opened.forward(case.inputs), as_list(model(**case.inputs)))
+        difference = _distance(model, case.inputs, opened.forward(case.inputs), as_tensors(model(**case.inputs)))
         checks.append(Check(case.words, difference))
         if not difference <= tolerance:
             calls, want = _recorded(model, lambda inputs=case.inputs: model(**inputs))  # type: ignore[misc]
@@ -87,7 +87,7 @@ def _check_cached(
     for number, piece in enumerate(sequences.pieces):
         rest: dict[str, Any] = dict(piece)
         tokens, mask = rest.pop(main), rest.pop(f"{main}_mask", None)
-        found, want = as_list(reader(tokens, mask, **rest)), as_list(cached(tokens, mask, **rest))
+        found, want = as_tensors(reader(tokens, mask, **rest)), as_tensors(cached(tokens, mask, **rest))
         difference = _distance(model, piece, found, want)
         if not difference <= tolerance:
             first = _first_cached(model, opened, sequences, number, tolerance)

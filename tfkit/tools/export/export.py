@@ -16,7 +16,7 @@ from torch import fx
 from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
-from tfkit.tools.export.cases import example
+from tfkit.tools.cases import example
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import format_of, name_by_suffix
 from tfkit.tools.memory import size_of

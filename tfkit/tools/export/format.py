@@ -116,8 +116,3 @@ def metadata(model: fx.GraphModule) -> dict[str, str]:
         "inputs": " ".join(inputs_of(model)),
         "outputs": " ".join(graph.outputs),
     }
-
-
-def as_list(result: Any) -> list[Tensor]:
-    """What a model returns, one or several tensors, as a list."""
-    return [result] if isinstance(result, Tensor) else list(result)

@@ -10,7 +10,8 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
+from tfkit.tools.cases import as_tensors
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.weights import build_with_weights
 
 
@@ -35,7 +36,7 @@ class _Built(Opened):
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
         taken = inputs_of(self._model)
-        return as_list(self._model(**{name: value for name, value in inputs.items() if name in taken}))
+        return as_tensors(self._model(**{name: value for name, value in inputs.items() if name in taken}))
 
     def cached(self, length: int) -> Reader | None:
         return CachedModel(self._model, length=length)

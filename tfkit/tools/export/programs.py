@@ -27,8 +27,8 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import Parts, take_apart
 from tfkit.nn import Past
+from tfkit.tools.cases import example
 from tfkit.tools.export.blame import failing, quiet, refused
-from tfkit.tools.export.cases import example
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
 UNLIMITED = 2**31

@@ -16,8 +16,9 @@ from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic
+from tfkit.tools.cases import as_tensors
 from tfkit.tools.export.blame import quiet
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, as_list, metadata
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, Watched, programs, refusals
 
@@ -86,7 +87,7 @@ class _Loaded(Programs):
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():
-            return as_list(self._modules[name](**given))
+            return as_tensors(self._modules[name](**given))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._programs[MODEL].state_dict

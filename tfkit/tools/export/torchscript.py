@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.pieces import parts_to_decode
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, as_list, metadata
+from tfkit.tools.cases import as_tensors
+from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
 
 HELP = "another --format may take it"
@@ -48,7 +49,7 @@ class _Loaded(Opened):
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
         taken = inputs_of(self._model)
-        return as_list(self._module(**{name: value for name, value in inputs.items() if name in taken}))
+        return as_tensors(self._module(**{name: value for name, value in inputs.items() if name in taken}))
 
     def cached(self, length: int) -> Reader | None:
         parts = parts_to_decode(graph_of(self._model))

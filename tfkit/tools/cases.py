@@ -1,4 +1,4 @@
-"""Inputs to compare a file and its model with: shapes that the file was not made with, and padding."""
+"""Inputs to compare a model and a file made from it with: shapes that it was not made with, and padding."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def cached_cases(model: fx.GraphModule, parts: Parts) -> Iterator[Sequences]:
     yield _sequences(model, parts, 1, [made, 1, 1])
     yield _sequences(model, parts, 3, [max(1, made - 3), 1, 1], "left")
     yield _sequences(model, parts, 4, [1, 1, max(1, made - 3)])
+
+
+def as_tensors(result: Any) -> list[Tensor]:
+    """What a model returns, one tensor or several, as a list."""
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
