@@ -205,6 +205,18 @@ def test_where_it_cannot_write(model: fx.GraphModule, folder: Path) -> None:
         export(model, folder / "nowhere" / "model.ts")
     with pytest.raises(tfkit.SpecError, match=r"the suffix of `model.bin` says no format"):
         export(model, folder / "model.bin")
+    with pytest.raises(tfkit.SpecError, match=r"`/dev/null` is no file, but a device"):
+        export(model, "/dev/null", format="torchscript")
+
+
+def test_a_link_stays_and_its_file_is_replaced(model: fx.GraphModule, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "model.ts", tmp_path / "link.ts"
+    link.symlink_to(target)
+    export(model, link)
+    assert link.is_symlink()
+    assert target.stat().st_size > 0
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.ts", "model.ts", "there"]
 
 
 def test_suffixes() -> None:

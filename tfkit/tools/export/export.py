@@ -69,6 +69,7 @@ def export(
     path = Path(path)
     name = format or name_by_suffix(path)
     check_place(path)
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is replaced, not the link
     made = format_of(name)
     with evaluating(model), _folder_beside(path) as folder:
         stage(f"writing {path}")
@@ -95,6 +96,8 @@ def check_place(path: Path) -> None:
     """Raise SpecError where no file can be written."""
     if path.is_dir():
         raise SpecError(Diagnostic(f"{quoted(str(path))} is a folder", help="name a file in it"))
+    if path.exists() and not path.is_file():
+        raise SpecError(Diagnostic(f"{quoted(str(path))} is no file, but a device or a pipe", help="name a file"))
     if not path.parent.is_dir():
         raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be written: its folder does not exist"))
 
