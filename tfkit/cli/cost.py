@@ -13,7 +13,8 @@ from tfkit.errors import closest
 from tfkit.tools.units import flops_text, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.cost import By, Cost, Device, Mode, Row
+    from tfkit.tools.cost import Cost, Device, Mode, Row
+    from tfkit.tools.parts import By
 
 MODES = ("train", "prefill", "decode")
 
@@ -146,12 +147,10 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 def _show(found: Cost, by: By, device: Device | None) -> None:
     from tfkit.cli.output import show, table
-    from tfkit.tools.cost.result import grouped
 
     columns = ["each layer" if by == "layer" else by, *_columns(found, device)]
     rows = []
-    for (name, parts), row in zip(grouped(found.parts, by).items(), found.rows(by), strict=True):
-        del name
+    for row, parts in found.groups(by):
         seconds = None if device is None else found.floor(device, parts).seconds
         rows.append([row.label, *_cells(found, row, seconds)])
     if by == "layer":

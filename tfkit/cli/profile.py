@@ -15,7 +15,7 @@ from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
 
 if TYPE_CHECKING:
-    from tfkit.tools.profile.result import By
+    from tfkit.tools.parts import By
 
 MOST = 2
 """Specs side by side."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tfkit.tools.profile.result import By, KernelTime, PartTime, Profile
+    from tfkit.tools.parts import By
+    from tfkit.tools.profile.result import KernelTime, PartTime, Profile
 
 KERNELS = 8
 """Of the longest ones, so many are shown; the report has more."""

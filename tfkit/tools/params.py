@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from tfkit.builder import build
 from tfkit.graph.expand import Graph, table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.parts import Part, parts_of, rank
+from tfkit.tools.parts import Part, in_rows, parts_of
 
 By = Literal["component", "node", "layer", "module"]
 
@@ -47,15 +46,14 @@ class Params:
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """One parameter of the model and the rows that it belongs to."""
+class _Weight(Part):
+    """One parameter of the model, and where it belongs."""
 
+    module: str
     count: int
     active: int
     trainable: bool
     embedding: bool
-    part: Part
-    module: str
 
 
 def count_params(graph: Graph, by: By = "component") -> Params:
@@ -66,11 +64,13 @@ def count_params(graph: Graph, by: By = "component") -> Params:
     """
     model: Any = build(graph, device="meta")
     weights = _weights(model, graph)
-    rows = _rows(weights, _KEYS[by], by)
     return Params(
         name=graph.name,
         by=by,
-        rows=tuple(sorted(rows, key=lambda row: rank(row.name)) if by == "component" else rows),
+        rows=tuple(
+            Row(name, label, sum(one.count for one in own), sum(one.count for one in own if not one.embedding))
+            for name, label, own in in_rows(weights, by)
+        ),
         total=sum(weight.count for weight in weights),
         non_embedding=sum(weight.count for weight in weights if not weight.embedding),
         trainable=sum(weight.count for weight in weights if weight.trainable),
@@ -88,14 +88,6 @@ def active_of(module: nn.Module, weight: Tensor) -> int:
     return weight.numel()
 
 
-_KEYS: dict[By, Callable[[_Weight], str]] = {
-    "component": lambda weight: weight.part.component,
-    "node": lambda weight: weight.part.node,
-    "layer": lambda weight: weight.part.layer,
-    "module": lambda weight: weight.module,
-}
-
-
 def _weights(model: Any, graph: Graph) -> list[_Weight]:
     modules, parts = dict(model.named_modules()), parts_of(model)
     tables = {node.name for node in graph.nodes if node.config.table() is not None}
@@ -104,22 +96,17 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
         module = path.rpartition(".")[0]
         embedding = parts[module].node in tables and isinstance(modules[module], nn.Embedding)
         active = active_of(modules[module], parameter)
-        trainable, part = parameter.requires_grad, parts[module]
-        weights.append(_Weight(parameter.numel(), active, trainable, embedding, part, module))
+        weights.append(
+            _Weight(
+                **vars(parts[module]),
+                module=module,
+                count=parameter.numel(),
+                active=active,
+                trainable=parameter.requires_grad,
+                embedding=embedding,
+            )
+        )
     return weights
-
-
-def _rows(weights: Iterable[_Weight], key: Callable[[_Weight], str], by: By) -> list[Row]:
-    groups: dict[str, list[_Weight]] = {}
-    for weight in weights:
-        groups.setdefault(key(weight), []).append(weight)
-    rows = []
-    for name, group in groups.items():
-        labels = {weight.part.label for weight in group}
-        label = name if by != "component" or len(labels) > 1 else labels.pop()
-        non_embedding = sum(weight.count for weight in group if not weight.embedding)
-        rows.append(Row(name, label, sum(weight.count for weight in group), non_embedding))
-    return rows
 
 
 def _tied(graph: Graph, model: Any) -> list[str]:

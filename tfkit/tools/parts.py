@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import fx, nn
 
 from tfkit.builder import graph_of
 from tfkit.component import Component
 
+By = Literal["component", "node", "layer"]
+"""What the rows of a table stand for."""
 ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
 """The rows of a table by component begin with these, and end with the head."""
 LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
@@ -19,6 +21,17 @@ HEAD = "head"
 _INSIDE = ("activation", "rope_scaling")
 """Slots whose components count as part of what they stand in."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
+
+
+class Labelled(Protocol):
+    """What has a name for people."""
+
+    @property
+    def label(self) -> str:
+        """That of its component."""
+
+
+Item = TypeVar("Item", bound=Labelled)
 
 
 @dataclass(frozen=True)
@@ -58,8 +71,22 @@ def parts_of(model: fx.GraphModule) -> dict[str, Part]:
     return parts
 
 
-def rank(component: str) -> int:
-    """Where the row of a component stands in a table."""
+def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Item]]]:
+    """The name, the label and the items of each row, those of components in the order of all tables.
+
+    Args:
+        items: each with `component`, `label` and the other names of a `Part` as attributes.
+        by: the attribute that rows are made of.
+    """
+    rows: dict[str, list[Item]] = {}
+    for item in items:
+        rows.setdefault(getattr(item, by), []).append(item)
+    for name in sorted(rows, key=_rank) if by == "component" else rows:
+        labels = {item.label for item in rows[name]}
+        yield name, labels.pop() if by == "component" and len(labels) == 1 else name, rows[name]
+
+
+def _rank(component: str) -> int:
     return ORDER.index(component) if component in ORDER else len(ORDER) + (component == HEAD)
 
 

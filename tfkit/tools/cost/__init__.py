@@ -2,12 +2,11 @@
 
 from tfkit.tools.cost.count import OPTIMIZERS, cost
 from tfkit.tools.cost.devices import DEVICES, Device
-from tfkit.tools.cost.result import By, Cost, Floor, Memory, Mode, PartCost, Row
+from tfkit.tools.cost.result import Cost, Floor, Memory, Mode, PartCost, Row
 
 __all__ = [
     "DEVICES",
     "OPTIMIZERS",
-    "By",
     "Cost",
     "Device",
     "Floor",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.parts import rank
+from tfkit.tools.parts import By, in_rows
 
 Mode = Literal["train", "prefill", "decode"]
-By = Literal["component", "node", "layer"]
 
 
 @dataclass(frozen=True)
@@ -170,8 +169,11 @@ class Cost:
 
     def rows(self, by: By = "component") -> tuple[Row, ...]:
         """The parts in rows that add up to `total`."""
-        groups = grouped(self.parts, by)
-        return tuple(add_up(name, _label(name, parts, by), parts) for name, parts in groups.items())
+        return tuple(row for row, _ in self.groups(by))
+
+    def groups(self, by: By = "component") -> tuple[tuple[Row, list[PartCost]], ...]:
+        """Each of these rows with its parts."""
+        return tuple((add_up(name, label, parts), parts) for name, label, parts in in_rows(self.parts, by))
 
     @property
     def peak(self) -> int:
@@ -199,27 +201,12 @@ class Cost:
         return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
 
 
-def grouped(parts: Iterable[PartCost], by: By) -> dict[str, list[PartCost]]:
-    """Parts by the name of their row, in the order of rows."""
-    groups: dict[str, list[PartCost]] = {}
-    for part in parts:
-        groups.setdefault(_KEYS[by](part), []).append(part)
-    return dict(sorted(groups.items(), key=lambda item: rank(item[0]))) if by == "component" else groups
-
-
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
     """FLOPs and bytes of the forward, and of the backward."""
     forward, backward = part.flops_forward, part.flops_backward
     if visible:
         forward, backward = part.visible_forward, part.visible_backward
     return (forward, part.traffic_forward), (backward, part.traffic_backward)
-
-
-_KEYS: dict[By, Callable[[PartCost], str]] = {
-    "component": lambda part: part.component,
-    "node": lambda part: part.node,
-    "layer": lambda part: part.layer,
-}
 
 
 def add_up(name: str, label: str, parts: Iterable[Amounts]) -> Row:
@@ -229,8 +216,3 @@ def add_up(name: str, label: str, parts: Iterable[Amounts]) -> Row:
 
 
 _SUMMED = tuple(Amounts.__dataclass_fields__)
-
-
-def _label(name: str, parts: Iterable[PartCost], by: By) -> str:
-    labels = {part.label for part in parts}
-    return labels.pop() if by == "component" and len(labels) == 1 else name

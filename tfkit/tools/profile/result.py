@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from tfkit.tools.parts import rank
+from tfkit.tools.parts import By, in_rows
 
 Mode = Literal["train", "prefill", "decode"]
-By = Literal["component", "node", "layer"]
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")
 """Rows of a step that are no part of the model: `model` is what it does between its nodes, such as to empty its caches,
 in training part of `loss`; `compiled` is a model that was compiled as a whole."""
@@ -173,22 +172,16 @@ def rows(profile: Profile, by: By = "component") -> tuple[PartTime, ...]:
     In a row of several parts `path` is the name of the row, and so is `label` where the parts have several; `highest`
     is the greatest of theirs.
     """
-    groups: dict[str, list[PartTime]] = {}
-    for part in profile.parts:
-        groups.setdefault(getattr(part, by), []).append(part)
-    made = [_sum(name, group, by) for name, group in groups.items()]
+    made = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
     own = [row for row in made if row.component not in STEP_ROWS]
-    if by == "component":
-        own.sort(key=lambda row: rank(row.component))
     return (*own, *(row for row in made if row.component in STEP_ROWS))
 
 
-def _sum(name: str, group: list[PartTime], by: By) -> PartTime:
-    labels = {part.label for part in group}
+def _sum(name: str, label: str, group: list[PartTime]) -> PartTime:
     return replace(
         group[0],
         path=name,
-        label=name if by != "component" or len(labels) > 1 else labels.pop(),
+        label=label,
         calls=sum(part.calls for part in group),
         forward=sum(part.forward for part in group),
         backward=sum(part.backward for part in group),
