@@ -98,8 +98,9 @@ def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
 
 def _show_kinds(found: Sequence[ComponentDoc]) -> None:
     from tfkit.cli.output import show, table
+    from tfkit.plugin.docs import first_paragraph
 
-    show(table(["kind", "from", "what it is"], [(one.kind, one.plugin, _first(one.doc)) for one in found]))
+    show(table(["kind", "from", "what it is"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
 
 
 def _show_component(one: ComponentDoc) -> None:
@@ -118,10 +119,6 @@ def _default(field: FieldDoc) -> str:
     if field.default is None:
         return "inherited or required" if field.inherited else "required"
     return f"inherited or {field.default}" if field.inherited else f"default {field.default}"
-
-
-def _first(doc: str) -> str:
-    return " ".join(doc.partition("\n\n")[0].split())
 
 
 @command(

@@ -15,6 +15,11 @@ from functools import cache
 from tfkit.component import Config
 
 
+def first_paragraph(docs: str) -> str:
+    """The first paragraph of a docstring on one line."""
+    return " ".join(inspect.cleandoc(docs).partition("\n\n")[0].split())
+
+
 @cache
 def field_docs(config: type[Config]) -> Mapping[str, str]:
     """The texts of a config's fields by name, those that it inherits too; a field without one is left out."""

@@ -145,6 +145,13 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
+def number(value: Any) -> str:
+    """The same as a person writes it: thousands apart, a float in five digits."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
+
+
 def _value(path: Path, text: str | None, origin: Origin) -> Value:
     span = origin.span
     return Value(path, text, origin.how, span.source.name if span else None, span.line if span else None)

@@ -123,6 +123,10 @@ def graph_with(body: str, folder: Path, init: str = "self.steps = [1, 2]") -> tf
         hidden.mul_(2.0)
         return self.down(hidden + other)
         """,
+        r"""
+        '''As in \"\"\"the paper\"\"\", on \N{BULLET} C:\\new, \0 and "quoted"'''
+        return self.down(self.up(x))
+        """,
     ],
 )
 def test_what_a_forward_may_do(body: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,8 +14,9 @@ from tfkit.component import (
     WireMarker,
     marker,
 )
+from tfkit.plugin.docs import first_paragraph
 from tfkit.tools.draw.scene import Chip, Note
-from tfkit.tools.show import text_of
+from tfkit.tools.show import number, text_of
 
 LONGEST = 40
 """Characters of a value that is worth a place in a picture."""
@@ -64,17 +64,9 @@ def fact(name: str, value: Any) -> str:
     return f"{words} {number(value)}"
 
 
-def number(value: Any) -> str:
-    """A value as a person writes it: `500,000`, `0.22`."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 1000 and value.is_integer() else f"{value:.5g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
-
-
 def tip_of(config: Config) -> Tip:
     """What the config is for, then all its values."""
-    doc = inspect.cleandoc(type(config).__doc__ or "").partition("\n\n")[0]
-    return (("", " ".join(doc.split())), *_values(config, ""))
+    return (("", first_paragraph(type(config).__doc__ or "")), *_values(config, ""))
 
 
 def _telling(config: Config) -> Iterator[tuple[str, Any]]:

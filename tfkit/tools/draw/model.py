@@ -8,10 +8,11 @@ from typing import Any
 from tfkit.component import Component, Signal, WireMarker, marker
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
-from tfkit.tools.draw.facts import chips_of, notes_of, number, tip_of
+from tfkit.tools.draw.facts import chips_of, notes_of, tip_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import norm_box, tower
 from tfkit.tools.draw.tally import Tally
+from tfkit.tools.show import number
 
 STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}
 """The usual order of what is done to an embedding, each with the field that asks for it."""

@@ -41,7 +41,7 @@ def check(graph: Graph, text: str) -> Proof:
     """
     model = build(graph, device="meta")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    with _tried(), loaded(text) as module, torch.device("meta"):
+    with tried(), loaded(text) as module, torch.device("meta"):
         ejected = made(module)
     theirs = {name: tensor.shape for name, tensor in ejected.state_dict().items()}
     if list(theirs.items()) != list(shapes.items()):
@@ -54,7 +54,7 @@ def check(graph: Graph, text: str) -> Proof:
         ejected.load_state_dict(model.state_dict(), assign=True)
         for case in whole_cases(model):
             # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
-            with _tried(), torch.enable_grad():
+            with tried(), torch.enable_grad():
                 outputs = as_tensors(ejected.eval()(**case.inputs))
             with torch.enable_grad():
                 same = all(map(torch.equal, as_tensors(model(**case.inputs)), outputs))
@@ -64,10 +64,12 @@ def check(graph: Graph, text: str) -> Proof:
 
 
 @contextmanager
-def _tried() -> Iterator[None]:
+def tried() -> Iterator[None]:
     """Make one error of whatever an ejected file does wrong."""
     try:
         yield
+    except SpecError:
+        raise
     except Exception as cause:
         raise _error(f"{type(cause).__name__}: {cause}") from cause
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -114,7 +113,8 @@ class Classes:
         if key not in self._by_signature:
             owners = [one for _, child in children for one in self._classes_in(child)]
             base = "nn.ModuleDict" if isinstance(module, nn.ModuleDict) else "nn.Module"
-            self._by_signature[key] = Class(type(module).__name__, base, docs_of(module), [], methods)
+            docs = vars(type(module)).get("__doc__") or ""
+            self._by_signature[key] = Class(type(module).__name__, base, docs, [], methods)
             self._by_signature[key].children = list({id(one): one for one in owners}.values())
             self.order.append(self._by_signature[key])
         self.of[module] = self._by_signature[key]
@@ -275,9 +275,3 @@ class _Prefixed(ast.NodeTransformer):
 def holds(module: nn.Module) -> bool:
     """Whether there are parameters or buffers in it."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
-
-
-def docs_of(module: nn.Module) -> str:
-    """The first paragraph of what a class says of itself."""
-    own = type(module).__dict__.get("__doc__") or ""
-    return inspect.cleandoc(own).partition("\n\n")[0]

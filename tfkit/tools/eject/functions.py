@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from typing import Any
 
+from tfkit.plugin.docs import first_paragraph
 from tfkit.tools.eject.specialise import Specialised, Specialiser
 from tfkit.tools.eject.tidy import reads
 
@@ -28,10 +29,16 @@ def function_text(name: str, entry: Specialised, whole: Specialiser, *, method: 
 
 def docs_text(docs: str) -> str:
     """The first paragraph of a docstring as a docstring."""
-    words = " ".join(docs.partition("\n\n")[0].split()).replace("\\", "\\\\")
+    words = in_docs(first_paragraph(docs))
     if len(words) <= DOCS:
-        return f'"""{words}"""'
+        return f'"""{words} """' if words.endswith('"') else f'"""{words}"""'
     return "\n".join(['"""' + line if i == 0 else line for i, line in enumerate(textwrap.wrap(words, DOCS))] + ['"""'])
+
+
+def in_docs(words: str) -> str:
+    """Words that stand in a docstring, whatever they are."""
+    shown = "".join(letter for letter in words if letter.isprintable() or letter == "\n")
+    return shown.replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _parameter(entry: Specialised, name: str, whole: Specialiser) -> str:

@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Class, Classes
-from tfkit.tools.eject.functions import INDENT, docs_text, function_text, record_text, steps_text
+from tfkit.tools.eject.functions import INDENT, docs_text, function_text, in_docs, record_text, steps_text
 from tfkit.tools.eject.inline import drawn_in
 from tfkit.tools.eject.naming import CONFIG
 from tfkit.tools.eject.shapes import with_shapes
@@ -48,7 +49,8 @@ def eject(graph: Graph) -> str:
     whole.run()
     whole.functions = drawn_in(whole.functions, whole.read)
     file = _File(graph, model, whole, Classes(graph, whole, sizes.found, numbers), numbers)
-    return with_shapes(formatted(file.text()), graph)
+    with tried():
+        return with_shapes(formatted(file.text()), graph)
 
 
 class _Sizes(TorchFunctionMode):
@@ -120,9 +122,7 @@ class _File:
             fields = ", ".join([kind, *(f"{name} {value}" for name, value in init.items())])
             lines.append(f"Weights start as torch starts them, unless loaded; the spec says: {fields}.")
         lines.append("b batch, t positions, h heads, d width of a head.")
-        text = "".join(letter for letter in "\n".join(lines) if letter.isprintable() or letter == "\n")
-        text = text.replace("\\", "\\\\").replace('"""', "'''")
-        return f'"""{text}\n"""\n'
+        return f'"""{in_docs(chr(10).join(lines))}\n"""\n'
 
     def imports(self, body: str) -> list[str]:
         lines = {"import torch", "from torch import Tensor, nn", "from dataclasses import dataclass"}

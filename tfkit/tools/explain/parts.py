@@ -18,7 +18,7 @@ from tfkit.component import (
     marker,
 )
 from tfkit.tools.explain.words import doc_of, field_papers, field_words, papers_of
-from tfkit.tools.show import text_of
+from tfkit.tools.show import number
 
 SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout", "bias", "max_len", "n_layers"})
 """Fields that stand in sentences of their own, or that all parts share."""
@@ -113,21 +113,12 @@ def _fact(config: Config, name: str, value: Any) -> str:
     if isinstance(value, bool):
         shown = name if value else f"no {name}"
     else:
-        shown = f"{name} {number(value)}"
+        text = number(value)
+        shown = f"{name} {text if len(text) <= 60 else f'{text[:56]} ...'}"
         width = getattr(config, "d_model", None)
         if name == "d_ff" and width and isinstance(config, FFNConfig):
             shown += f", {value / width:.3g} x d_model"
     return " ".join([f"{shown}: {words}" if words else shown, *field_papers(config, name, value)])
-
-
-def number(value: Any) -> str:
-    """A value as a reader wants it: thousands apart, a float without its zeros."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        text = text_of(value)
-        return text if len(text) <= 60 else f"{text[:56]} ..."
-    if isinstance(value, float):
-        return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
-    return f"{value:,}"
 
 
 def attention_part(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Part:

@@ -9,8 +9,9 @@ from typing import Any
 from tfkit.component import Component
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.tools.explain.parts import Part, attention_part, differing, many, number, part_of
+from tfkit.tools.explain.parts import Part, attention_part, differing, many, part_of
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
+from tfkit.tools.show import number
 
 SLOTS = ("attention", "cross_attention", "ffn")
 NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
