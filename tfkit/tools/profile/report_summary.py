@@ -93,7 +93,7 @@ def _both(text: str, note: str) -> Element:
     return tag("span", text, tag("small", note))
 
 
-def measured(profiles: Sequence[Profile], command: str | None) -> list[Child]:
+def measured(profiles: Sequence[Profile]) -> list[Child]:
     """How it was measured, what is to be known about it, and what else was written."""
     made: list[Child] = []
     for profile in profiles:
@@ -108,7 +108,6 @@ def measured(profiles: Sequence[Profile], command: str | None) -> list[Child]:
             "steps": steps,
             "limits": f"{said} ({limits.source})" if limits else said,
             "torch": torch.__version__,
-            "command": command,
             "files": ", ".join(profile.files),
         }
         known = ((name, text) for name, text in facts.items() if text)

@@ -35,13 +35,8 @@ def adapt_trace(path: Path, modules: Collection[str]) -> None:
     with opened(path, "rt", encoding="utf-8") as file:
         trace = json.load(file)
     adapt_events(trace["traceEvents"], modules)
-    new = path.with_name(f".{path.name}")
-    try:
-        with opened(new, "wt", encoding="utf-8") as file:
-            json.dump(trace, file, separators=(",", ":"))
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    with opened(path, "wt", encoding="utf-8") as file:
+        json.dump(trace, file, separators=(",", ":"))
 
 
 def adapt_events(events: Iterable[Event], modules: Collection[str]) -> None:
