@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def cheaply(seconds: float) -> Iterator[None]:
-    """Fail after more CPU time of this thread than that; what other tests left in memory is not searched for garbage."""
+    """Fail after more CPU time of this thread; what other tests left in memory is not searched for garbage."""
     gc.freeze()
     start = time.thread_time()
     try:
