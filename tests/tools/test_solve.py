@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -204,17 +205,20 @@ def test_flops_of_a_training() -> None:
         assert abs(size.value - 1e20) <= 0.1 * 1e20
 
 
-@pytest.mark.parametrize(("mode", "amount"), [("train", 8e6), ("decode", 2e6)])
-def test_memory_is_never_exceeded(tmp_path: Path, mode: Mode, amount: float) -> None:
+@pytest.mark.parametrize(
+    ("mode", "amount", "options"),
+    [("train", 8e6, {}), ("train", 8e6, {"optimizer": "adamw_float32", "recompute": True}), ("decode", 2e6, {})],
+)
+def test_memory_is_never_exceeded(tmp_path: Path, mode: Mode, amount: float, options: dict[str, Any]) -> None:
     """Nor is there room for one more layer."""
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY, encoding="utf-8")
-    budget = Budget("memory", amount, mode=mode, batch=4, length=8)
+    budget = Budget("memory", amount, mode=mode, batch=4, length=8, **options)
     sizes = solve(path, budget, plugins=PLUGINS).sizes
     assert sizes
     for size in sizes:
         graph = tfkit.load(path, sets=size.sets, plugins=PLUGINS)
-        assert size.value == cost(graph, batch=4, length=8, mode=mode).memory.peak <= amount
+        assert size.value == cost(graph, batch=4, length=8, mode=mode, **options).peak <= amount
         deeper = [*size.sets, f"decoder.n_layers={size.n_layers['decoder'] + 1}"]
         assert budget.measure(tfkit.load(path, sets=deeper, plugins=PLUGINS)) > amount
 

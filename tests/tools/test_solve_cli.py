@@ -68,6 +68,8 @@ def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:
         (["--params", "1M", "--memory", "1GB"], "give one budget"),
         (["--params", "1M", "--tokens", "2B"], "--tokens has no effect with --params"),
         (["--flops", "1e21", "--batch", "2"], "--batch has no effect with --flops"),
+        (["--params", "1M", "--recompute"], "--recompute has no effect with --params"),
+        (["--memory", "1GB", "--optimizer", "sgd", "--mode", "decode"], "--optimizer has no effect without a backward"),
         (["--params", "124Q"], "`124Q` is no amount above zero; write it like `124M`"),
         (["--params", "0"], "`0` is no amount above zero"),
         (["--params", "-3M"], "`-3M` is no amount above zero"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfkit.tools.parts import By
 
 MODES = ("train", "prefill", "decode")
+OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
 
 
 @command(
@@ -26,7 +27,11 @@ MODES = ("train", "prefill", "decode")
     matrix products, two for each multiplication and addition, with every pair of
     query and key; `visible` leaves out the pairs that the mask hides. The floor
     is the larger of FLOPs and bytes at the device's limits: no step is faster,
-    and real ones take longer. Memory is in the type of --dtype throughout.
+    and real ones take longer.
+
+    Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
+    sgd_momentum, or adamw_float32, which keeps its states, and a copy of the
+    weights where these are shorter, in float32, as mixed precision has it.
     """,
     examples="""
     tfkit cost gpt2 --batch 8 --device h200
@@ -64,14 +69,7 @@ MODES = ("train", "prefill", "decode")
 @click.option("--device", metavar="NAME", help="Add the least time that it takes on a device: h200, a100, ...")
 @by_option
 @click.option("--recompute", is_flag=True, help="Layers run a second time in the backward, and keep less.")
-@click.option(
-    "--optimizer",
-    default="adamw",
-    show_default=True,
-    type=click.Choice(["adamw", "sgd_momentum", "sgd"]),
-    metavar="NAME",
-    help="adamw, sgd_momentum or sgd.",
-)
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="See below.  [default: adamw]")
 @json_option
 def cost(
     reader: Reader,
@@ -84,7 +82,7 @@ def cost(
     device: str | None,
     by: By,
     recompute: bool,
-    optimizer: str,
+    optimizer: str | None,
     json: bool,
 ) -> None:
     """Count FLOPs, bytes and memory of a step, and the least time it takes."""
@@ -96,8 +94,9 @@ def cost(
         hint = f"; a device with a similar name: `{near}`" if near else ""
         message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
         raise click.BadParameter(message, param_hint="--device")
-    if recompute and mode != "train":
-        raise click.UsageError("--recompute has no effect without a backward: leave it out, or use --mode train")
+    for name, given in (("recompute", recompute), ("optimizer", optimizer)):
+        if given and mode != "train":
+            raise click.UsageError(f"--{name} has no effect without a backward: leave it out, or use --mode train")
     limits = None if device is None else DEVICES[device]
     if limits is not None and dtype not in limits.tera_flops:
         known = ", ".join(limits.tera_flops)
@@ -114,7 +113,7 @@ def cost(
             length=length,
             mode=mode,
             dtype=getattr(torch, dtype),
-            optimizer=optimizer,
+            optimizer=optimizer or "adamw",
             memory_length=memory_length,
             recompute=recompute,
         )

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.cli.cost import MODES, OPTIMIZERS
 from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, command, json_option
 from tfkit.cli.output import WIDTH
 
 if TYPE_CHECKING:
     from tfkit.tools.solve import Budget, Size, Solved
-
-MODES = ("train", "prefill", "decode")
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]
@@ -45,6 +44,8 @@ _NEEDS = {
     "tokens": ("flops",),
     "batch": ("memory",),
     "dtype": ("memory",),
+    "optimizer": ("memory",),
+    "recompute": ("memory",),
     "length": ("flops", "memory"),
     "mode": ("flops", "memory"),
 }
@@ -79,6 +80,8 @@ _NEEDS = {
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
 @click.option("--mode", type=click.Choice(MODES), metavar="MODE", help="train, prefill or decode.  [default: train]")
 @click.option("--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: bfloat16]")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As of tfkit cost.  [default: adamw]")
+@click.option("--recompute", is_flag=True, default=None, help="Layers run a second time in the backward.")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
 @json_option
@@ -115,6 +118,9 @@ def _check(given: dict[str, Any]) -> None:
     for name, budgets in _NEEDS.items():
         if given[name] is not None and of[0] not in budgets:
             raise click.UsageError(f"--{name} has no effect with --{of[0]}")
+    for name in ("optimizer", "recompute"):
+        if given[name] is not None and given["mode"] not in (None, "train"):
+            raise click.UsageError(f"--{name} has no effect without a backward: leave it out, or use --mode train")
 
 
 def _budget(given: dict[str, Any]) -> Budget:
@@ -123,7 +129,8 @@ def _budget(given: dict[str, Any]) -> Budget:
     from tfkit.tools.solve import Budget
 
     of = next(name for name in ("params", "flops", "memory") if given[name] is not None)
-    further = {name: given[name] for name in ("mode", "tokens", "batch", "length") if given[name] is not None}
+    names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")
+    further = {name: given[name] for name in names if given[name] is not None}
     if given["dtype"] is not None:
         further["dtype"] = getattr(torch, given["dtype"])
     return Budget(of, given[of], **further)  # type: ignore[arg-type]

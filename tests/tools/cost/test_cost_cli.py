@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tfkit
+from tfkit.cli import cost as commands
 from tfkit.cli import main
-from tfkit.tools.cost import DEVICES, cost
+from tfkit.tools.cost import DEVICES, OPTIMIZERS, cost
 
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
 
@@ -34,6 +35,7 @@ def test_tables(run: Callable[..., str], golden: Any, name: str, arguments: list
         ("unknown_device", ["gpt2", "--device", "h20"], 2),
         ("no_figures_of_a_type", ["gpt2", "--device", "l4", "--dtype", "float64"], 2),
         ("recompute_without_backward", ["gpt2", "--recompute", "--mode", "decode"], 2),
+        ("optimizer_without_backward", ["gpt2", "--optimizer", "sgd", "--mode", "prefill"], 2),
         ("no_memory", ["gpt2", "--memory-length", "3"], 2),
         ("no_tokens", ["gpt2", "--length", "0"], 2),
         ("too_long", ["gpt2", "--length", "1025"], 1),
@@ -42,6 +44,10 @@ def test_tables(run: Callable[..., str], golden: Any, name: str, arguments: list
 )
 def test_errors(run: Callable[..., str], golden: Any, name: str, arguments: list[str], status: int) -> None:
     golden(f"cli/cost_{name}", run("cost", *arguments, status=status, stderr=True))
+
+
+def test_optimizers_of_the_command_are_the_tools() -> None:
+    assert commands.OPTIMIZERS == OPTIMIZERS
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tfkit
 from tfkit.tools.cost import Cost, Mode, cost
@@ -135,3 +136,19 @@ def test_what_is_kept_for_every_weight(dtype: torch.dtype) -> None:
     memory = cost(tfkit.load("gpt2"), length=8, dtype=dtype).memory
     assert (memory.weights, memory.gradients, memory.optimizer) == (n * size, n * size, 2 * n * size)
     assert cost(tfkit.load("gpt2"), length=8, dtype=dtype, optimizer="sgd").memory.optimizer == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_mixed_precision_keeps(dtype: torch.dtype) -> None:
+    """Against AdamW on float32 copies of the weights, which is how it is done by hand."""
+    graph = tfkit.load("gpt2", sets=["d_model=24", "vocab_size=500", "decoder.n_layers=2"])
+    model = tfkit.build(graph, dtype=dtype)
+    copies = [p.detach().float() if dtype.itemsize < 4 else p.detach() for p in model.parameters()]
+    trained = [nn.Parameter(one) for one in copies]
+    optimizer = torch.optim.AdamW(trained)
+    for one in trained:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    kept = sum(one.nbytes for state in optimizer.state.values() for one in state.values() if one.dim())
+    kept += sum(one.nbytes for one, own in zip(copies, model.parameters(), strict=True) if one.dtype != own.dtype)
+    assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == kept

@@ -20,8 +20,9 @@ from tfkit.tools.params import active_of
 from tfkit.tools.parts import parts_of
 
 LENGTH = 2048
-OPTIMIZERS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
-"""What an optimizer keeps for each weight."""
+OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
+"""`adamw_float32` keeps its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
+_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 
 def cost(
@@ -49,7 +50,7 @@ def cost(
             into the caches, with logits of its last token. `decode`: one token, which is number `length`, for each
             sequence. A model that cannot be decoded has its forward as `prefill`.
         dtype: of weights, activations, gradients and what the optimizer keeps.
-        optimizer: `adamw`, `sgd_momentum` or `sgd`.
+        optimizer: one of `OPTIMIZERS`.
         memory_length: tokens that cross-attention reads; as many as `length` unless given.
         recompute: layers keep their inputs alone and run a second time in the backward, as with
             `build(recompute=True)`: their forward is in the backward's FLOPs again.
@@ -77,7 +78,7 @@ def cost(
         optimizer=optimizer if train else None,
         recompute=recompute,
         parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),
-        memory=_memory(model, graph, seen, shape, OPTIMIZERS[optimizer] if train else None),
+        memory=_memory(model, graph, seen, shape, optimizer if train else None),
     )
 
 
@@ -151,26 +152,35 @@ def _filled(part: PartCost, seen: Seen, *, train: bool, again: bool) -> PartCost
     )
 
 
-def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, states: int | None) -> Memory:
-    """The bytes; `states` is what an optimizer keeps for each weight, None unless training."""
+def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optimizer: str | None) -> Memory:
+    """The bytes; `optimizer` is None unless training."""
     weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
-    trained = sum(one.nbytes for one in model.parameters() if one.requires_grad) if states is not None else 0
+    trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
+    gradients = sum(one.nbytes for one in trained)
+    states = sum(one.numel() * _bytes_kept(optimizer or "", one.itemsize) for one in trained)
     per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
-    runs = [run for _, run in seen.layers.calls] if states is not None else []
+    runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
     kept += sum(seen.extra.values())
-    base = weights + trained * (states or 0) + (cache if shape.mode == "decode" else 0)
+    base = weights + states + (cache if shape.mode == "decode" else 0)
     return Memory(
         weights=weights,
-        gradients=trained,
-        optimizer=trained * (states or 0),
+        gradients=gradients,
+        optimizer=states,
         activations=kept,
         activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
-        cache=0 if states is not None else cache,
+        cache=0 if optimizer is not None else cache,
         cache_per_token=per_token,
         peak=base + seen.layers.peak(recompute=False),
         peak_recomputed=base + seen.layers.peak(recompute=True),
     )
+
+
+def _bytes_kept(optimizer: str, itemsize: int) -> int:
+    """What an optimizer keeps for each number of a weight."""
+    if optimizer != "adamw_float32":
+        return _STATES[optimizer] * itemsize
+    return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
 def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:

@@ -34,6 +34,8 @@ class Budget:
         batch: sequences at once; only memory depends on it.
         length: tokens of each sequence; 2048, or what the model is meant for if that is less, unless given.
         dtype: of weights and activations, which memory depends on.
+        optimizer: whose states are in memory, one of `tfkit.tools.cost.OPTIMIZERS`.
+        recompute: whether layers run a second time in the backward, and keep less.
     """
 
     of: Of
@@ -43,6 +45,8 @@ class Budget:
     batch: int = 1
     length: int | None = None
     dtype: torch.dtype = torch.bfloat16
+    optimizer: str = "adamw"
+    recompute: bool = False
 
     @property
     def at_most(self) -> bool:
@@ -58,14 +62,22 @@ class Budget:
         if self.of == "params":
             return parameters_of(graph)
         found = self.cost(graph)
-        return found.total.flops if self.of == "flops" else found.memory.peak
+        return found.total.flops if self.of == "flops" else found.peak
 
     def cost(self, graph: Graph) -> Cost:
         """What a step of that model costs."""
         from tfkit.tools.cost import cost
 
         batch = self.batch if self.of == "memory" else 1
-        return cost(graph, batch=batch, length=self.at_length(graph), mode=self.mode, dtype=self.dtype)
+        return cost(
+            graph,
+            batch=batch,
+            length=self.at_length(graph),
+            mode=self.mode,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            recompute=self.recompute,
+        )
 
     def factor(self, graph: Graph) -> float:
         """What `measure` is multiplied by to compare it with the amount: tokens in sequences."""
