@@ -11,7 +11,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.tools.params import count_params
-from tfkit.tools.solve.budget import Budget, parameters_of
+from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.forms import Form
 from tfkit.tools.solve.search import Found, Grid, nearest
@@ -79,7 +79,7 @@ def solve(
         SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
     """
     family = Family(os.fspath(spec), plugins or load_plugins(), sets=sets, keep=tuple(keep))
-    form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))))
+    form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
     kept = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)
     grid = Grid(family.depths, family.all_widths, kept, shape, form, budget.at_most)
@@ -106,8 +106,8 @@ def _fitting(family: Family, budget: Budget, found: Found) -> Size:
 def _size(family: Family, budget: Budget, found: Found) -> Size:
     changes = family.changes(found.depth, found.width)
     graph = family.load(changes)
-    parameters = parameters_of(graph)
-    value = parameters if budget.of == "params" else budget.measure(graph) * budget.factor(graph)
+    measured = budget.measure(graph)
+    value = measured.value * budget.factor(graph)
     stacks = _stacks(graph)
     first = next(iter(stacks.values()), None)
     attention, ffn = getattr(first, "attention", None), getattr(first, "ffn", None)
@@ -117,7 +117,7 @@ def _size(family: Family, budget: Budget, found: Found) -> Size:
         n_heads=getattr(attention, "n_heads", None),
         n_kv_heads=getattr(attention, "kv_heads", None),
         d_ff=getattr(ffn, "d_ff", None),
-        parameters=parameters,
+        parameters=measured.parameters,
         value=value,
         difference=value - budget.amount,
         sets=(*family.sets, *changes),

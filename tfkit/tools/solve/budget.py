@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -20,6 +20,13 @@ Of = Literal["params", "flops", "memory"]
 
 LENGTH = 2048
 """Tokens of a sequence, where its model is not meant for fewer."""
+
+
+class Measured(NamedTuple):
+    """What a model takes of a budget, and its parameters."""
+
+    value: int
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,14 @@ class Budget:
         """The length of sequences of that model."""
         return self.length or min(LENGTH, max_len(graph) or LENGTH)
 
-    def measure(self, graph: Graph) -> int:
+    def measure(self, graph: Graph) -> Measured:
         """What a model costs: its parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
         if self.of == "params":
-            return parameters_of(graph)
+            count = parameters_of(graph)
+            return Measured(count, count)
         found = self.cost(graph)
-        return found.total.flops if self.of == "flops" else found.peak
+        total = found.total
+        return Measured(total.flops if self.of == "flops" else found.peak, total.parameters)
 
     def cost(self, graph: Graph) -> Cost:
         """What a step of that model costs."""
