@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,59 +11,20 @@ from torch import nn
 
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.alike import is_torch, plain
+from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.functions import function_text
-from tfkit.tools.eject.naming import CONFIG, argument_name, name_apart
-from tfkit.tools.eject.specialise import Specialised, Specialiser
+from tfkit.tools.eject.naming import argument_name, name_apart
 from tfkit.tools.eject.symbols import text_of
 from tfkit.tools.eject.tidy import reads
 from tfkit.tools.eject.torch_modules import STANDS_FOR, arguments_of, is_container, made_by_torch
-
-
-@dataclass
-class Class:
-    """A class of the file.
-
-    Attributes:
-        name: its name.
-        base: what it derives from.
-        modules: those that it stands for; of modules that are alike only one.
-        methods: its methods by name, as text.
-        slots: the places in its `__init__` that take a value, and for each module the text of that value.
-        arguments: the name of the argument for each slot that differs between its modules.
-        children: the classes of its children, those in lists among them.
-    """
-
-    name: str
-    base: str
-    docs: str
-    modules: list[nn.Module]
-    methods: dict[str, str]
-    slots: dict[str, dict[nn.Module, str]] = field(default_factory=dict)
-    arguments: dict[str, str] = field(default_factory=dict)
-    children: list[Class] = field(default_factory=list)
-
-    def value(self, slot: str, module: nn.Module) -> str:
-        """What stands in a place: the argument that says it, or a value."""
-        return self.arguments.get(slot) or self.slots[slot][module]
-
-    def call(self, module: nn.Module) -> str:
-        """How a module of this class is made."""
-        given = {name: self.slots[slot][module] for slot, name in self.arguments.items()}
-        parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
-        return f"{self.name}({', '.join(parts)})"
-
-    @property
-    def takes_config(self) -> bool:
-        """Whether its `__init__` reads the config."""
-        fixed = [texts[self.modules[0]] for slot, texts in self.slots.items() if slot not in self.arguments]
-        return any(one.takes_config for one in self.children) or any(CONFIG in reads(ast.parse(text)) for text in fixed)
+from tfkit.tools.eject.whole import Specialised, Whole
 
 
 class Classes:
     """The classes of a model, from the leaves to the root."""
 
     def __init__(
-        self, graph: Graph, whole: Specialiser, shapes: Mapping[int, tuple[Any, ...]], names: Mapping[str, Any]
+        self, graph: Graph, whole: Whole, shapes: Mapping[int, tuple[Any, ...]], names: Mapping[str, Any]
     ) -> None:
         self.whole = whole
         self.shapes = shapes
@@ -109,7 +69,7 @@ class Classes:
             name: function_text(name, one, self.whole, method=True) for name, one in self._sorted_methods(module)
         }
         parameters = tuple((n, p.requires_grad) for n, p in module._parameters.items() if p is not None)
-        key = (type(module).__name__, below, tuple(methods.items()), parameters, tuple(self._attributes(module)))
+        key = (type(module).__name__, below, tuple(methods.items()), parameters, tuple(self.attributes(module)))
         if key not in self._by_signature:
             owners = [one for _, child in children for one in self._classes_in(child)]
             base = "nn.ModuleDict" if isinstance(module, nn.ModuleDict) else "nn.Module"
@@ -146,7 +106,7 @@ class Classes:
             if child is not None and (every or name in called or holds(child))
         }
 
-    def _attributes(self, module: nn.Module) -> list[str]:
+    def attributes(self, module: nn.Module) -> list[str]:
         """The plain attributes that its methods read, in the order in which it has them."""
         used = set(self.whole.read.get(module, ())).union(
             *(m.attributes for m in self._methods.get(module, {}).values())
@@ -167,7 +127,7 @@ class Classes:
                 one.arguments[slot] = taken[values]
 
     def _slots(self, module: nn.Module) -> Iterator[tuple[str, str]]:
-        for name in self._attributes(module):
+        for name in self.attributes(module):
             value = getattr(module, name)
             if isinstance(value, list | tuple) and len(value) < 5:
                 yield from ((f"{name}.{index}", self.text(item)) for index, item in enumerate(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,7 @@ import tfkit.nn
 from tfkit.tools.eject.conditions import Conditions, Written, literal
 from tfkit.tools.eject.symbols import Named
 from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join
-
-if TYPE_CHECKING:
-    from tfkit.tools.eject.specialise import Specialised, Specialiser
+from tfkit.tools.eject.whole import Specialised, Whole
 
 STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
 """Functions that compute what one of torch's does."""
@@ -26,7 +24,7 @@ STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
 class Expressions(Conditions):
     """Evaluates the expressions of one function; `env` is what is known of its variables."""
 
-    def __init__(self, whole: Specialiser, entry: Specialised, module: nn.Module | None) -> None:
+    def __init__(self, whole: Whole, entry: Specialised, module: nn.Module | None) -> None:
         self.whole = whole
         self.entry = entry
         self.module = module
@@ -221,8 +219,3 @@ class Expressions(Conditions):
 
     def _lambda(self, node: ast.Lambda) -> Written:
         raise NotImplementedError("a `lambda`")
-
-    def _call(self, node: ast.Call) -> Written:
-        from tfkit.tools.eject.calls import call
-
-        return call(self, node)

@@ -8,15 +8,15 @@ import textwrap
 from typing import Any
 
 from tfkit.plugin.docs import first_paragraph
-from tfkit.tools.eject.specialise import Specialised, Specialiser
 from tfkit.tools.eject.tidy import reads
+from tfkit.tools.eject.whole import Specialised, Whole
 
 INDENT = "    "
 DOCS = 104
 """Characters of a line of a docstring."""
 
 
-def function_text(name: str, entry: Specialised, whole: Specialiser, *, method: bool) -> str:
+def function_text(name: str, entry: Specialised, whole: Whole, *, method: bool) -> str:
     """A function or a method, with what is left of its arguments."""
     parameters = ["self"] * method + [_parameter(entry, one, whole) for one in entry.parameters]
     result = annotation(entry.code.tree.returns, entry, whole) or ("Tensor" if entry.code.fx else "")
@@ -41,7 +41,7 @@ def in_docs(words: str) -> str:
     return shown.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _parameter(entry: Specialised, name: str, whole: Specialiser) -> str:
+def _parameter(entry: Specialised, name: str, whole: Whole) -> str:
     argument = next(one for one in entry.code.tree.args.args if one.arg == name)
     said = annotation(argument.annotation, entry, whole)
     default = entry.code.parameters[name].default
@@ -50,7 +50,7 @@ def _parameter(entry: Specialised, name: str, whole: Specialiser) -> str:
     return text if default is inspect.Parameter.empty else f"{text} = {default!r}"
 
 
-def annotation(node: ast.expr | None, entry: Specialised, whole: Specialiser) -> str:
+def annotation(node: ast.expr | None, entry: Specialised, whole: Whole) -> str:
     """A type as it is written; empty where a name in it is not known."""
     if node is None:
         return ""
@@ -64,7 +64,7 @@ def annotation(node: ast.expr | None, entry: Specialised, whole: Specialiser) ->
     return text.replace("torch.Tensor", "Tensor").replace("torch.torch", "torch")
 
 
-def _type_name(value: Any, whole: Specialiser) -> str:
+def _type_name(value: Any, whole: Whole) -> str:
     if value in whole.records and (only := whole.alone(value)) is not None:
         return str(value.__annotations__[only]).replace("torch.Tensor", "Tensor")
     return "None" if value is type(None) else getattr(value, "__name__", str(value))

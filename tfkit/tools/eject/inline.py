@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.specialise import Key, Specialised
 from tfkit.tools.eject.tidy import Replaced, reads, stored, tidied
+from tfkit.tools.eject.whole import Key, Specialised
 
 SHORT = 4
 """Statements of a method that is written where it is called."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING
 
 from tfkit.graph.expand import Graph
+from tfkit.tools.eject.ejected_class import CONFIG, Class
 
-if TYPE_CHECKING:
-    from tfkit.tools.eject.classes import Class
-
-CONFIG = "config"
 FILES_OWN = frozenset({"Config", "F", "NamedTuple", "Tensor", "dataclass", "nn", "torch"})
 """What a name means in every file."""
 AXES = {"0": "width", "1": "d_out", "2": "d_in"}

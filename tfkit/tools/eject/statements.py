@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from tfkit.tools.eject.expressions import Expressions
+from tfkit.tools.eject.calls import Calls
 from tfkit.tools.eject.values import NONE, SOME, Items, Known, Record, Value, join, truth
 
 Env = dict[str, Value]
 
 
-class Function(Expressions):
+class Function(Calls):
     """One function. After `run`, `body` has its statements."""
 
     def run(self) -> Value | None:

@@ -20,10 +20,10 @@ from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.check import tried
-from tfkit.tools.eject.classes import Class, Classes
+from tfkit.tools.eject.classes import Classes
+from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.functions import INDENT, docs_text, function_text, in_docs, record_text, steps_text
 from tfkit.tools.eject.inline import drawn_in
-from tfkit.tools.eject.naming import CONFIG
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.symbols import with_names
@@ -178,7 +178,7 @@ class _File:
         typed = [self.typed(one, name) for name in arguments]
         head = ", ".join(["self", *([f"{CONFIG}: Config"] if one.takes_config else []), *typed])
         lines = [f"def __init__({head}) -> None:", "    super().__init__()"]
-        lines += [f"    self.{name} = {self.attribute(one, name)}" for name in self.classes._attributes(module)]
+        lines += [f"    self.{name} = {self.attribute(one, name)}" for name in self.classes.attributes(module)]
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 sizes = ", ".join(one.value(f"{name}@{index}", module) for index in range(parameter.dim()))

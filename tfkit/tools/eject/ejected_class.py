@@ -1,0 +1,53 @@
+"""One class of an ejected file."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from tfkit.tools.eject.tidy import reads
+
+CONFIG = "config"
+"""What the config is called in `__init__`."""
+
+
+@dataclass
+class Class:
+    """A class of the file.
+
+    Attributes:
+        name: its name.
+        base: what it derives from.
+        modules: those that it stands for; of modules that are alike only one.
+        methods: its methods by name, as text.
+        slots: the places in its `__init__` that take a value, and for each module the text of that value.
+        arguments: the name of the argument for each slot that differs between its modules.
+        children: the classes of its children, those in lists among them.
+    """
+
+    name: str
+    base: str
+    docs: str
+    modules: list[nn.Module]
+    methods: dict[str, str]
+    slots: dict[str, dict[nn.Module, str]] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    children: list[Class] = field(default_factory=list)
+
+    def value(self, slot: str, module: nn.Module) -> str:
+        """What stands in a place: the argument that says it, or a value."""
+        return self.arguments.get(slot) or self.slots[slot][module]
+
+    def call(self, module: nn.Module) -> str:
+        """How a module of this class is made."""
+        given = {name: self.slots[slot][module] for slot, name in self.arguments.items()}
+        parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
+        return f"{self.name}({', '.join(parts)})"
+
+    @property
+    def takes_config(self) -> bool:
+        """Whether its `__init__` reads the config."""
+        fixed = [texts[self.modules[0]] for slot, texts in self.slots.items() if slot not in self.arguments]
+        return any(one.takes_config for one in self.children) or any(CONFIG in reads(ast.parse(text)) for text in fixed)
