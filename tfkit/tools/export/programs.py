@@ -22,10 +22,10 @@ from torch.export import Dim, ExportedProgram
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import Parts, take_apart
+from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn import Past
 from tfkit.tools.cases import example
 from tfkit.tools.export.blame import failing, quiet, refused
@@ -47,8 +47,8 @@ class Caches:
         full: name and number of one that holds all tokens; None where all are windows.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.parts: Parts = take_apart(graph)
+    def __init__(self, graph: Graph, parts: Parts) -> None:
+        self.parts = parts
         again = [(name, pieces) for name, (_, pieces) in self.parts.again.items()]
         self._kept: dict[str, tuple[Kept, ...]] = {name: pieces.cache for name, pieces in again if pieces.cache}
         self._memory = {f"{name}.memory": pieces.memory_cache for name, pieces in again if pieces.memory_cache}
@@ -95,10 +95,8 @@ class Caches:
 
 def caches_of(graph: Graph) -> Caches | None:
     """The caches of a model; None where it needs its sequence as a whole."""
-    try:
-        return Caches(graph)
-    except SpecError:
-        return None
+    parts = parts_to_decode(graph)
+    return None if parts is None else Caches(graph, parts)
 
 
 def programs(
