@@ -5,6 +5,7 @@ What all layers of the same attention share (mask, rotary table, position bias) 
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -130,7 +131,8 @@ class StackConfig(LayerConfig, BlockConfig):
             view = self.view(layer, inputs, make.attention_backend)
             own = view.position is not None and not view.position.is_shared
             if own or view not in names:
-                names[view] = str(number) if own else name
+                # TorchScript cannot read an attribute again that is called like a keyword: `global`.
+                names[view] = str(number) if own else f"{name}_" if keyword.iskeyword(name) else name
                 shared[names[view]] = view.build(make)
             views.append(names[view])
             layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))

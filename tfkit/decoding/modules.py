@@ -16,14 +16,14 @@ from tfkit.nn import Past, Program, Value
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.GraphModule:
-    """What runs when a sequence begins: the inputs given once, and their masks -> a list of `made_once`."""
+    """What runs when a sequence begins: the inputs given once, and their masks -> a tuple of `made_once`."""
     program = Program()
     values = {name: program.input(name) for name in parts.given_once}
     values |= _masks(program, graph, parts.given_once, parts.once)
     for node in parts.once:
         _hold_tables(program, model, graph, node)
         values |= call(program, graph, node, model.get_submodule(node.name), values)
-    return program.build_graph_module([values[name] for name in made_once(parts)], "Reading")
+    return program.build_graph_module(tuple(values[name] for name in made_once(parts)), "Reading")
 
 
 def made_once(parts: Parts) -> list[str]:

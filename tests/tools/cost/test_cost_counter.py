@@ -72,8 +72,9 @@ def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None
     options: dict[str, Any] = {"batch": B, "length": T, "memory_length": memory_length(graph)}
     merged, single = cost(graph, **options), cost(graph, **options, merge=False)
     assert merged.parts == single.parts
-    assert {**vars(merged.memory), "peak": 0} == {**vars(single.memory), "peak": 0}
-    assert merged.peak == pytest.approx(single.peak, rel=0.02)  # shared weights add up their gradients layer by layer
+    rises = ("peak", "peak_recomputed")  # shared weights add up their gradients layer by layer
+    for key, found in vars(merged.memory).items():
+        assert found == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
 
 
 @pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b"))

@@ -17,7 +17,7 @@ from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
 from tfkit.tools.eject.torch_modules import STANDS_FOR
-from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join
+from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, join
 from tfkit.tools.eject.whole import Key, refuse
 
 
@@ -131,12 +131,11 @@ class Calls(Expressions):
         names: list[str] = list(kind._fields)  # type: ignore[attr-defined]
         given, positional = self._bound(names, node)
         defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
-        items: list[Value] = [
-            given[name][0] if name in given else Known(defaults[name], literal=True) for name in names
-        ]
-        value = self.whole.record(kind, items)
+        for name in names:
+            given.setdefault(name, (Known(defaults.get(name), literal=True), ast.Constant(defaults.get(name))))
+        value = self.whole.record(kind, [given[name][0] for name in names])
         if (only := self.whole.alone(kind)) is not None:
-            return value, given[only][1] if only in given else ast.Constant(defaults[only])
+            return value, given[only][1]
         args, keywords = _written(given, self.whole.fields(kind), positional)
         return value, ast.Call(written, args, keywords)
 

@@ -15,7 +15,7 @@ from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.functions import function_text
 from tfkit.tools.eject.naming import argument_name, name_apart
 from tfkit.tools.eject.symbols import text_of
-from tfkit.tools.eject.tidy import reads
+from tfkit.tools.eject.tidy import Replaced, reads
 from tfkit.tools.eject.torch_modules import STANDS_FOR, arguments_of, is_container, made_by_torch
 from tfkit.tools.eject.whole import Specialised, Whole
 
@@ -155,11 +155,13 @@ class Classes:
         """A value as an expression, numbers of the spec by their names in the config."""
         parts = value if isinstance(value, list | tuple) else [value]
         text, derived = text_of(value), {n: how for part in parts for n, how in getattr(part, "derived", {}).items()}
-        tree = ast.parse(text, mode="eval")
+        # A name that the config has already: what it stands for is written out.
+        clash = {name: ast.parse(derived.pop(name), mode="eval").body for name in derived.keys() & self.names.keys()}
+        tree = Replaced(clash).visit(ast.parse(text, mode="eval"))
         names = dict(self.names) | {name: eval(how, dict(self.names)) for name, how in derived.items()}
         if not (reads(tree) & names.keys()):
             return text
-        if eval(text, {"__builtins__": {}}, names) != value:
+        if eval(ast.unparse(tree), {"__builtins__": {}}, names) != value:
             return repr(value)
         self.derived |= derived
         return ast.unparse(_Prefixed(names).visit(tree))
