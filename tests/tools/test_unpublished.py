@@ -18,12 +18,48 @@ from tfkit.tools.params import count_params
 
 from ..decoding.test_cached_models import SPECS, build
 from ..test_matrix import ROWS, load, name_of, spec_of
+from .cost.test_cost_counter import B, T, counted, memory_length
 
+LATENTS = """
+tfkit: 1
+name: latents
+d_model: 16
+vocab_size: 11
+max_len: 32
+inputs: [source, target]
+graph:
+  source_embedding: {block: embedding, input: source}
+  embedding: {block: embedding, input: target}
+  decoder:
+    block: decoder
+    memory: source_embedding
+    n_layers: 1
+    attention: {kind: mla, n_heads: 3, q_rank: 7, kv_rank: 8, d_nope: 6, d_rope: 4, d_v: 5, kv_scale: 1.5}
+    ffn: {kind: gelu, d_ff: 24}
+  logits: {block: lm_head}
+"""
+IN_A_ROW = """
+tfkit: 1
+name: in_a_row
+d_model: 16
+vocab_size: 23
+inputs: [a, b]
+graph:
+  one: {block: embedding, input: a}
+  two: {block: embedding, input: b}
+  both: {block: concat, inputs: [one, two]}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+  logits: {block: lm_head}
+"""
 MODELS: dict[str, Callable[[], tfkit.Graph]] = {
     **{name: lambda text=text: build(text).meta["graph"] for name, text in SPECS.items()},  # type: ignore[misc]
+    "latents": lambda: tfkit.loads(LATENTS),
+    "in_a_row": lambda: tfkit.loads(IN_A_ROW),
     **{name_of(row): lambda row=row: load(spec_of(row)) for row in ROWS},  # type: ignore[misc]
 }
 QUICK = {
+    "latents": "a method that is drawn into one that is drawn into another",
+    "in_a_row": "a head that reads more positions than an input has",
     "local_and_global": "a variant that is called like a keyword",
     "several_heads": "two widths of a head, of which the config says one",
     "memory_of_two": "a memory that is made of two inputs",
@@ -40,8 +76,8 @@ def test_every_tool(name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()
     assert check(graph, eject(graph)).ran
     assert export(tfkit.build(graph), tmp_path / "model.ts").difference <= 1e-5
-    found = cost(graph, batch=2, length=9, dtype=torch.float32)
-    assert sum(row.flops for row in found.rows()) == found.total.flops
+    found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
+    assert (found.total.flops_forward, found.total.flops_backward) == counted(graph)
     assert found.total.parameters == count_params(graph).total
     assert explain(graph)
     assert to_svg(tfkit.draw(graph)).startswith("<svg")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -13,6 +13,22 @@ from tfkit.training.trunk import find_ends, write_trunk
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
 Reduction: TypeAlias = Literal["mean", "sum"]
+
+
+class Read(NamedTuple):
+    """What a model has made of its inputs when its head is reached.
+
+    Attributes:
+        hidden: what the head reads: [b, t, width], or [b, width] where it reads one vector for a sequence.
+        mask: its padding mask, [b, t], if there is one.
+        tokens: of the same positions, [b, t], if there are such.
+        given: what the head is given beside it.
+    """
+
+    hidden: Tensor
+    mask: Tensor | None
+    tokens: Tensor | None
+    given: Mapping[str, Any]
 
 
 class Loss(nn.Module):
@@ -76,10 +92,16 @@ class Loss(nn.Module):
         Raises:
             ValueError: targets are missing and the model may have read the next tokens, or have another shape.
         """
-        if isinstance(inputs, Tensor):
-            hidden, mask, tokens, given = self._trunk(self.model, inputs)
-        else:
-            hidden, mask, tokens, given = self._trunk(self.model, **inputs)
+        return self.of(self.read(inputs), targets)
+
+    def read(self, inputs: Inputs) -> Read:
+        """Run the model up to its head."""
+        found = self._trunk(self.model, inputs) if isinstance(inputs, Tensor) else self._trunk(self.model, **inputs)
+        return Read(*found)
+
+    def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
+        """The loss of what was read; targets and errors as of `forward`."""
+        hidden, mask, tokens, given = read
         targets = self._targets(tokens, mask) if targets is None else targets
         if targets.shape != hidden.shape[:-1]:
             wanted, found = tuple(hidden.shape[:-1]), tuple(targets.shape)

@@ -55,7 +55,7 @@ def given_once(graph: Graph) -> tuple[str, ...]:
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
     """What to run."""
     if shape.mode == "train":
-        return _training_step(model, inputs, shape)
+        return _training_step(model, inputs)
     try:
         parts = take_apart(graph_of(model))
     except SpecError:
@@ -110,17 +110,19 @@ class _Reading:
         return torch.empty(self.shape.batch, kept.heads, n, kept.width, dtype=self.dtype, device="meta")
 
 
-def _training_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
+def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
     """Forward, the loss of all positions, in pieces as in `tfkit.Loss`, and backward."""
     try:
         loss = Loss(model)
     except ValueError:  # it has none: the sum of all that it returns stands for it
         return lambda: _total(model(**inputs)).backward()
-    graph = graph_of(model)
-    read = graph.node(graph.outputs[0]).signals["input"]
-    positions = (shape.batch,) if read.type == "vector" else (shape.batch, shape.length)
-    targets = torch.empty(positions, dtype=torch.long, device="meta")
-    return lambda: loss(inputs, targets).backward()
+
+    def step() -> None:
+        read = loss.read(inputs)
+        targets = torch.empty(read.hidden.shape[:-1], dtype=torch.long, device="meta")
+        loss.of(read, targets).backward()
+
+    return step
 
 
 def _total(out: Any) -> Tensor:

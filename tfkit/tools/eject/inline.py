@@ -42,7 +42,8 @@ def drawn_in(functions: dict[Key, Specialised], read: Mapping[nn.Module, set[str
     `read` has the names that others use of a module: these stay.
     """
     functions = dict(functions)
-    for key, entry in list(functions.items()):
+    for key in list(functions):
+        entry = functions[key]  # which another one may have been written into by now
         name = key[-1] if len(key) == 2 else key[0].__name__
         used = len(key) == 2 and name in read.get(key[0], ())
         if name == "forward" or used or not _straight(entry.body) or len(entry.body) > SHORT:

@@ -180,7 +180,7 @@ def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
     if ends.tokens is not None:
         return loss
     with torch.no_grad():
-        rows = model(**inputs).shape[:-1]
+        rows = loss.read(inputs).hidden.shape[:-1]
     targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0)).to(
         next(iter(inputs.values())).device
     )
