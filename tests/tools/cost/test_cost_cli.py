@@ -12,6 +12,7 @@ import tfkit
 from tfkit.cli import cost as commands
 from tfkit.cli import main
 from tfkit.tools.cost import DEVICES, OPTIMIZERS, cost
+from tfkit.tools.cost.devices import device_of_driver
 
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
 
@@ -97,3 +98,21 @@ def test_devices_are_plausible(device: Any) -> None:
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost(tfkit.load("gpt2"), **options)
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L40S", None),
+    ],
+)
+def test_a_sister_of_a_device_is_another_device(driver_name: str, name: str | None) -> None:
+    found = device_of_driver(driver_name)
+    assert (found.name if found else None) == name

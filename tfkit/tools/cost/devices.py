@@ -17,6 +17,7 @@ class Device:
     Attributes:
         name: what it is called here.
         title: what its maker calls it.
+        driver_name: what its driver calls it; sisters with other figures have other names.
         tera_flops: 10^12 FLOPs per second of dense matrix products, by type.
         memory: bytes.
         bandwidth: bytes per second between memory and chip.
@@ -25,6 +26,7 @@ class Device:
 
     name: str
     title: str
+    driver_name: str
     tera_flops: Mapping[str, float]
     memory: int
     bandwidth: float
@@ -48,6 +50,7 @@ DEVICES = {
         Device(
             "a100",
             "NVIDIA A100 SXM 80 GB",
+            "NVIDIA A100-SXM4-80GB",
             _nvidia(156, 312, None, 19.5, 19.5),
             80 * 10**9,
             2.039e12,
@@ -56,6 +59,7 @@ DEVICES = {
         Device(
             "h100",
             "NVIDIA H100 SXM",
+            "NVIDIA H100 80GB HBM3",
             _nvidia(494.5, 989.5, 1979, 67, 67),
             80 * 10**9,
             3.35e12,
@@ -64,6 +68,7 @@ DEVICES = {
         Device(
             "h200",
             "NVIDIA H200 SXM",
+            "NVIDIA H200",
             _nvidia(494.5, 989.5, 1979, 67, 67),
             141 * 10**9,
             4.8e12,
@@ -72,6 +77,7 @@ DEVICES = {
         Device(
             "b200",
             "NVIDIA B200 (of a DGX B200)",
+            "NVIDIA B200",
             _nvidia(1100, 2250, 4500, 75, 37),
             180 * 10**9,
             8e12,
@@ -79,6 +85,7 @@ DEVICES = {
         ),
         Device(
             "l4",
+            "NVIDIA L4",
             "NVIDIA L4",
             {"float32": 30.3, "tf32": 60, "bfloat16": 121, "float16": 121, "float8": 242.5},
             24 * 10**9,
@@ -88,6 +95,7 @@ DEVICES = {
         Device(
             "rtx4090",
             "NVIDIA GeForce RTX 4090",
+            "NVIDIA GeForce RTX 4090",
             {"float64": 1.29, "float32": 82.6, "tf32": 82.6, "bfloat16": 165.2, "float16": 165.2, "float8": 330.3},
             24 * 10**9,
             1.008e12,
@@ -95,6 +103,7 @@ DEVICES = {
         ),
         Device(
             "mi300x",
+            "AMD Instinct MI300X",
             "AMD Instinct MI300X",
             {
                 "float64": 163.4,
@@ -110,3 +119,8 @@ DEVICES = {
         ),
     )
 }
+
+
+def device_of_driver(name: str) -> Device | None:
+    """The device that its driver calls so; None where it has no figures here."""
+    return next((one for one in DEVICES.values() if one.driver_name == name), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tfkit.tools.cost.devices import DEVICES, Device
+from tfkit.tools.cost.devices import device_of_driver
 from tfkit.tools.profile.result import Limits
 
 PATIENCE = 0.3
@@ -21,7 +21,8 @@ COPIED = 2**26
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
     """FLOP/s of matrix products in a type, and bytes per second between memory and chip."""
-    name, known = device_name(device), _known(device)
+    name = device_name(device)
+    known = device_of_driver(name) if device.type == "cuda" else None
     words = str(dtype).removeprefix("torch.")
     if known is not None and words in known.tera_flops:
         tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
@@ -48,13 +49,6 @@ def _processor() -> str:
         return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _known(device: torch.device) -> Device | None:
-    if device.type != "cuda":
-        return None
-    words = torch.cuda.get_device_name(device).lower().replace("rtx ", "rtx").split()
-    return next((one for name, one in DEVICES.items() if name in words), None)
 
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
