@@ -66,10 +66,26 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
     found = sizes_of(family, amount, *sets)
     graph = tfkit.load(published, plugins=PLUGINS)
     stack = next(node.config for node in graph.nodes if hasattr(node.config, "n_layers"))
-    wanted = (stack.n_layers, stack.d_model, stack.attention.n_heads, parameters_of(graph))  # type: ignore[attr-defined]
+    wanted = (stack.n_layers, stack.d_model, stack.attention.n_heads, parameters_of(graph)[0])  # type: ignore[attr-defined]
     assert wanted in [(next(iter(s.n_layers.values())), s.d_model, s.n_heads, s.parameters) for s in found]
     if published == family:
         assert found[0].sets == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "active"),
+    [
+        ("mixtral_8x7b", 13e9),  # https://arxiv.org/abs/2401.04088, abstract
+        ("gpt2", 124439808),
+    ],
+)
+def test_a_published_number_of_active_parameters_is_that_of_the_published_size(family: str, active: float) -> None:
+    own, *others = solve(family, Budget("active", active), plugins=PLUGINS).sizes
+    assert own.sets == ()
+    for size in [own, *others[:2]]:
+        graph = tfkit.load(family, sets=size.sets, plugins=PLUGINS)
+        assert size.value == count_params(graph).active
+        assert size.parameters == count_params(graph).total
 
 
 @pytest.mark.parametrize("spec", ["gpt2", "llama_7b", "t5_small", "gemma3_1b", "mixtral_8x7b", "distilbart_cnn_12_6"])
@@ -85,9 +101,9 @@ def test_the_changes_give_that_count(spec: str) -> None:
 def test_a_form_is_what_is_built(spec: str) -> None:
     """Rounded hidden widths, arithmetic, experts and latents, widths by node, features, token types."""
     family = Family(spec, PLUGINS)
-    form = Form(family, lambda *size: parameters_of(family.load(family.changes(*size))))
+    form = Form(family, lambda *size: parameters_of(family.load(family.changes(*size)))[0])
     for depth, width in [(family.depths[1], 3), (family.depths[2], family.width + 5), (family.depths[0], 1)]:
-        assert form(depth, width) == parameters_of(family.load(family.changes(depth, width)))
+        assert form(depth, width) == parameters_of(family.load(family.changes(depth, width)))[0]
 
 
 def by_hand(n_layers: int, d_model: int) -> int:
@@ -228,7 +244,7 @@ def test_memory_is_never_exceeded(tmp_path: Path, mode: Mode, amount: float, opt
 def test_every_spec_has_a_family(spec: str) -> None:
     """Each is found from its own count, and twice as much is there too."""
     graph = tfkit.load(spec, plugins=PLUGINS)
-    own = parameters_of(graph)
+    own, _ = parameters_of(graph)
     assert solve(spec, Budget("params", own), plugins=PLUGINS).sizes[0].sets == ()
     for size in sizes_of(spec, 2 * own):
         assert counted(spec, size) == size.parameters

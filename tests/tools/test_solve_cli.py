@@ -64,7 +64,7 @@ def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "give one budget: --params, --flops or --memory"),
+        ([], "give one budget: --params, --active, --flops or --memory"),
         (["--params", "1M", "--memory", "1GB"], "give one budget"),
         (["--params", "1M", "--tokens", "2B"], "--tokens has no effect with --params"),
         (["--flops", "1e21", "--batch", "2"], "--batch has no effect with --flops"),

@@ -40,6 +40,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _FLOPS = {**_COUNTS, "p": 1e15, "e": 1e18, "z": 1e21, "y": 1e24}
 _BYTES = {f"{one}{unit}": step**n for n, one in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))}
+BUDGETS = ("params", "active", "flops", "memory")
 _NEEDS = {
     "tokens": ("flops",),
     "batch": ("memory",),
@@ -67,12 +68,14 @@ _NEEDS = {
     examples="""
     tfkit solve gpt2 --params 350M
     tfkit solve llama3_8b --params 70B --set decoder.attention.n_kv_heads=8
+    tfkit solve mixtral_8x7b --active 3B
     tfkit solve llama3_8b --flops 1e21 --tokens 20B --length 4096
     tfkit solve gpt2 --memory 80GB --batch 16 --length 1024 --dtype bfloat16
     """,
 )
 @click.argument("spec")
 @click.option("--params", type=Amount(_COUNTS, "`124M`"), metavar="N", help="Parameters: 124M, 1.5B.")
+@click.option("--active", type=Amount(_COUNTS, "`3B`"), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")
 @click.option("--memory", type=Amount(_BYTES, "`80GB`"), metavar="BYTES", help="Memory at its peak: 80GB, 24GiB.")
 @click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for so many tokens: 20B.")
@@ -112,9 +115,9 @@ def solve(reader: Reader, spec: str, keep: str | None, output: Path | None, json
 
 def _check(given: dict[str, Any]) -> None:
     """Refuse all but one budget, and what says nothing about that one."""
-    of = [name for name in ("params", "flops", "memory") if given[name] is not None]
+    of = [name for name in BUDGETS if given[name] is not None]
     if len(of) != 1:
-        raise click.UsageError("give one budget: --params, --flops or --memory")
+        raise click.UsageError("give one budget: --params, --active, --flops or --memory")
     for name, budgets in _NEEDS.items():
         if given[name] is not None and of[0] not in budgets:
             raise click.UsageError(f"--{name} has no effect with --{of[0]}")
@@ -128,7 +131,7 @@ def _budget(given: dict[str, Any]) -> Budget:
 
     from tfkit.tools.solve import Budget
 
-    of = next(name for name in ("params", "flops", "memory") if given[name] is not None)
+    of = next(name for name in BUDGETS if given[name] is not None)
     names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")
     further = {name: given[name] for name in names if given[name] is not None}
     if given["dtype"] is not None:
@@ -178,7 +181,8 @@ def _layers(size: Size) -> str:
 def _cells(solved: Solved, size: Size) -> list[str]:
     heads = "-" if size.n_heads is None else str(size.n_heads)
     heads += f" / {size.n_kv_heads}" if size.n_kv_heads not in (None, size.n_heads) else ""
-    value = [] if solved.budget.of == "params" else [solved.budget.text(size.value).removesuffix(" FLOPs")]
+    value = [] if solved.budget.of == "params" else [solved.budget.text(size.value)]
+    value = [text.removesuffix(" FLOPs").removesuffix(" active parameters") for text in value]
     off = f"{100 * size.difference / solved.budget.amount:+.2f}%"
     d_ff = "-" if size.d_ff is None else f"{size.d_ff:,}"
     return [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}", *value, off]

@@ -1,4 +1,4 @@
-"""What a model may cost: parameters, FLOPs or memory."""
+"""What a model may cost: parameters, those of one token, FLOPs or memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
+from tfkit.tools.params import active_of
 from tfkit.tools.units import bytes_text
 
 if TYPE_CHECKING:
     from tfkit.tools.cost import Cost
     from tfkit.tools.cost.result import Mode
 
-Of = Literal["params", "flops", "memory"]
+Of = Literal["params", "active", "flops", "memory"]
 
 LENGTH = 2048
 """Tokens of a sequence, where its model is not meant for fewer."""
@@ -34,7 +35,7 @@ class Budget:
     """An amount of parameters, FLOPs or bytes.
 
     Attributes:
-        of: what is counted.
+        of: what is counted; `active` parameters are those that one token is multiplied with.
         amount: how much there is of it.
         mode: FLOPs and memory are those of a training step, of a prompt that is read, or of one more token.
         tokens: FLOPs are those of so many tokens.
@@ -65,10 +66,10 @@ class Budget:
         return self.length or min(LENGTH, max_len(graph) or LENGTH)
 
     def measure(self, graph: Graph) -> Measured:
-        """What a model costs: its parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
-        if self.of == "params":
-            count = parameters_of(graph)
-            return Measured(count, count)
+        """What a model costs: parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
+        if self.of in ("params", "active"):
+            count, active = parameters_of(graph)
+            return Measured(active if self.of == "active" else count, count)
         found = self.cost(graph)
         total = found.total
         return Measured(total.flops if self.of == "flops" else found.peak, total.parameters)
@@ -98,10 +99,15 @@ class Budget:
         """A value in words."""
         if self.of == "memory":
             return bytes_text(round(value))
-        return f"{round(value):,} parameters" if self.of == "params" else f"{value:.4g} FLOPs"
+        if self.of == "flops":
+            return f"{value:.4g} FLOPs"
+        return f"{round(value):,} {'active parameters' if self.of == 'active' else 'parameters'}"
 
 
-def parameters_of(graph: Graph) -> int:
-    """The parameters of a model, counted from the model on the meta device."""
+def parameters_of(graph: Graph) -> tuple[int, int]:
+    """The parameters of a model and the active ones, counted from the model on the meta device."""
     model: Any = build(graph, device="meta")
-    return sum(parameter.numel() for parameter in model.parameters())
+    modules: dict[str, Any] = dict(model.named_modules())
+    weights = dict(model.named_parameters()).items()
+    active = sum(active_of(modules[path.rpartition(".")[0]], weight) for path, weight in weights)
+    return sum(weight.numel() for _, weight in weights), active
