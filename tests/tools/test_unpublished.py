@@ -19,6 +19,7 @@ from tfkit.tools.params import count_params
 from ..decoding.test_cached_models import SPECS, build
 from ..test_matrix import ROWS, load, name_of, spec_of
 from .cost.test_cost_counter import B, T, counted, memory_length
+from .draw.geometry import faults
 
 LATENTS = """
 tfkit: 1
@@ -80,4 +81,7 @@ def test_every_tool(name: str, tmp_path: Path) -> None:
     assert (found.total.flops_forward, found.total.flops_backward) == counted(graph)
     assert found.total.parameters == count_params(graph).total
     assert explain(graph)
-    assert to_svg(tfkit.draw(graph)).startswith("<svg")
+    picture = tfkit.draw(graph)
+    assert list(faults(picture)) == []
+    shown = to_svg(picture)
+    assert [name for name in graph.inputs if name not in shown and name.replace("_", " ") not in shown] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfkit.component import Component, Signal, WireMarker, marker
@@ -22,9 +22,10 @@ SIZES = ("d_model", "vocab_size", "max_len")
 def scene_of(graph: Graph) -> Scene:
     """What a picture of the model shows. Its boxes' parameters add up to the model's."""
     tally = Tally(graph)
+    beside = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
-    lowest = {column[0] for column in columns}
-    nodes: dict[str, Any] = {}
+    lowest = {column[0] for column in columns} - beside.keys()
+    nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in beside.items()}
     for node, key in zip(graph.nodes, _keys(graph), strict=True):
         if hasattr(node.config, "plan"):
             nodes[node.name] = tower(node, key, tally)
@@ -40,7 +41,7 @@ def scene_of(graph: Graph) -> Scene:
         nodes=nodes,
         columns=columns,
         wires=tuple(_wires(graph, columns)),
-        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))},
+        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))} | beside,
         outputs={name: _leaves(graph.node(name)) for name in graph.outputs},
     )
 
@@ -71,10 +72,19 @@ def _main(node: Node) -> str | None:
     return as_list(source)[0] if source else None
 
 
+def _beside(graph: Graph, node: Node) -> Iterator[str]:
+    """The inputs of the model that come to the side of a node; those of tables are boxes there."""
+    main = _main(node)
+    for field, source in node.wires.items():
+        if not isinstance(getattr(node.config, field), Mapping):
+            yield from (one for one in as_list(source) if one in graph.inputs and one != main)
+
+
 def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """A node stands on the one that it reads, unless another stands there already."""
+    """A node stands on the one that it reads, unless another stands there already; beside it what else it reads."""
     columns: list[list[str]] = []
     for node in graph.nodes:
+        columns += [[name] for name in _beside(graph, node) if [name] not in columns]
         below = next((column for column in columns if column[-1] == _main(node)), None)
         if below is None:
             columns.append([node.name])
@@ -87,11 +97,11 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...]) -> Iterator[Wire]
     standing = {(column[i], column[i + 1]) for column in columns for i in range(len(column) - 1)}
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
-        main = _main(node)
+        main, beside = _main(node), set(_beside(graph, node))
         for field, source in node.wires.items():
             wire = marker(type(node.config).model_fields[field], WireMarker)
             for index, one in enumerate(as_list(source)):
-                if one in graph.inputs:
+                if one in graph.inputs and one not in beside:
                     continue
                 if wire is not None and wire.value == "table":
                     yield Wire(one, node.name, "tie")

@@ -119,6 +119,9 @@ def extent(node: Node) -> tuple[float, float]:
         if len(node.layers) == 1:
             return half, half
         return half + MARGIN + STRIP + 4, half + MARGIN
+    if not node.items:
+        half = width_of(node.name, TITLE) / 2
+        return half, half
     sides = [beside_width(item.box) + RADIUS + BESIDE for item in node.items if isinstance(item, Added)]
     return WIDTH / 2, max([WIDTH / 2, *sides])
 

@@ -76,7 +76,7 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
     elif name in scene.inputs:
         y = min(y, -36.0)
         canvas.text(cx, -2, scene.inputs[name], WORDS, "muted", "middle")
-        canvas.way((cx, -16), (cx, y), arrow=True)
+        canvas.way((cx, -16), (cx, y), arrow=any(scene.nodes[name].boxes()))
     return y
 
 

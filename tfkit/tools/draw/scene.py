@@ -144,7 +144,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Chain:
-    """A node that is no stack: what its input goes through, bottom to top."""
+    """A node that is no stack: what its input goes through, bottom to top; nothing, if it is an input itself."""
 
     key: str
     name: str
