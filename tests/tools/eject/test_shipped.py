@@ -14,6 +14,7 @@ import torch
 import tfkit
 from tfkit.tools.eject import check, eject
 from tfkit.tools.eject.check import loaded, made
+from tfkit.tools.eject.functions import in_docs
 
 from ...shipped import one_of_each_family, reduced
 from ..conftest import DECODER
@@ -119,33 +120,33 @@ def test_what_has_no_weights_from_the_start_is_filled() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+HOSTILE = (
+    '"""\n' + "raise SystemExit\n" + '"""',
+    'a "quote"',
+    "a path\\",
+    '\\"""',
+    "\\N{BULLET}",
+    "a\0b",
+    "a\rb",
+    "\u2028\x0c\x85",
+)
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+def test_any_words_stand_in_a_docstring(words: str) -> None:
+    found = ast.literal_eval(f'"""{in_docs(words)}\n"""')
+    assert found.strip("\n") == "".join(one for one in words if one.isprintable() or one == "\n").replace('"""', "'''")
+
+
 @pytest.mark.parametrize("key", ["description", "source"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        '"""\n' + "raise SystemExit\n" + '"""',
-        'a "quote"',
-        "a path\\",
-        '\\"""',
-        "\\N{BULLET}",
-        "a\0b",
-        "a\rb",
-        "\u2028\x0c\x85",
-    ],
-)
-def test_what_a_spec_says_is_no_code(key: str, words: str) -> None:
-    graph = tfkit.loads(f"{key}: {json.dumps(words)}\n{DECODER}")
-    text = eject(graph)
+def test_what_a_spec_says_is_no_code(key: str) -> None:
+    text = eject(graph := tfkit.loads(f"{key}: {json.dumps(' '.join(HOSTILE))}\n{DECODER}"))
     assert check(graph, text).ran
-    module = ast.parse(text)
-    assert not [node for node in module.body if isinstance(node, ast.Raise)]
-    shown = "".join(letter for letter in words if letter.isprintable() or letter == "\n").replace('"""', "'''")
-    assert shown in (ast.get_docstring(module, clean=False) or "")
+    assert not [node for node in ast.parse(text).body if isinstance(node, ast.Raise)]
+    assert "\\N{BULLET} ab ab" in (ast.get_docstring(ast.parse(text)) or "")
 
 
-@pytest.mark.parametrize(
-    "name", ["None", "config", "Tensor", "F", "nn", "Layer", "Attention2", "additive", "3b", "a-b.c"]
-)
+@pytest.mark.parametrize("name", ["None", "config", "Tensor", "Layer", "3b"])
 def test_any_name_of_a_model_is_a_class(name: str) -> None:
     graph = tfkit.loads(DECODER.replace("name: small", f"name: {json.dumps(name)}"))
     assert check(graph, eject(graph)).ran
