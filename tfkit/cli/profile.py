@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.cli.cost import MODES
 from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
 
@@ -55,7 +56,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     "--mode",
     default="train",
     show_default=True,
-    type=click.Choice(["train", "prefill", "decode"]),
+    type=click.Choice(MODES),
     metavar="MODE",
     help="What a step is: train, prefill or decode.",
 )
