@@ -43,7 +43,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_are_refused_cheaply(name: str) -> None:
     text, message = HOSTILE[name]
-    with cheaply(1.5):
+    with cheaply():
         error = failure(lambda: parse(text, "s"))
         rendered = str(error)
     assert message in error.diagnostics[0].message
