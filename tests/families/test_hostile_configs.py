@@ -93,6 +93,15 @@ def test_null_in_a_mapping_says_nothing(tmp_path: Path) -> None:
     assert graphs[0] == graphs[1]
 
 
+@pytest.mark.parametrize("empty", [[], [[[], 3]]])
+@pytest.mark.parametrize("name", ["laguna", "qwen3_4b"])
+def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_path: Path) -> None:
+    path, config = tmp_path / "config.json", json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "layer_types": empty}), encoding="utf-8")
+    with pytest.raises(SpecError, match="the list of layer types is empty"):
+        import_config(path)
+
+
 @pytest.mark.slow
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())

@@ -36,6 +36,8 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         names = _counted(plain(node), rule, n_layers)
     else:
         given = [case_of(one) for one in _spelt_out(plain(node))]
+        if not given:
+            raise Invalid("", "the list of layer types is empty", help="name the type of each layer, or leave it out")
         types = rule.layers or {}
         if unknown := [one for one in given if one not in types]:
             raise Invalid("", f"unknown type of layer {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
