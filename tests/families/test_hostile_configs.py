@@ -78,7 +78,7 @@ def check(config: dict[str, Any], folder: Path) -> None:
     assert import_config(path).graph.spec.model.graph == graph.spec.model.graph
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())
 def test_a_changed_config(config: dict[str, Any], tmp_path: Path) -> None:
     check(config, tmp_path)

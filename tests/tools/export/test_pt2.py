@@ -58,6 +58,7 @@ def read_too_much(path: Path, model: fx.GraphModule) -> None:
     reader(torch.ones(1, 2, dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_torch_alone_reads_it_and_the_weights_are_in_it_once(tmp_path: Path) -> None:
     model = one_layer(vocab_size=20_000).eval()
     exported = export(model, tmp_path / "model.pt2")
