@@ -202,6 +202,26 @@ def test_a_node_with_inputs_of_every_type(captions: tfkit.Graph) -> None:
     assert list(faults(draw(captions))) == []
 
 
+def test_an_input_that_is_read_in_front_and_beside_stands_once() -> None:
+    layers = "n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}"
+    graph = tfkit.loads(
+        f"""
+tfkit: 1
+name: both
+d_model: 16
+inputs: {{a: {{type: features, width: 16}}, b: {{type: features, width: 16}}}}
+graph:
+  first: {{block: decoder, input: a, memory: b, {layers}}}
+  second: {{block: encoder, input: b, {layers}}}
+  third: {{block: decoder, input: first, memory: b, {layers}}}
+  sum: {{block: add, inputs: [second, third]}}
+"""
+    )
+    standing = [name for column in scene_of(graph).columns for name in column]
+    assert sorted(standing) == ["b", "first", "second", "sum", "third"]
+    assert list(faults(draw(graph))) == []
+
+
 def test_what_an_embedding_does_stands_in_its_order() -> None:
     for name in ("blenderbot_small_90m", "vaswani_base", "opt_350m", "ernie_3_0_base_zh"):
         graph = tfkit.load(name)

@@ -84,7 +84,7 @@ def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
     """A node stands on the one that it reads, unless another stands there already; beside it what else it reads."""
     columns: list[list[str]] = []
     for node in graph.nodes:
-        columns += [[name] for name in _beside(graph, node) if [name] not in columns]
+        columns += [[name] for name in _beside(graph, node) if all(name not in column for column in columns)]
         below = next((column for column in columns if column[-1] == _main(node)), None)
         if below is None:
             columns.append([node.name])
