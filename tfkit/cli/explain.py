@@ -53,7 +53,6 @@ def lines_of(explained: Explained) -> Iterator[str]:
 
 
 def _lines(explained: Explained) -> Iterator[str]:
-
     active = f", {short(explained.active)} of them for each token" if explained.active < explained.parameters else ""
     yield from _wrapped(f"{explained.name}: {short(explained.parameters)} parameters{active}", "")
     yield from _wrapped(explained.description or "", "")

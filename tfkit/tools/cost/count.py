@@ -11,7 +11,7 @@ from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.pieces import parts_to_decode, take_apart
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
 from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
@@ -157,7 +157,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
     weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
     trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
     gradients = sum(one.nbytes for one in trained)
-    states = sum(one.numel() * _bytes_kept(optimizer or "", one.itemsize) for one in trained)
+    states = 0 if optimizer is None else sum(one.numel() * _bytes_kept(optimizer, one.itemsize) for one in trained)
     per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
@@ -185,10 +185,10 @@ def _bytes_kept(optimizer: str, itemsize: int) -> int:
 
 def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
     """Bytes that are kept of one more token of one sequence, and of all tokens of the batch."""
-    try:
-        pieces = [pieces for _, pieces in take_apart(graph).again.values()]
-    except SpecError:
+    parts = parts_to_decode(graph)
+    if parts is None:
         return 0, 0
+    pieces = [pieces for _, pieces in parts.again.values()]
     own = [(one.heads * one.width, one.tokens(shape.length)) for each in pieces for one in each.cache]
     memory = [one.heads * one.width * (shape.memory_length or 0) for each in pieces for one in each.memory_cache]
     values = sum(width * tokens for width, tokens in own) + sum(memory)

@@ -11,9 +11,8 @@ from torch import Tensor, fx
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import Parts, parts_to_decode, take_apart
+from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn import Past
 from tfkit.tools.cost.result import Mode
 from tfkit.training.loss import Loss
@@ -56,9 +55,8 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
     """What to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
-    try:
-        parts = take_apart(graph_of(model))
-    except SpecError:
+    parts = parts_to_decode(graph_of(model))
+    if parts is None:
         return lambda: model(**inputs)
     return _Reading(model, parts, inputs, shape)
 
