@@ -16,6 +16,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import take_apart
 from tfkit.nn import Past
+from tfkit.nn.kernels import ask_once, decoding
 
 
 class CachedModel:
@@ -57,7 +58,7 @@ class CachedModel:
         self._takes = inputs_of(self.stepping)
         mode = compile if isinstance(compile, str) else None
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
-        self._batch: int | None = None
+        self._batch = self._asked_for = 0
         self._cache: dict[str, list[Tensor]] = {}
         self._lengths: Tensor | None = None
         self._first: dict[str, Tensor] = {}
@@ -109,7 +110,7 @@ class CachedModel:
         Raises:
             ValueError: no place is left, or the tokens are not those of the sequences that were begun.
         """
-        if self._batch is None:
+        if not self._batch:
             self.start(tokens.size(0))
         mask = None if mask is None else mask.to(torch.bool)
         self._check_piece(tokens, mask, inputs)
@@ -128,16 +129,19 @@ class CachedModel:
 
     def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:
         if self._compiled is None or t > 1 or self.used == 0:
-            return self.stepping(
-                **given, past=Past(self.used, self.length, self._lengths), cache=self._cache, keep=keep
-            )
+            past = Past(self.used, self.length, self._lengths)
+            if t == 1 and self._batch != self._asked_for:
+                ask_once(self.model, self._batch)
+                self._asked_for = self._batch
+            with decoding:
+                return self.stepping(**given, past=past, cache=self._cache, keep=keep)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
         return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
     def repeat(self, n: int) -> None:
         """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt."""
-        assert self._batch is not None, "nothing was read that could be repeated"
+        assert self._batch, "nothing was read that could be repeated"
         self._batch *= n
         with torch.inference_mode(False):
             self._cache = {

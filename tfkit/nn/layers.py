@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, by_onednn, decoding, onednn_is_faster
+
 if TYPE_CHECKING:
     number = float  # what TorchScript calls `Scalar`
 
@@ -74,41 +76,31 @@ class StackedLinear(nn.Module):
 
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
-is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
-
-LARGE = 2**19
-"""Elements of a weight from which on the kernel counts for more than its call."""
-ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Weight [d_out, d_in] times x [..., d_in], plus bias: `torch.nn.functional.linear`.
 
-    Large float32 weights on the CPU are multiplied by oneDNN where nothing needs a gradient: it reads them up to twice
-    as fast as what torch calls otherwise, and that is most of the time of a token (`tools/bench/README.md`).
+    While a `CachedModel` decodes, large weights are multiplied by the kernel that reads them fastest on this machine.
     """
     if is_scripting():
         return _scripted_linear(x, weight, bias)
     else:  # noqa: RET505  TorchScript compiles what follows an `if`, but not an `else` that is never reached
-        if weight.numel() >= LARGE and _onednn_takes(x, weight):
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        eager = not torch.compiler.is_compiling()
+        if eager and decoding.active and weight.numel() >= LARGE and onednn_is_faster(x, weight):
+            return by_onednn(x, weight, bias)
         return F.linear(x, weight, bias)
 
 
-def _onednn_takes(x: Tensor, weight: Tensor) -> bool:
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False
-    plain = weight.is_cpu and x.is_cpu and x.dtype == weight.dtype == torch.float32
-    return plain and weight.is_contiguous() and ONEDNN and not is_tracing()
-
-
-def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, large: int = LARGE) -> Tensor:
-    """The same choice in the words of TorchScript, for which an empty list has a type, here that of `Scalar?[]`.
+def _guessing_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, large: int = GUESS_LARGE, least_rows: int = GUESS_ROWS
+) -> Tensor:
+    """A guess in the words of TorchScript, for which an empty list has a type, here that of `Scalar?[]`.
 
     It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but can see what becomes of a product.
     """
     plain = x.is_cpu and weight.is_cpu and x.dtype == torch.float32 and weight.dtype == torch.float32
-    if weight.numel() >= large and plain and weight.is_contiguous() and not torch.is_grad_enabled():
+    if plain and weight.numel() >= large and x.numel() >= least_rows * weight.size(1) and not torch.is_grad_enabled():
         empty = x.new_empty([0, 0])
         if torch.mm(empty, empty).dtype == torch.float32:
             none = torch.jit.annotate(list[number | None], [])
@@ -116,7 +108,7 @@ def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, large: int
     return F.linear(x, weight, bias)
 
 
-_scripted_linear = _linear_by_onednn if ONEDNN else F.linear
+_scripted_linear = _guessing_linear if ONEDNN else F.linear
 
 
 class Table(nn.Embedding):

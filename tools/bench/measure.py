@@ -113,6 +113,18 @@ def seconds(run: Callable[[], object], device: str = "cpu") -> float:
     return first.elapsed_time(last) / 1000
 
 
+def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[], float]:
+    """Seconds of a token: those of `n` + 1 tokens without those of the first, which has the prompt to read."""
+
+    def measure() -> float:
+        import torch
+
+        with torch.inference_mode():
+            return (seconds(lambda: run(n + 1), device) - seconds(lambda: run(1), device)) / n
+
+    return measure
+
+
 def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
     """What each contender said in each round, by name.
 

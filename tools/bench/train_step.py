@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from pathlib import Path
 
 from measure import accelerator, compare_speeds, machine, ratio, take_turns
 from peers import FILES, Shape
-from worker import Answer, Worker
+from worker import Answer, Worker, interpreter
 
 SHAPES = {
     "gpt2": Shape("gpt2", 6, 384, 6, 6, 1536, vocab_size=8192, length=256, batch=4),
@@ -168,16 +166,6 @@ def show_operators(ours: Operators, theirs: Operators) -> None:
     print(*(row for _, row in sorted(rows, reverse=True)[:28]), sep="\n")
     sums = [sum(spent for _, spent in found.values()) for found in (ours, theirs)]
     print(f"  {'all of them':54}{sums[0]:>9.2f}{sums[1]:>9.2f}")
-
-
-def interpreter(text: str) -> tuple[str, str]:
-    """NAME=PATH of `--python`."""
-    name, _, path = text.partition("=")
-    if name not in FILES or not path:
-        raise argparse.ArgumentTypeError(f"write NAME=PATH with one of {', '.join(FILES)}")
-    if not (found := shutil.which(path)):
-        raise argparse.ArgumentTypeError(f"no program {path}")
-    return name, os.path.abspath(found)  # not resolved: the link is what tells Python its environment
 
 
 def arguments() -> argparse.Namespace:

@@ -9,8 +9,10 @@ training step is the kernel's, clearing pages, and how many it clears depends on
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from measure import ROOT, environment
+from peers import FILES
 
 Answer = dict[str, Any]
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -77,3 +80,13 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             print(json.dumps(answer(request.pop("what"), request)), file=replies, flush=True)
+
+
+def interpreter(text: str) -> tuple[str, str]:
+    """NAME=PATH of `--python`."""
+    name, _, path = text.partition("=")
+    if name not in FILES or not path:
+        raise argparse.ArgumentTypeError(f"write NAME=PATH with one of {', '.join(FILES)}")
+    if not (found := shutil.which(path)):
+        raise argparse.ArgumentTypeError(f"no program {path}")
+    return name, os.path.abspath(found)  # not resolved: the link is what tells Python its environment

@@ -1,0 +1,140 @@
+"""Which kernel multiplies a large weight while tokens are decoded: the machine is asked.
+
+A token reads every weight once, and the time of a token is the time of reading them. How fast that goes depends on the
+processor, on the shape of the weight, on how many rows are multiplied with it, and on whether the rows or the columns
+of the weight lie together in memory. torch has two kernels for it, its own and oneDNN's, and neither is always the
+faster one (`tools/bench/README.md`, Decoding).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Kernel = Literal["torch", "onednn"]
+Case = tuple[int, int, int, bool]
+"""d_out and d_in of the weight, rows of x, and whether the rows of the weight lie together."""
+
+LARGE = 2**17
+"""Elements of a weight from which on the kernel counts for more than its call."""
+GUESS_LARGE, GUESS_ROWS = 2**19, 4
+"""From here on oneDNN is guessed to be the faster one, where nobody has asked."""
+ROUNDS = 3
+SAMPLE = 2**26
+"""Bytes of weights of one shape that a race reads at least."""
+
+_fastest: dict[Case, Kernel] = {}
+
+
+class Decoding(threading.local):
+    """Entered while a `CachedModel` reads a piece: only then `linear` looks for another kernel than torch's own."""
+
+    active = False
+
+    def __enter__(self) -> None:
+        self.active = True
+
+    def __exit__(self, *_: object) -> None:
+        self.active = False
+
+
+decoding = Decoding()
+
+
+def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN shall multiply `weight` [d_out, d_in] with x [..., d_in]."""
+    if not (x.is_cpu and x.dtype == torch.float32 and takes(weight)) or torch.is_autocast_enabled("cpu"):
+        return False
+    rows = x.numel() // weight.size(1)
+    fastest = _fastest.get(case_of(weight, rows))
+    if fastest is None:
+        return weight.numel() >= GUESS_LARGE and rows >= GUESS_ROWS
+    return fastest == "onednn"
+
+
+def takes(weight: Tensor) -> bool:
+    """Whether there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
+    plain = type(weight) in (nn.Parameter, Tensor) and weight.is_cpu and weight.dtype == torch.float32
+    return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The kernel of `torch.nn.functional.linear`."""
+    return F.linear(x, weight, bias)
+
+
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN's, without a gradient."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+ONEDNN = torch.backends.mkldnn.is_available()
+KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {"torch": by_torch}
+if ONEDNN:
+    KERNELS["onednn"] = by_onednn
+
+
+def large_weights(model: nn.Module) -> list[list[nn.Parameter]]:
+    """The weights of a model that there is a choice of kernels for, those of one shape together."""
+    found: dict[torch.Size, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if takes(parameter):
+            found.setdefault(parameter.shape, []).append(parameter)
+    return list(found.values())
+
+
+def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, float]]:
+    """Let the kernels race on `rows` rows of x, and remember the fastest of each group.
+
+    Args:
+        groups: weights, in each group of one shape and layout.
+        rows: how many vectors are multiplied at once, the batch when a token is decoded.
+
+    Returns:
+        For each group the bytes of weights that each kernel reads in a second.
+    """
+    speeds = _race([sample(group) for group in groups], rows)
+    for group, found in zip(groups, speeds, strict=True):
+        _fastest[case_of(group[0], rows)] = max(found, key=found.__getitem__)
+    return speeds
+
+
+def ask_once(model: nn.Module, rows: int) -> None:
+    """Ask for those weights of a model that nobody has asked for."""
+    if unknown := [group for group in large_weights(model) if case_of(group[0], rows) not in _fastest]:
+        ask(unknown, rows)
+
+
+def sample(group: Sequence[Tensor]) -> Sequence[Tensor]:
+    """As many weights of one shape as a race reads."""
+    return group[: -(-SAMPLE // group[0].nbytes)]
+
+
+def case_of(weight: Tensor, rows: int) -> Case:
+    """What the choice of a kernel depends on."""
+    return (weight.size(0), weight.size(1), rows, weight.is_contiguous())
+
+
+@torch.no_grad()
+def _race(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, float]]:
+    """The kernels take turns, each reading all groups, so that no weight waits in a cache for the next one.
+
+    The clock is the CPU time of this thread: others may want the same processor.
+    """
+    best = [dict.fromkeys(KERNELS, 0.0) for _ in groups]
+    inputs = [torch.ones(rows, 1, group[0].size(1)) for group in groups]
+    for _ in range(ROUNDS):
+        for name, kernel in KERNELS.items():
+            for group, x, speeds in zip(groups, inputs, best, strict=True):
+                start = time.thread_time()
+                for weight in group:
+                    kernel(x, weight, None)
+                seconds = time.thread_time() - start
+                speeds[name] = max(speeds[name], sum(weight.nbytes for weight in group) / seconds)
+    return best
