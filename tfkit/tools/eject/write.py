@@ -35,8 +35,8 @@ def eject(graph: Graph) -> str:
     """A model as one file of plain PyTorch, which needs nothing but torch.
 
     Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
-    takes the same arguments and computes the same, to the last bit. (Where nothing needs a gradient, tfkit multiplies
-    large float32 weights on the CPU by oneDNN, which rounds otherwise than torch's own layers do.)
+    takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes,
+    tfkit may multiply large float32 weights on the CPU by another kernel than torch's own, which rounds differently.)
 
     Raises:
         SpecError: a component does something that cannot be written out, or ruff, which formats the file, is missing.
