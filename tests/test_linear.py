@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.nn import Linear, linear
 from tfkit.nn.layers import LARGE, ONEDNN
@@ -58,6 +64,57 @@ def test_the_kernel_without_a_gradient_runs_only_where_none_is_asked_for(monkeyp
         with torch.autocast("cpu", torch.bfloat16):
             assert module(x).dtype == torch.bfloat16
     assert len(calls) == 1
+
+
+class Halved(torch.Tensor):
+    """Holds half of what it stands for, as a quantized tensor holds other numbers: only `F.linear` knows."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [2 * one.as_subclass(Tensor) if isinstance(one, cls) and function is F.linear else one for one in args]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("wrapped", [Halved, lambda half: nn.Parameter(half.as_subclass(Halved))])
+def test_a_tensor_of_another_type_multiplies_in_its_own_way(wrapped: Callable[[Tensor], Tensor]) -> None:
+    weight, bias = layer()
+    x = torch.randn(2, D_IN)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x, wrapped(weight / 2), bias), F.linear(x, weight, bias))
+        torch.testing.assert_close(linear((x / 2).as_subclass(Halved), weight, bias), F.linear(x, weight, bias))
+
+
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "vmap over x": lambda f, x: torch.func.vmap(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (2 * x,)),
+    "dual": lambda f, x: _dual(f, x),
+}
+
+
+def _dual(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x, 2 * x))).tangent
+        assert tangent is not None
+        return tangent.clone()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of torch.jit
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_what_transforms_functions_sees_the_product(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    weight, bias = layer()
+    x = torch.randn(2, D_IN)
+    with torch.no_grad():
+        found = TRANSFORMS[name](lambda x: linear(x, weight, bias), x)
+        torch.testing.assert_close(found, TRANSFORMS[name](lambda x: F.linear(x, weight, bias), x))
+    assert "not yet implemented" not in capfd.readouterr().err
+
+
+def test_a_counter_of_flops_counts_it() -> None:
+    weight, bias = layer()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear(torch.randn(3, D_IN), weight, bias)
+    assert counter.get_total_flops() == 2 * 3 * weight.numel()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

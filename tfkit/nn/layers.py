@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
 LARGE = 2**19
 """Elements of a weight from which on the kernel counts for more than its call."""
 ONEDNN = torch.backends.mkldnn.is_available()
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors that are numbers in memory; a subclass (quantized, distributed) multiplies in its own way."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,8 +101,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _onednn_takes(x: Tensor, weight: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
+    if type(weight) not in PLAIN or type(x) not in PLAIN or _is_watched():
+        return False
     plain = weight.is_cpu and x.is_cpu and x.dtype == weight.dtype == torch.float32
     return plain and weight.is_contiguous() and ONEDNN and not is_tracing()
+
+
+def _is_watched() -> bool:
+    """Whether something follows the operations that knows `F.linear` but not oneDNN's kernel.
+
+    Such are the transforms of `torch.func`, forward-mode differentiation, counters of operations and fake tensors.
+    """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return transformed or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, large: int = LARGE) -> Tensor:
