@@ -133,6 +133,14 @@ def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, large: int
 _scripted_linear = _linear_by_onednn if ONEDNN else F.linear
 
 
+def is_untouched(layer: nn.Module) -> bool:
+    """Whether a layer is the `Linear` that was built, with its weight: code may then read the weight and not call it.
+
+    LoRA and quantization put another module or another tensor in its place.
+    """
+    return type(layer) is Linear and type(layer.weight) in PLAIN
+
+
 class Table(nn.Embedding):
     """An embedding table whose weights are filled by the spec's `init`, not on construction."""
 

@@ -16,8 +16,6 @@ e experts, n tokens, r rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -75,7 +73,7 @@ class ExpertLinear(StackedLinear):
         return torch.cat(pieces) if pieces else rows.new_empty([0, self.weight.size(1)])
 
 
-def takes_grouped(x: Tensor, widths: Sequence[int]) -> bool:
+def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
     """Whether the grouped kernel serves rows like x for layers of these widths."""
     if x.is_meta or not hasattr(F, "grouped_mm"):
         return False
