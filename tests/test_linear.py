@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.nn import Linear, kernels, linear
 from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, ONEDNN, decoding
@@ -76,17 +82,6 @@ def test_only_a_decoder_multiplies_by_another_kernel(calls: list[torch.Size]) ->
     assert len(calls) == ONEDNN
 
 
-class Wrapped(torch.Tensor):
-    """As libraries wrap weights: to quantize, to shard."""
-
-
-def test_a_weight_that_a_library_has_wrapped_is_multiplied_by_its_own_words(calls: list[torch.Size]) -> None:
-    weight, _ = layer()
-    with torch.no_grad(), decoding:
-        linear(torch.randn(ROWS, D_IN), weight.as_subclass(Wrapped), None)
-    assert not calls
-
-
 @pytest.mark.skipif(not ONEDNN, reason="torch was built without oneDNN")
 @pytest.mark.parametrize("fastest", ["torch", "onednn"])
 def test_the_fastest_kernel_is_taken_for_its_shape_rows_and_layout(
@@ -113,6 +108,66 @@ def test_a_race_reads_every_weight_by_every_kernel(rows: int) -> None:
     assert all(10**7 < speed < 10**12 for speeds in found for speed in speeds.values())
 
 
+@pytest.fixture
+def onednn_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few the rows are."""
+    monkeypatch.setattr(kernels, "GUESS_ROWS", 0)
+
+
+class Halved(torch.Tensor):
+    """Holds half of what it stands for, as a quantized tensor holds other numbers: only `F.linear` knows."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [2 * one.as_subclass(Tensor) if isinstance(one, cls) and function is F.linear else one for one in args]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("onednn_is_guessed")
+def test_a_tensor_of_another_type_multiplies_in_its_own_way() -> None:
+    weight, bias = layer()
+    x = torch.randn(2, D_IN)
+    with torch.no_grad(), decoding:
+        wanted = F.linear(x, weight, bias)
+        for given in ((x, (weight / 2).as_subclass(Halved)), ((x / 2).as_subclass(Halved), weight)):
+            torch.testing.assert_close(linear(*given, bias), wanted)
+
+
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "vmap over x": lambda f, x: torch.func.vmap(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (2 * x,)),
+    "dual": lambda f, x: _dual(f, x),
+}
+
+
+def _dual(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x, 2 * x))).tangent
+        assert tangent is not None
+        return tangent.clone()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of torch.jit
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.usefixtures("onednn_is_guessed")
+def test_what_transforms_functions_sees_the_product(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    weight, bias = layer()
+    x = torch.randn(2, D_IN)
+    with torch.no_grad(), decoding:
+        found = TRANSFORMS[name](lambda x: linear(x, weight, bias), x)
+        torch.testing.assert_close(found, TRANSFORMS[name](lambda x: F.linear(x, weight, bias), x))
+    assert "not yet implemented" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("onednn_is_guessed")
+def test_a_counter_of_flops_counts_it() -> None:
+    weight, bias = layer()
+    with torch.no_grad(), decoding, FlopCounterMode(display=False) as counter:
+        linear(torch.randn(3, D_IN), weight, bias)
+    assert counter.get_total_flops() == 2 * 3 * weight.numel()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_takes_onednn_where_nobody_has_asked() -> None:
     module = Linear(D_IN, D_OUT, bias=True)
@@ -132,13 +187,3 @@ def test_torchscript_takes_onednn_where_nobody_has_asked() -> None:
     assert ("mkldnn::_linear_pointwise" in called) == ONEDNN
     scripted(x).sum().backward()
     assert module.weight.grad is not None
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_trace_without_gradients_has_the_kernel_that_a_trace_can_hold() -> None:
-    module = Linear(D_IN, D_OUT, bias=False)
-    torch.nn.init.normal_(module.weight)
-    x = torch.randn(2, D_IN)
-    with torch.no_grad():
-        traced = torch.jit.trace(module, x)
-        torch.testing.assert_close(traced(x), module(x), rtol=1e-5, atol=1e-4)

@@ -19,6 +19,7 @@ from tfkit.graph.expand import Graph, Node, load, table_owner
 from tfkit.graph.pieces import wire_of
 from tfkit.nn import Program, StackedLinear
 from tfkit.spec.complaints import crashed, refused
+from tfkit.wrapped import unwrapped
 
 
 class FailedError(Exception):
@@ -155,18 +156,14 @@ def assemble(
 
 
 def graph_of(model: nn.Module) -> Graph:
-    """The graph that a model was built from; raises `ValueError` where it was not built by `tfkit.build`."""
-    graph = getattr(model, "meta", {}).get("graph")
-    if not isinstance(graph, Graph):
-        raise ValueError(
-            "this module was not built by `tfkit.build`, or it has been wrapped: hand over the model itself"
-        )
+    """The graph that a model was built from, wrapped or not; raises `ValueError` where it was not built by tfkit."""
+    graph: Graph = unwrapped(model).meta["graph"]
     return graph
 
 
 def inputs_of(model: nn.Module) -> list[str]:
     """The names of what a built model may be called with."""
-    assert isinstance(model, torch.fx.GraphModule), "the model is one that tfkit.build returned"
+    assert isinstance(model, torch.fx.GraphModule), "what reads a piece of a model, or `unwrapped` returned"
     return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
 
 

@@ -167,7 +167,9 @@ def test_models_without_one_head() -> None:
 
 def test_modules_that_are_not_the_model() -> None:
     model = build("gpt2")
-    for other in (nn.Linear(2, 2), torch.compile(model), nn.DataParallel(model), Loss(model)):
+    with pytest.raises(ValueError, match=r"was not built by `tfkit\.build`, .* it is Linear"):
+        Loss(nn.Linear(2, 2))
+    for other in (torch.compile(model), nn.DataParallel(model), Loss(model)):
         with pytest.raises(ValueError, match=f"and wraps it; this is {type(other).__name__}"):
             Loss(other)  # type: ignore[arg-type]
 

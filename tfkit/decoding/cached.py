@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of, inputs_of
@@ -17,6 +18,7 @@ from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import take_apart
 from tfkit.nn import Past
 from tfkit.nn.kernels import ask_once, decoding
+from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
 class CachedModel:
@@ -32,7 +34,7 @@ class CachedModel:
     keep.
 
     Args:
-        model: what `tfkit.build` returned, in eval mode.
+        model: what `tfkit.build` returned, in eval mode; wrapped or sharded as `docs/around.md` says.
         length: the most tokens that a sequence may have, padding included; the model's `max_len` unless given. Rotary
             scalings that depend on the length of the sequence take this one.
         compile: compile the step of one token with `torch.compile`. It reads all of the caches, so that its shapes stay
@@ -44,8 +46,11 @@ class CachedModel:
         ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
     """
 
-    def __init__(self, model: fx.GraphModule, *, length: int | None = None, compile: bool | str = False) -> None:
+    def __init__(self, model: nn.Module, *, length: int | None = None, compile: bool | str = False) -> None:
+        model = unwrapped(model)
         graph = graph_of(model)
+        if compile and is_sharded(model):
+            raise ValueError("compile cannot be had with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length = _checked_length(length, graph)
@@ -86,7 +91,8 @@ class CachedModel:
         values = dict(inputs)
         if self._reading is not None:
             taken = inputs_of(self._reading)
-            made = self._reading(**{name: value for name, value in inputs.items() if name in taken})
+            given = {name: value for name, value in inputs.items() if name in taken}
+            made = called(self.model, partial(self._reading, **given))
             values |= {n: value for n, value in zip(made_once(self._parts), made, strict=True) if value is not None}
         lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
         self._batch, self.used, self._lengths = batch, 0, None
@@ -133,8 +139,9 @@ class CachedModel:
             if t == 1 and self._batch != self._asked_for:
                 ask_once(self.model, self._batch)
                 self._asked_for = self._batch
+            step = partial(self.stepping, **given, past=past, cache=self._cache, keep=keep)
             with decoding:
-                return self.stepping(**given, past=past, cache=self._cache, keep=keep)
+                return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
         return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
@@ -161,7 +168,7 @@ class CachedModel:
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
         parameter = next(self.model.parameters(), torch.empty(0))
-        device, dtype = parameter.device, parameter.dtype
+        device, dtype = parameter.device, sharded_dtype(self.model) or parameter.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         for name, shapes in self._shapes(batch).items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
@@ -16,6 +16,7 @@ from tfkit.decoding.sampling import Sampler, Sampling
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len, rows_of
 from tfkit.graph.pieces import take_apart
+from tfkit.wrapped import unwrapped
 
 End: TypeAlias = Literal["stop", "length"]
 Tokens: TypeAlias = Tensor | Sequence[Sequence[int]]
@@ -40,7 +41,7 @@ class Generated:
 
 @torch.no_grad()
 def generate(
-    model: fx.GraphModule | CachedModel,
+    model: nn.Module | CachedModel,
     tokens: Tokens,
     *,
     max_new_tokens: int,
@@ -61,7 +62,8 @@ def generate(
     """Continue prompts with a model; without dropout, whatever mode the model is in.
 
     Args:
-        model: what `build` returned; or a `CachedModel` of it, which keeps its memory and what it has compiled.
+        model: what `build` returned, wrapped or sharded as `docs/around.md` says; or a `CachedModel` of it, which keeps
+            its memory and what it has compiled.
         tokens: the prompts, [b, t] or a list of lists of token ids. Of an encoder-decoder, those of the decoder: as a
             rule only its start token (T5: 0, BART: 2).
         max_new_tokens: the most tokens that a row may get.
@@ -89,6 +91,7 @@ def generate(
     _check_counts(max_new_tokens, n_samples, sampling)
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
+    model = model if isinstance(model, CachedModel) else unwrapped(model)
     with evaluating(model if isinstance(model, fx.GraphModule) else model.model):
         cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
         graph, device = graph_of(cached.model), next(cached.model.parameters()).device

@@ -1,7 +1,7 @@
 """The torch side of the contract: what every component's module is built from or called with."""
 
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
-from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, linear
+from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, is_untouched, linear
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Written",
     "count_positions",
     "is_scripting",
+    "is_untouched",
     "later",
     "linear",
     "own",

@@ -15,12 +15,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 Kernel = Literal["torch", "onednn"]
 Case = tuple[int, int, int, bool]
 """d_out and d_in of the weight, rows of x, and whether the rows of the weight lie together."""
 
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors that are numbers in memory; a subclass (quantized, distributed) multiplies in its own way."""
 LARGE = 2**17
 """Elements of a weight from which on the kernel counts for more than its call."""
 GUESS_LARGE, GUESS_ROWS = 2**19, 4
@@ -49,7 +52,8 @@ decoding = Decoding()
 
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN shall multiply `weight` [d_out, d_in] with x [..., d_in]."""
-    if not (x.is_cpu and x.dtype == torch.float32 and takes(weight)) or torch.is_autocast_enabled("cpu"):
+    plain = type(x) in PLAIN and x.is_cpu and x.dtype == torch.float32 and takes(weight)
+    if not plain or torch.is_autocast_enabled("cpu") or _is_watched():
         return False
     rows = x.numel() // weight.size(1)
     fastest = _fastest.get(case_of(weight, rows))
@@ -60,8 +64,17 @@ def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 def takes(weight: Tensor) -> bool:
     """Whether there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
-    plain = type(weight) in (nn.Parameter, Tensor) and weight.is_cpu and weight.dtype == torch.float32
+    plain = type(weight) in PLAIN and weight.is_cpu and weight.dtype == torch.float32
     return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
+
+
+def _is_watched() -> bool:
+    """Whether something follows the operations that knows `F.linear` but not oneDNN's kernel.
+
+    Such are the transforms of `torch.func`, forward-mode differentiation, counters of operations and fake tensors.
+    """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return transformed or torch._C._len_torch_dispatch_stack() > 0
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

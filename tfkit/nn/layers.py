@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, by_onednn, decoding, onednn_is_faster
+from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, by_onednn, decoding, onednn_is_faster
 
 if TYPE_CHECKING:
     number = float  # what TorchScript calls `Scalar`
@@ -109,6 +109,14 @@ def _guessing_linear(
 
 
 _scripted_linear = _guessing_linear if ONEDNN else F.linear
+
+
+def is_untouched(layer: nn.Module) -> bool:
+    """Whether a layer is the `Linear` that was built, with its weight: code may then read the weight and not call it.
+
+    LoRA and quantization put another module or another tensor in its place.
+    """
+    return type(layer) is Linear and type(layer.weight) in PLAIN
 
 
 class Table(nn.Embedding):

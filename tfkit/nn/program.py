@@ -74,7 +74,12 @@ class Program:
         root = nn.Module()
         for name, child in self._children.items():
             root.add_module(name, child)
-        return fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+        module = fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+        for step in self._steps:
+            if step.op == "get_attr":  # of which fx has copied the tensor: what takes its place later is to be read
+                holder = step.target.rpartition(".")[0]
+                module.set_submodule(holder, root.get_submodule(holder))
+        return module
 
 
 def recomputed(layer: nn.Module, *args: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.builder import assemble, graph_of
 from tfkit.nn import Softmax
+from tfkit.wrapped import whole
 
 
 def attention_weights(model: nn.Module, /, *inputs: Tensor, **named: Tensor) -> dict[str, Tensor]:
@@ -19,7 +20,7 @@ def attention_weights(model: nn.Module, /, *inputs: Tensor, **named: Tensor) -> 
     by a second model whose attention is written out.
 
     Args:
-        model: what `tfkit.build` returned.
+        model: what `tfkit.build` returned, or a wrapper that leaves its parameters as they are.
         inputs: what the model's forward takes, in order.
         named: the same by name, padding masks among it.
 
@@ -33,6 +34,7 @@ def attention_weights(model: nn.Module, /, *inputs: Tensor, **named: Tensor) -> 
         ValueError: the model was not built by `tfkit.build`, its modules were changed since, or none of its attentions
             shows its weights.
     """
+    model = whole(model)
     graph = graph_of(model)
     with torch.device("meta"):
         twin = assemble(graph, attention_backend="eager").eval()

@@ -11,7 +11,7 @@ from typing import Literal
 from safetensors.torch import save_model
 from torch import fx, nn
 
-from tfkit.builder import graph_of
+from tfkit.builder import build, graph_of
 from tfkit.checkpoint.files import INDEX, WEIGHTS
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import SHARD, write_shards
@@ -20,6 +20,7 @@ from tfkit.graph.expand import Graph
 from tfkit.spec.render import render
 from tfkit.tools.importing import CONFIG, export_config
 from tfkit.tools.writing import fresh_folder
+from tfkit.wrapped import whole
 
 SPEC = "spec.yaml"
 Layout = Literal["tfkit", "huggingface"]
@@ -60,6 +61,8 @@ def save(
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
             has no words for.
     """
+    model = whole(model)
+    _check_names(model, graph)
     write = _own(model, graph) if layout == "tfkit" else _published(model)
     check_folder(folder, force=force)
     try:
@@ -71,6 +74,15 @@ def save(
     return tuple(sorted(folder.iterdir(), reverse=True))
 
 
+def _check_names(model: nn.Module, graph: Graph) -> None:
+    """Raise SpecError for a model that has other tensors than its spec says: nobody could load it."""
+    wanted, found = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
+    if wanted != found:
+        names = listing(sorted(wanted ^ found), 4)
+        message = f"the model has other tensors than {quoted(graph.name)}, its modules were changed: {names}"
+        raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
+
+
 def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
     def write(target: Path) -> None:
         (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
@@ -80,10 +92,9 @@ def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
     return write
 
 
-def _published(model: nn.Module) -> Callable[[Path], None]:
+def _published(model: fx.GraphModule) -> Callable[[Path], None]:
     graph = graph_of(model)
     fields = export_config(graph)
-    assert isinstance(model, fx.GraphModule)
     assert graph.spec.model.checkpoint is not None
     weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}

@@ -14,6 +14,7 @@ from tfkit.checkpoint.report import FLOATS, check
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.graph.expand import Graph
 from tfkit.tools.memory import check_memory
+from tfkit.wrapped import whole
 
 
 def build_with_weights(
@@ -49,20 +50,20 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
 
     Raises:
         SpecError: as there; the model is as it was then.
+        ValueError: it was not built by tfkit, or its parameters are sharded.
     """
-    path = Path(path)
+    model, path = whole(model), Path(path)
     with Checkpoint.open(path) as checkpoint:
         weights = checked_map(model, checkpoint, path)
         weights.check_values(checkpoint)
         weights.load(checkpoint, model.state_dict(), checked=True)
 
 
-def checked_map(model: nn.Module, checkpoint: Checkpoint, path: Path) -> WeightMap:
+def checked_map(model: fx.GraphModule, checkpoint: Checkpoint, path: Path) -> WeightMap:
     """The map whose names a file has; raises SpecError unless the file fits it."""
     config = graph_of(model).spec.model.checkpoint
     weights = WeightMap.own(model)
     if config is not None:
-        assert isinstance(model, fx.GraphModule)
         theirs = published(model, config).for_names(checkpoint.names)
         weights = max(weights, theirs, key=lambda one: one.known(checkpoint.names))
     check(weights, model.state_dict(), checkpoint.names, path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from torch import Tensor, fx, nn
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit.training.pieces import PiecewiseLoss, count_pieces
-from tfkit.training.trunk import find_ends, write_trunk
+from tfkit.training.trunk import find_ends, trained, write_trunk
+from tfkit.wrapped import called, is_sharded
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -41,7 +43,7 @@ class Loss(nn.Module):
     with each piece, the gradients of what the head reads and of its weights, which it keeps until `backward`. It is
     float32 where the model is narrower. `torch.compile(loss)` has no graph break; with `pieces` given it does not
     depend on the number of tokens. The model is not called itself but its nodes, so that its own hooks do not run:
-    compile, or wrap for distributed training, the loss instead.
+    compile, or wrap for distributed training, the loss instead (`docs/around.md`).
 
     b batch, t length.
 
@@ -59,7 +61,7 @@ class Loss(nn.Module):
 
     def __init__(
         self,
-        model: fx.GraphModule,
+        model: nn.Module,
         *,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
@@ -71,7 +73,7 @@ class Loss(nn.Module):
             raise ValueError(f"pieces ({pieces}) must be positive")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', not {reduction!r}")
-        self.model = model
+        self.model = model = trained(model)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.reduction = reduction
@@ -92,7 +94,7 @@ class Loss(nn.Module):
         Raises:
             ValueError: targets are missing and the model may have read the next tokens, or have another shape.
         """
-        return self.of(self.read(inputs), targets)
+        return called(self.model, lambda: self.of(self.read(inputs), targets))
 
     def read(self, inputs: Inputs) -> Read:
         """Run the model up to its head."""
@@ -109,10 +111,16 @@ class Loss(nn.Module):
         if mask is not None:
             targets = targets.masked_fill(~mask, self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = PiecewiseLoss(self.model.get_submodule(self._ends.head), given, options)
+        head = PiecewiseLoss(self._head(), given, options)
         rows = hidden.flatten(0, -2)
         total = head(rows, targets.flatten().long(), self.pieces or count_pieces(rows.size(0), self._ends.vocab_size))
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
+
+    def _head(self) -> nn.Module:
+        head = self.model.get_submodule(self._ends.head)
+        if not torch.compiler.is_compiling() and is_sharded(head):
+            raise ValueError(f"`{self._ends.head}` is sharded by itself: leave it to the root, `fully_shard(model)`")
+        return head
 
     def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
         """The next token of each position; the last one has none."""
@@ -124,7 +132,7 @@ class Loss(nn.Module):
 
 
 def loss(
-    model: fx.GraphModule,
+    model: nn.Module,
     inputs: Inputs,
     targets: Tensor | None = None,
     *,

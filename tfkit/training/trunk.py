@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of
 from tfkit.component import Pieces
@@ -14,6 +14,7 @@ from tfkit.errors import Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.pieces import take_apart, wire_of
 from tfkit.nn import written_forward
+from tfkit.wrapped import unwrapped
 
 Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
 """(model, *inputs) -> what the head reads, its padding mask, the tokens to predict, the weights of others that the head
@@ -34,10 +35,21 @@ class Ends:
     """The input whose next tokens the logits predict; None where they may have been seen."""
 
 
+AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_FabricModule", "Loss")
+"""What a loss must not be taken of: it would call the model within, and nothing of what they are there for would be."""
+
+
+def trained(model: nn.Module) -> fx.GraphModule:
+    """The model that a loss is taken of; raises ValueError where the loss is what must be wrapped."""
+    name = type(model).__name__
+    if name in AROUND:
+        help = f"hand it the model, and `{name}` the loss" if name != "Loss" else "hand it the model"
+        raise ValueError(f"a loss takes what `tfkit.build` returned, and wraps it; this is {name}: {help}")
+    return unwrapped(model)
+
+
 def find_ends(model: fx.GraphModule) -> Ends:
     """What the graph of a model says of its head; raises ValueError where no loss of single rows can be taken."""
-    if not isinstance(model, fx.GraphModule):
-        raise ValueError(f"a loss takes what `tfkit.build` returned, and wraps it; this is {type(model).__name__}")
     graph = graph_of(model)
     if len(graph.outputs) > 1:
         raise ValueError(

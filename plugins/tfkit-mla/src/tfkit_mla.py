@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Softmax, remember
+from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, remember
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -130,7 +130,7 @@ class LatentAttention(nn.Module):
         q_up: nn.Module | None = None,
         kv_down: nn.Module,
         kv_norm: nn.Module,
-        kv_up: Linear,
+        kv_up: nn.Module,
         rotate: nn.Module | None,
         output: nn.Module,
         causal: bool,
@@ -165,7 +165,7 @@ class LatentAttention(nn.Module):
         q_nope, q_rope = q.split_with_sizes(self.query_parts, dim=3)
         q_nope, q_rope = q_nope.transpose(1, 2), self.turn(q_rope.transpose(1, 2), context)
         latent, k_rope = self.read(x, context)
-        if context.cache is not None and x.size(1) == 1:
+        if context.cache is not None and x.size(1) == 1 and self.absorbs():
             mixed = self.absorbed(q_nope, q_rope, latent, k_rope, context.mask)
         else:
             mixed = self.expanded(q_nope, q_rope, latent, k_rope, context.mask)
@@ -214,6 +214,12 @@ class LatentAttention(nn.Module):
             is_causal=self.causal and mask is None,
             scale=self.scale,
         )
+
+    def absorbs(self) -> bool:
+        """Whether `kv_up` may be read instead of called."""
+        if not is_scripting():
+            return is_untouched(self.kv_up)
+        return True
 
     def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
         """The same for a single query, [b, h, 1, v], without making a key or a value of any token.

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from tfkit_mla import LatentAttention, LatentAttentionConfig
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.testing import check_component
@@ -84,6 +84,46 @@ def test_a_single_token_expands_no_latent(monkeypatch: pytest.MonkeyPatch) -> No
         for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1):
             cached(piece)
     assert calls == [3, 6]
+
+
+class Doubled(nn.Module):
+    """A layer in the place of another, as an adapter puts it there: it has the weight of the one within."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.base(x)
+
+
+class Quantized(nn.Module):
+    """A layer whose weight is a method, as those of torch.ao are."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight().T
+
+
+@pytest.mark.parametrize("kind", [Doubled, Quantized])
+def test_a_single_token_calls_a_layer_that_was_put_in_afterwards(kind: type[nn.Module]) -> None:
+    model = model_of(q_rank=7)
+    for layer in model.decoder.layers:
+        layer.attention.kv_up = kind(layer.attention.kv_up)
+    cached = tfkit.CachedModel(model.eval(), length=12)
+    with torch.no_grad():
+        found = torch.cat([cached(piece) for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1)], dim=1)
+        torch.testing.assert_close(found, model(TOKENS), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("masked", [False, True])

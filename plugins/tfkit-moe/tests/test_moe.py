@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tfkit_moe import Experts, Gate, MoEConfig, Router
+from tfkit_moe.stacked import takes_grouped
 from torch import Tensor, nn
 
 import tfkit
@@ -96,11 +97,28 @@ WAYS = {
 def test_every_way_is_the_naive_one(way: str, weighs_input: bool) -> None:
     module = experts(weighs_input=weighs_input)
     x, weights, chosen = routing()
-    assert module.takes_grouped(x) == hasattr(nn.functional, "grouped_mm")
+    assert takes_grouped(x, module.widths) == hasattr(nn.functional, "grouped_mm")
     found, want = WAYS[way](module, x, weights, chosen), naive(module, x, weights, chosen)
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
     for mine, other in zip(gradients(module, found, x, weights), gradients(module, want, x, weights), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["grouped", "every", "odd widths"])
+def test_what_hooks_on_to_a_layer_takes_part(way: str) -> None:
+    """Adapters change a parameter or an output while a module runs: no weight is read beside that."""
+    module = experts(d_ff=23 if way == "odd widths" else 24)
+    x, weights, chosen = routing()
+    run = WAYS.get(way, WAYS["grouped"])
+    plain = run(module, x, weights, chosen)
+    with torch.no_grad():
+        module.down.bias.zero_()
+    halved = run(module, x, weights, chosen)
+    module.down.register_forward_hook(lambda layer, args, out: 2 * out)
+    torch.testing.assert_close(run(module, x, weights, chosen), 2 * halved, rtol=1e-5, atol=1e-6)
+    module.gate_up.register_forward_hook(lambda layer, args, out: 0 * out)
+    assert plain.any()
+    assert not run(module, x, weights, chosen).any()
 
 
 @pytest.mark.parametrize("way", WAYS)

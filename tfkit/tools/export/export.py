@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -21,6 +21,7 @@ from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import format_of, name_by_suffix
 from tfkit.tools.memory import size_of
 from tfkit.tools.units import bytes_text
+from tfkit.wrapped import whole
 
 MARGIN = 2**24
 """Bytes that a file has beside the weights, at most."""
@@ -48,7 +49,7 @@ class Exported:
 
 
 def export(
-    model: fx.GraphModule, path: Path | str, *, format: str | None = None, stage: Callable[[str], Any] = lambda _: None
+    model: nn.Module, path: Path | str, *, format: str | None = None, stage: Callable[[str], Any] = lambda _: None
 ) -> Exported:
     """Write a model to a file that runs without tfkit.
 
@@ -65,8 +66,9 @@ def export(
     Raises:
         SpecError: the format cannot take the model, or what was written differs from it: the message names the first
             component that does; or the file cannot be written.
+        ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
-    path = Path(path)
+    model, path = whole(model), Path(path)
     name = format or name_by_suffix(path)
     check_place(path)
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is replaced, not the link

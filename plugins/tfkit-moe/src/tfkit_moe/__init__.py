@@ -1,6 +1,7 @@
 """Mixture of experts: the `ffn` kind `moe`.
 
-`moe.py` has what a spec says and the whole layer, `router.py` the choice of experts, `experts.py` their computation.
+`moe.py` has what a spec says and the whole layer, `router.py` the choice of experts, `experts.py` their
+computation, `stacked.py` a layer of all of them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import tfkit
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
 from tfkit_moe.router import GroupsConfig, Router, RouterConfig
+from tfkit_moe.stacked import ExpertLinear
 
 __all__ = [
+    "ExpertLinear",
     "Experts",
     "Gate",
     "GroupsConfig",

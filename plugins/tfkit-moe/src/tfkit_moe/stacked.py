@@ -1,0 +1,115 @@
+"""One layer of all experts: rows that are sorted by expert, each times the matrix of its own.
+
+Three ways, the same numbers:
+
+- `torch.nn.functional.grouped_mm`, one call for all experts, wherever torch has it for the type, the widths and the
+  device: without torch.compile on the CPU, and in bfloat16 also on CUDA and compiled.
+- One after the other, each expert with its own rows: scripted, and where the kernel does not serve. On a GPU that waits
+  once for where the rows of each expert end.
+- Every row times every matrix, where the caller has not sorted them.
+
+On the meta device no row knows its expert: every expert then has as many, as a router that balances them would have it,
+so that what is counted there is what it costs.
+
+e experts, n tokens, r rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tfkit.nn import StackedLinear, is_scripting, linear
+
+# What `grouped_mm` takes: types, and the bytes that a row must be a multiple of.
+ANYWHERE = (torch.bfloat16,)
+EAGERLY_ON_THE_CPU = (torch.bfloat16, torch.float16, torch.float32)
+ALIGNMENT = 16
+
+
+class ExpertLinear(StackedLinear):
+    """Rows [r, d_in] sorted by expert, their experts [r], and where the rows of each expert end [e] -> [r, d_out].
+
+    Without `experts` and `ends`, all rows [n, d_in], or those of each expert [e, n, d_in], times every matrix ->
+    [e, n, d_out].
+
+    Whatever changes its weights or its output (an adapter, a hook) does so in every one of these ways.
+    """
+
+    def forward(self, x: Tensor, experts: Tensor | None, ends: Tensor | None) -> Tensor:
+        if experts is None or ends is None:
+            return _stacked(x, self.weight, self.bias)
+        if not is_scripting():
+            if x.is_meta:
+                return self.evenly(x)
+            if takes_grouped(x, self.weight.shape[1:]):
+                return _grouped(x, self.weight, self.bias, experts, ends)
+        return self.one_by_one(x, ends)
+
+    def evenly(self, rows: Tensor) -> Tensor:
+        """Rows whose experts are not known: each expert gets as many, and the first ones one more."""
+        each, more = divmod(rows.size(0), self.weight.size(0))
+        pieces: list[Tensor] = []
+        for n, size in ((self.weight.size(0) * (each > 0), each), (more, 1)):
+            if n > 0:
+                own = rows[: n * size].unflatten(0, [n, size])
+                pieces.append(
+                    _stacked(own, self.weight[:n], None if self.bias is None else self.bias[:n]).flatten(0, 1)
+                )
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Rows [r, d_in] sorted by expert -> [r, d_out], expert by expert."""
+        # Unbound as a whole: the gradient of a single one would be as large as all of them together.
+        weights, biases = self.weight.unbind(), _unbound(self.bias)
+        pieces: list[Tensor] = []
+        bounds: list[int] = ends.tolist()
+        start = 0
+        for expert, end in enumerate(bounds):
+            if end > start:
+                pieces.append(linear(rows[start:end], weights[expert], _at(biases, expert)))
+            start = end
+        return torch.cat(pieces) if pieces else rows.new_empty([0, self.weight.size(1)])
+
+
+def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
+    """Whether the grouped kernel serves rows like x for layers of these widths."""
+    if x.is_meta or not hasattr(F, "grouped_mm"):
+        return False
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
+        return False
+    dtype = _computed_in(x)
+    if dtype not in (ANYWHERE if x.is_cuda or torch.compiler.is_compiling() else EAGERLY_ON_THE_CPU):
+        return False
+    return all(width * dtype.itemsize % ALIGNMENT == 0 for width in widths)
+
+
+def _grouped(rows: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
+    """Each of the rows [r, d_in] times the matrix of its expert -> [r, d_out]. Autocast does not know the kernel."""
+    dtype = _computed_in(rows)
+    out = F.grouped_mm(rows.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends.to(torch.int32))
+    return out if bias is None else out + bias.to(dtype).index_select(0, experts)
+
+
+def _stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """All rows [n, d_in], or those of each expert [e, n, d_in], times every matrix -> [e, n, d_out]."""
+    out = x @ weight.transpose(1, 2)
+    return out if bias is None else out + bias.unsqueeze(1).to(out.dtype)
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    """The type in which a linear layer would compute."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _unbound(bias: Tensor | None) -> list[Tensor]:
+    found: list[Tensor] = []
+    if bias is not None:
+        found = list(bias.unbind())
+    return found
+
+
+def _at(biases: list[Tensor], expert: int) -> Tensor | None:
+    return biases[expert] if len(biases) > 0 else None

@@ -1,0 +1,104 @@
+"""The model that `tfkit.build` returned, inside what other tools wrap around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+
+from tfkit.graph.expand import Graph
+
+T = TypeVar("T")
+
+INSIDE = {
+    "torch.OptimizedModule": "_orig_mod",  # torch.compile
+    "torch.DistributedDataParallel": "module",
+    "torch.DataParallel": "module",
+    "torch.AveragedModel": "module",
+    "peft.PeftModel": "base_model",
+    "peft.BaseTuner": "model",
+    "lightning._FabricModule": "module",
+    "lightning_fabric._FabricModule": "module",
+    "tfkit.Loss": "model",
+}
+"""Package and class of what computes what the module in this attribute of it does."""
+
+
+def unwrapped(model: object) -> fx.GraphModule:
+    """The model itself, which computes what its wrappers do: `torch.compile`, DDP, averages of weights, PEFT, `Loss`.
+
+    Adapters that PEFT puts in are part of the model. Raises `ValueError` for what `tfkit.build` did not build, and for
+    what changes more than where or how the model runs.
+    """
+    module = model
+    while not _is_built(module):
+        if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError("the prompts that PEFT has learned are not in the model: call what `get_peft_model` made")
+        attribute = next((INSIDE[name] for name in _names(module) if name in INSIDE), None)
+        if attribute is None:
+            raise ValueError(_unknown(module))
+        module = getattr(module, attribute)
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `torch.distributed.fsdp.fully_shard` was called with this module."""
+    return any(one.__name__ == "FSDPModule" for one in type(module).__mro__)
+
+
+def whole(model: object) -> fx.GraphModule:
+    """`unwrapped`, with all values of its parameters; raises `ValueError` where they are spread over processes."""
+    found = unwrapped(model)
+    if any(is_sharded(module) for module in found.modules()):
+        raise ValueError(
+            "the parameters of this model are sharded: gather them with "
+            "`torch.distributed.checkpoint.state_dict.get_model_state_dict`, and load them into a model that is not"
+        )
+    return found
+
+
+def sharded_dtype(model: nn.Module) -> torch.dtype | None:
+    """The type in which modules that are sharded compute, where their policy says another one than the parameters'."""
+    modules: list[Any] = [module for module in model.modules() if is_sharded(module)]
+    found = {module._get_fsdp_state()._mp_policy.param_dtype for module in modules}
+    if len(found) > 1:
+        raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, and a cache has one type")
+    dtype: torch.dtype | None = found.pop() if found else None
+    return dtype
+
+
+def called(model: nn.Module, run: Callable[[], T]) -> T:
+    """`run()`, which calls the parts of a model, as if it were the model's forward.
+
+    `fully_shard` hangs on the call of a module: its parameters are gathered before and its gradients scattered later.
+    """
+    if not is_sharded(model):
+        return run()
+    model.__dict__["forward"] = run
+    try:
+        value: T = model()
+        return value
+    finally:
+        del model.__dict__["forward"]
+
+
+def _is_built(model: object) -> bool:
+    return isinstance(model, fx.GraphModule) and isinstance(model.meta.get("graph"), Graph)
+
+
+def _names(module: object) -> Iterator[str]:
+    """Package and name of each class of a module: nothing is imported to know it."""
+    return (f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(module).__mro__)
+
+
+def _unknown(module: object) -> str:
+    name = type(module).__name__
+    if "torch.FullyShardedDataParallel" in _names(module):
+        return f"{name} flattens the parameters of a model: use `torch.distributed.fsdp.fully_shard`"
+    text = f"this module was not built by `tfkit.build`, or it has been wrapped: it is {name}"
+    parts = module.named_modules() if isinstance(module, nn.Module) else ()
+    path = next((path for path, one in parts if _is_built(one)), None)
+    return f"{text}; hand over the model itself" + ("" if path is None else f", which it has as `{path}`")
