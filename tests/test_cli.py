@@ -190,7 +190,7 @@ def test_interrupt(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*args: object, **given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfkit.graph.expand.load", interrupt)
+    monkeypatch.setattr("tfkit.spec.load.read_spec", interrupt)
     assert run("params", "tiny.yaml", status=130, stderr=True) == "interrupted\n"
 
 

@@ -46,10 +46,14 @@ class Reader:
         return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
 
     def load(self, spec: str) -> Graph:
-        """The graph of a spec."""
-        from tfkit.graph.expand import load
+        """The graph of a spec; its notes go to standard error."""
+        from tfkit.graph.expand import expand
+        from tfkit.spec.load import read_spec
 
-        return load(spec, sets=self.sets, plugins=self.plugins)
+        read = read_spec(spec, self.plugins, sets=self.sets)
+        for note in read.notes:
+            click.echo(f"{note.render('warning')}\n", err=True)
+        return expand(read)
 
 
 class _Help:
