@@ -62,9 +62,8 @@ SPECS = [*map(small, SHIPPED), *RICH]
 def mutants(draw: st.DrawFn) -> str:
     text = draw(st.sampled_from(RICH) | st.sampled_from(SPECS))
     for _ in range(draw(st.integers(1, 2))):
-        text = draw(
-            st.sampled_from([rename_key, drop, duplicate, swap_word, new_value, new_key, null_at_the_top, damage])
-        )(draw, text)
+        change = draw(st.sampled_from(MUTATIONS))
+        text = change(draw, text)
     return text
 
 
@@ -132,6 +131,9 @@ def null_at_the_top(draw: st.DrawFn, text: str) -> str:
 def damage(draw: st.DrawFn, text: str) -> str:
     at = draw(st.integers(0, len(text)))
     return text[:at] + draw(st.sampled_from([*MARKS, ""])) + text[at + draw(st.integers(0, 2)) :]
+
+
+MUTATIONS = [rename_key, drop, duplicate, swap_word, new_value, new_key, null_at_the_top, damage]
 
 
 # ---- the oracle ----
