@@ -113,6 +113,11 @@ def test_null_that_takes_nothing_away(files: Callable[..., Path], tmp_path: Path
     assert "there is no `bias` to take away" in refusal(own)
 
 
+def test_nothing_after_the_sign_takes_nothing_away(files: Callable[..., Path]) -> None:
+    assert "`bias` is given no value" in refusal(files(), "bias=")
+    assert "not null" in refusal(files(), "extra=")
+
+
 def test_null_in_a_variant_still_means_nothing_there(files: Callable[..., Path]) -> None:
     layers = "{variants: {bare: {attention: null}}, pattern: [bare]}"
     layer = load(files(), f"decoder.layers={layers}").node("decoder").config.layers.variants["bare"]  # type: ignore[attr-defined]
@@ -170,7 +175,7 @@ def test_what_the_file_says_itself_is_strict(bodies: Callable[..., Path], tmp_pa
 
 def test_what_set_says_itself_is_strict(bodies: Callable[..., Path], tmp_path: Path) -> None:
     assert "--set:1:1" in refusal(bodies(SWAPPED, "norm: null"), "norm=layernorm")
-    assert "--set:1:1" in refusal(tmp_path / "base.yaml", SWAP, "norm.eps=1e-3")
+    assert "no part of the model takes it" in refusal(tmp_path / "base.yaml", SWAP, "norm.eps=1e-3")
 
 
 def test_on_the_command_line_it_is_a_note(bodies: Callable[..., Path], run: Callable[..., str]) -> None:

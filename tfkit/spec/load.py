@@ -13,7 +13,7 @@ from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
-from tfkit.spec.merge import assign, merge, without
+from tfkit.spec.merge import assign, is_null, left_out, merge, without
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
@@ -116,7 +116,7 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     notes = []
     for name in idle:
         key = changed.keys[name]
-        said_by_set = key != root.keys.get(name)
+        said_by_set = changed.items[name] is not root.items.get(name)
         if said_by_set or (name in before and key.source == root.span.source):
             errors.append(_idle(name, key))
         else:
@@ -144,17 +144,20 @@ def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
     model = resolver.config(ModelSpec, own, (), scope)
-    nulls = {
-        name: given.node.span
-        for name, given in scope.items()
-        if isinstance(given.node, Scalar) and given.node.value is None
-    }
-    for name, span in nulls.items():
-        help = "null takes away what the spec has at its top, or inherits there: remove it"
-        errors.append(Diagnostic(f"there is no `{name}` to take away", span, name, help=help))
-    errors += [one for one in resolver.diagnostics if one.span not in nulls.values()]
+    nulls = {name: given.node for name, given in scope.items() if is_null(given.node)}
+    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
+    errors += [one for one in resolver.diagnostics if one.span not in [node.span for node in nulls.values()]]
     idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
     return _Resolved(model, resolver.provenance, errors, idle)
+
+
+def _nothing_to_take(name: str, node: Node) -> Diagnostic:
+    """A shared key at the top is null where there is nothing that null could take away."""
+    if left_out(node):
+        help = f"`--set {name}=null` takes away what the spec has at its top"
+        return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
+    help = "null takes away what the spec has at its top, or inherits there: remove it"
+    return Diagnostic(f"there is no `{name}` to take away", node.span, name, help=help)
 
 
 def _idle(name: str, key: Span) -> Diagnostic:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
+from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
@@ -73,7 +74,18 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
 
 def _takes_away(value: Node, path: tuple[str, ...]) -> bool:
     """Whether this value, for a key of the mapping at `path`, takes the old one away."""
-    return path in _REMOVABLE and isinstance(value, Scalar) and value.value is None
+    return path in _REMOVABLE and is_null(value) and not left_out(value)
+
+
+def is_null(value: Node) -> bool:
+    """Whether it is null, written or left out."""
+    return isinstance(value, Scalar) and value.value is None
+
+
+def left_out(value: Node) -> bool:
+    """Whether nothing is written after the `=` of `--set bias=`, as an empty variable of a shell does it."""
+    span = value.span
+    return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
 
 
 def _word(node: Node | None) -> object:
@@ -86,7 +98,7 @@ def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     The path may leave out `graph` in front of a node's name. `fields` are the keys that a spec has at the top.
     Raises SpecError when it is not of that form, or leads through something that has no parts.
     """
-    source = Source("--set", argument)
+    source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
