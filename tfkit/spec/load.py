@@ -11,6 +11,7 @@ from typing import Any
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
+from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.merge import assign, is_null, left_out, merge, without
@@ -42,6 +43,11 @@ def specs_folder() -> Path:
     package = Path(__file__).parent.parent
     shipped = package / "_specs"
     return shipped if shipped.is_dir() else package.parent / "specs"
+
+
+def plugin_folders(beside: Path = Path()) -> list[Path]:
+    """Where a plugin that a spec names may lie: beside the spec, where we stand, and in a checkout of tfkit."""
+    return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
 
 
 def shipped_specs() -> list[str]:
@@ -81,7 +87,7 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with everything that is wrong with it.
     """
-    return resolve_spec(read_tree(name), plugins, sets=sets, file=_shown(find_spec(name)))
+    return resolve_spec(read_tree(name), plugins, sets=sets, file=str(shortest(find_spec(name))))
 
 
 def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
@@ -179,7 +185,7 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
     for item in wanted.items if isinstance(wanted, ListNode) else ():
         if isinstance(item, Scalar) and isinstance(item.value, str) and canonical(item.value) not in there:
             message = f"the spec needs the plugin {quoted(item.value)}, which is not loaded"
-            help = "install it with pip, by its name or from its folder, or load it with `--plugin-dir`"
+            help = how_to_get(item.value, plugins, plugin_folders(Path(item.span.source.name).parent))
             errors.append(Diagnostic(message, item.span, "requires", help=help))
     if errors:
         raise SpecError(*errors)
@@ -217,7 +223,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 
 def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=_shown(path)), path.parent, (*chain, path.resolve()), read)
+    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, path.resolve()), read)
 
 
 def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
@@ -230,7 +236,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = find_spec(word.value, beside=folder, span=word.span)
     if path.resolve() in chain:
-        names = [_shown(one) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
+        names = [str(shortest(one)) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
@@ -239,9 +245,9 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
     return merge(without(base, {"parameters"}), without(root, {"extends"}))
 
 
-def _shown(path: Path) -> str:
-    """A path as errors show it: relative where the file lies below the current folder."""
+def shortest(path: Path) -> Path:
+    """A path as errors show it: relative where it lies below the current folder."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return path.resolve().relative_to(Path.cwd())
     except ValueError:
-        return str(path)
+        return path
