@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tfkit.cli import main
 
+os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -8,6 +8,7 @@ gives the shapes that its graph promises.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfkit
+import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
 from tfkit.spec.load import specs_folder
@@ -60,7 +62,8 @@ SPECS = [*map(small, SHIPPED), *RICH]
 def mutants(draw: st.DrawFn) -> str:
     text = draw(st.sampled_from(RICH) | st.sampled_from(SPECS))
     for _ in range(draw(st.integers(1, 2))):
-        text = draw(st.sampled_from([rename_key, drop, duplicate, swap_word, new_value, new_key, damage]))(draw, text)
+        change = draw(st.sampled_from(MUTATIONS))
+        text = change(draw, text)
     return text
 
 
@@ -118,9 +121,19 @@ def new_key(draw: st.DrawFn, text: str) -> str:
     return replaced(text, pick(draw, text, r"^(?=graph:)"), f"{draw(st.sampled_from([entry, shared]))}\n")
 
 
+def null_at_the_top(draw: st.DrawFn, text: str) -> str:
+    """Null in the place of a value at the top, or for a shared key that may not be there."""
+    if draw(st.booleans()):
+        return replaced(text, pick(draw, text, r"(?<=^)(\w+:) .*"), f"{draw(st.sampled_from(SHARED))}: null")
+    return replaced(text, pick(draw, text, r"^\w+:( .*)"), " null", 1)
+
+
 def damage(draw: st.DrawFn, text: str) -> str:
     at = draw(st.integers(0, len(text)))
     return text[:at] + draw(st.sampled_from([*MARKS, ""])) + text[at + draw(st.integers(0, 2)) :]
+
+
+MUTATIONS = [rename_key, drop, duplicate, swap_word, new_value, new_key, null_at_the_top, damage]
 
 
 # ---- the oracle ----
@@ -222,6 +235,42 @@ def test_what_the_mutants_are_made_from_is_right(text: str) -> None:
     assert check(text)
 
 
+TOP = [*SHARED, "init", "outputs", "source", "description", "checkpoint", "name"]
+
+
+def check_null(text: str, key: str) -> None:
+    """`--set key=null` means what the text without the key means."""
+    data = data_of(text)
+    if key not in data or data[key] is None or "extends" in data:
+        return
+    rest = re.sub(rf"^{key}:.*\n(?:[ \t]+.*\n)*", "", text, flags=re.MULTILINE)
+    if data_of(rest) == {name: value for name, value in data.items() if name != key}:
+        assert outcome(text, f"{key}=null") in (outcome(rest), WARNED)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """What the text says; nothing if it is not YAML."""
+    try:
+        return plain(parse(text, "spec"))
+    except tfkit.SpecError:
+        return {}
+
+
+WARNED = "accepted with a warning: another key lost its last reader"
+
+
+def outcome(text: str, *sets: str) -> object:
+    """The model of a text; that it is refused; or that it was warned of."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", tfkit.errors.SpecWarning)
+            return tfkit.loads(text, sets=sets, plugins=PLUGINS).spec.model
+    except tfkit.SpecError:
+        return "refused"
+    except tfkit.errors.SpecWarning:
+        return WARNED
+
+
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -229,6 +278,19 @@ SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(Hea
 @given(mutants())
 def test_mutants(text: str) -> None:
     check(text)
+
+
+@settings(SETTINGS, max_examples=20, derandomize=True)
+@given(st.sampled_from(SPECS) | mutants(), st.sampled_from(TOP))
+def test_null_takes_away(text: str, key: str) -> None:
+    check_null(text, key)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=3_000)
+@given(st.sampled_from(SPECS) | mutants(), st.sampled_from(TOP))
+def test_null_takes_away_in_many(text: str, key: str) -> None:
+    check_null(text, key)
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import tfkit
+from tfkit.tools.specs import shipped
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
@@ -32,6 +34,12 @@ def test_commands_of_the_first_screen_are_targets_of_the_makefile(text):
     for line in text.splitlines():
         target = line.split("#")[0].split()[1]
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def test_one_command_installs_all_that_the_specs_need():
+    (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', (ROOT / "README.md").read_text(encoding="utf-8"))
+    projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
+    assert {one["name"] for one in projects} == {name for spec in shipped() for name in spec.requires}
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
@@ -83,3 +91,10 @@ def without_times(text: str) -> str:
     """Without blanks at the ends of lines, and with every duration replaced: those differ from run to run."""
     lines = [line.rstrip() for line in text.strip().splitlines()]
     return re.sub(r"\d+(\.\d+)? ?(ms|s)\b", "<time>", "\n".join(lines))
+
+
+def test_no_message_sends_to_a_registry_for_tfkit():
+    """tfkit is not published: `pip install tfkit...` would find nothing, or somebody else's."""
+    sources = [*ROOT.glob("tfkit/**/*.py"), *ROOT.glob("plugins/tfkit-m*/**/*.md"), ROOT / "README.md"]
+    sent = re.compile(r"pip install \"?tfkit")
+    assert [path for path in sources if sent.search(path.read_text(encoding="utf-8"))] == []

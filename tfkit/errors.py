@@ -75,13 +75,13 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     help: str | None = None
 
-    def render(self) -> str:
+    def render(self, level: str = "error") -> str:
         """The text a user sees: several lines, none ends in a line break or in blanks."""
         span = self.span
         margin = " " * (len(str(span.line)) + 1 if span else 2)
         where = [f"{span.source.name}:{span.line}:{span.column}"] if span else []
         where += [f"({self.path})"] if self.path else []
-        lines = [f"error: {self.message}"]
+        lines = [f"{level}: {self.message}"]
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
         lines += _excerpt(span, margin) if span else []
         for note in [*self.notes, *([f"help: {self.help}"] if self.help else [])]:
@@ -116,6 +116,10 @@ class SpecError(ValueError):
             where = f" in {_printable(', '.join(names))}" if names else ""
             texts.append(f"error: {len(texts)} errors{where}")
         return "\n\n".join(texts)
+
+
+class SpecWarning(UserWarning):
+    """What a spec says that has no effect any more, once another one or `--set` has changed it."""
 
 
 class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid(field, why)

@@ -18,7 +18,8 @@ from tfkit.component import NormConfig
 from tfkit.errors import SpecError
 from tfkit.plugin import discover
 from tfkit.plugin.hookspecs import hookimpl
-from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.manager import Plugins, available, load_plugins
+from tfkit.plugin.wanted import how_to_get, where_it_is
 
 HEAD = """
 from typing import Literal
@@ -55,7 +56,8 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     components = ModuleType("tfkit.components")
     components.tfkit_register = hookimpl(_register_plain)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tfkit.components", components)
-    monkeypatch.delenv("TFKIT_DISABLE", raising=False)
+    for name in ("TFKIT_DISABLE", "TFKIT_PLUGIN_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     yield
@@ -173,7 +175,7 @@ def test_entry_point(install: Callable[..., None]) -> None:
 def test_entry_points_are_those_of_python(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-one", "0.1.0", plugin("one"))
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
-    assert "tfkit-one 0.1.0" in [one.label for one in discover.find_plugins((), installed=True)]
+    assert "tfkit-one 0.1.0" in [one.label for one in discover.find_plugins((), ambient=True)]
 
 
 def test_folder_of_files_and_packages() -> None:
@@ -209,6 +211,88 @@ def test_the_folder_is_the_plugin(folder: str) -> None:
     plugins = load(folder)
     assert kinds(plugins) == ["one"]
     assert plugins.broken == ()
+
+
+# ---- TFKIT_PLUGIN_DIR ----
+
+
+def test_the_environment_adds_folders(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = write("own/one.py", plugin("one")).resolve(), write("lab/two.py", plugin("two")).resolve()
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", f"{one.parent}:{two}:")
+    plugins = load(entry_points=True)
+    assert kinds(plugins) == ["one", "two"]
+    assert origins(plugins)["one"] == f"{one}, by TFKIT_PLUGIN_DIR"
+    assert kinds(load()) == [], "a call that asks for what it names gets no more"
+    assert sorted(available()) == ["one", "two"]
+
+
+def test_the_environment_gives_way_to_what_is_named(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(write("lab/one.py", plugin("old")).resolve().parent))
+    write("mine/one.py", plugin("new"))
+    assert kinds(load("mine", entry_points=True)) == ["new"]
+    assert kinds(load("lab", entry_points=True)) == ["old"]
+
+
+def test_the_environment_goes_before_what_is_installed(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("tfkit-one", "0.1.0", plugin("old"))
+    project("lab/project", "tfkit-one", "at_hand", "0.2.0")
+    write("lab/project/at_hand.py", plugin("new"))
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("lab").resolve()))
+    plugins = load(entry_points=True)
+    assert kinds(plugins) == ["new"]
+    assert origins(plugins)["tfkit-one"].endswith("project, by TFKIT_PLUGIN_DIR (instead of the installed 0.1.0)")
+
+
+def test_the_environment_runs_nothing_that_lies_where_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("plugins/one.py", "raise SystemExit")
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", "plugins")
+    with pytest.raises(SpecError, match="TFKIT_PLUGIN_DIR takes whole paths, not `plugins`"):
+        load(entry_points=True)
+
+
+def test_the_environment_names_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(SpecError, match=r"(?s)nowhere` does not exist.*named in TFKIT_PLUGIN_DIR"):
+        load(entry_points=True)
+
+
+def test_one_folder_needs_no_list() -> None:
+    write("plugins/one.py", plugin("one"))
+    assert kinds(load_plugins(plugin_dirs="plugins", entry_points=False)) == ["one"]
+
+
+def test_what_is_available_does_not_run() -> None:
+    write("plugins/one.py", "raise SystemExit")
+    assert available(plugin_dirs="plugins", entry_points=False) == {"one"}
+    assert available(plugin_dirs="plugins", entry_points=False, disabled=["one"]) == frozenset()
+
+
+# ---- a plugin that a spec needs ----
+
+
+def test_where_a_wanted_plugin_is(install: Callable[..., None]) -> None:
+    write("plugins/one.py", "raise SystemExit")
+    project("plugins/tfkit-two", "tfkit-two", "two")
+    folders = [Path("nowhere"), Path("plugins")]
+    allow = "allow it where it lies: `--plugin-dir ./plugins/{}`, or TFKIT_PLUGIN_DIR"
+    assert where_it_is("one", folders) == allow.format("one.py")
+    two = f"`pip install ./plugins/tfkit-two`, or {allow.format('tfkit-two')}"
+    assert where_it_is("tfkit_two", folders) == two
+    assert "pip install FOLDER" in where_it_is("three", folders)
+    install("tfkit-four", "1.0", plugin("four"))
+    assert (
+        where_it_is("tfkit-four", folders) == "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+    )
+
+
+def test_a_wanted_plugin_that_is_off_or_broken() -> None:
+    write("plugins/one.py", "raise OSError('no such thing')")
+    assert "it is there and fails: OSError: no such thing" in how_to_get("one", load("plugins"), ())
+    assert "it is switched off: by `--disable one`" in how_to_get("one", load("plugins", disabled=["one"]), ())
 
 
 def test_files_of_one_name_in_two_folders() -> None:

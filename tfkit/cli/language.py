@@ -124,9 +124,16 @@ def _default(field: FieldDoc) -> str:
 @command(
     "plugins",
     sets=False,
+    notes="""
+    Loading a plugin runs its code. Loaded are those that are installed, those in
+    the folders of TFKIT_PLUGIN_DIR (whole paths, separated as in PATH), and those
+    in the folders of --plugin-dir. A spec says in `requires` what it needs; it
+    never loads a plugin.
+    """,
     examples="""
     tfkit plugins
     tfkit plugins --plugin-dir plugins/
+    export TFKIT_PLUGIN_DIR=$PWD/plugins
     TFKIT_DISABLE=tfkit-additive tfkit plugins
     """,
 )

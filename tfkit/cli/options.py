@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,22 @@ class Reader:
 
         return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
 
-    def load(self, spec: str) -> Graph:
-        """The graph of a spec."""
-        from tfkit.graph.expand import load
+    @functools.cached_property
+    def available(self) -> Collection[str]:
+        """The names of the plugins, none of which is loaded."""
+        from tfkit.plugin.manager import available
 
-        return load(spec, sets=self.sets, plugins=self.plugins)
+        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+
+    def load(self, spec: str) -> Graph:
+        """The graph of a spec; its notes go to standard error."""
+        from tfkit.graph.expand import expand
+        from tfkit.spec.load import read_spec
+
+        read = read_spec(spec, self.plugins, sets=self.sets)
+        for note in read.notes:
+            click.echo(f"{note.render('warning')}\n", err=True)
+        return expand(read)
 
 
 class _Help:
@@ -155,6 +166,6 @@ _PLUGINS = [
     click.option(
         "--plugin-dir", multiple=True, type=_FOLDER, metavar="DIR", help="Load the plugins in a folder; repeatable."
     ),
-    click.option("--no-plugins", is_flag=True, help="Leave out the plugins that are installed."),
+    click.option("--no-plugins", is_flag=True, help="Leave out those installed and in TFKIT_PLUGIN_DIR."),
     click.option("--disable", multiple=True, metavar="NAME", help="Leave out a plugin by its name; repeatable."),
 ]

@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.cli.options import Command, Reader, command, json_option
+from tfkit.cli.options import Reader, command, json_option
 from tfkit.errors import SpecError
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
     from tfkit.tools.show import Program, Value
+    from tfkit.tools.specs import Shipped
 
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
 
-@click.command(
+@command(
     "list",
-    cls=Command,
+    sets=False,
     notes="""
     WORDs choose those that have all of them in their name, kind, family of
-    models, plugins, or description.
+    models, plugins, or description. Plugins that a spec needs and that are not
+    there are named; none is loaded.
     """,
     examples="""
     tfkit list
@@ -32,23 +34,38 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 )
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
-def list_(words: tuple[str, ...], json: bool) -> None:
+def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     """List the specs that come with tfkit."""
     from tfkit.cli.output import print_json, show, table
     from tfkit.tools.specs import shipped
     from tfkit.tools.units import short
 
-    specs = shipped(words)
+    specs = shipped(words, reader.available)
     if json:
         print_json(specs)
         return
     columns = ["name", "kind", "size", "what is special"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
-        (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", one.description)
+        (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", _special(one))
         for one in specs
     ]
-    show(table(columns, rows, right=["size"]), "", f"{len(specs)} specs")
+    show(table(columns, rows, right=["size"]), "", f"{len(specs)} specs", *_missing(specs))
+
+
+def _special(one: Shipped) -> str:
+    needs = f"needs {', '.join(one.missing)}" if one.missing else ""
+    return "; ".join(filter(None, (one.description, needs)))
+
+
+def _missing(specs: Sequence[Shipped]) -> Iterator[str]:
+    """How to get the plugins that some of the specs need."""
+    from tfkit.plugin.wanted import where_it_is
+    from tfkit.spec.load import plugin_folders
+
+    for name in sorted({name for one in specs for name in one.missing}):
+        count = sum(name in one.missing for one in specs)
+        yield f"\n{name}, needed by {count}, is not loaded: {where_it_is(name, plugin_folders())}"
 
 
 @command(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
-from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
@@ -61,13 +62,20 @@ def load(spec: str | os.PathLike[str], *, sets: Iterable[str] = (), plugins: Plu
     wrong, before any tensor exists.
     """
     plugins = plugins or load_plugins()
-    return expand(read_spec(spec, plugins, sets=sets))
+    return expand(_warned(read_spec(spec, plugins, sets=sets)))
 
 
 def loads(text: str, *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
     """The same for the text of a spec."""
     plugins = plugins or load_plugins()
-    return expand(parse_spec(text, plugins, sets=sets))
+    return expand(_warned(parse_spec(text, plugins, sets=sets)))
+
+
+def _warned(spec: Spec) -> Spec:
+    """The spec itself, its notes given as warnings."""
+    for note in spec.notes:
+        warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
+    return spec
 
 
 def expand(spec: Spec) -> Graph:

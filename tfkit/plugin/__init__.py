@@ -41,7 +41,8 @@ pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.
 
 There are two ways to hand it to tfkit:
 
-- `tfkit --plugin-dir plugins/ ...`, without packaging. The folder may hold single files, packages (which
+- `tfkit --plugin-dir plugins/ ...`, without packaging; `export TFKIT_PLUGIN_DIR=$PWD/plugins` does it for every
+  command and for Python (whole paths, separated as in `PATH`). The folder may hold single files, packages (which
   import their own parts relatively: `from .kernel import scan`), and projects with a `pyproject.toml`, or be
   one of these. Names that begin with `_`, `.` or `test_`, `conftest.py`, `setup.py` and `tests` are left
   alone.
@@ -51,6 +52,9 @@ There are two ways to hand it to tfkit:
       double_gelu = "tfkit_double_gelu"
 
 A project in a plugin folder takes the place of the same distribution installed, so that you can work on it.
+
+Loading a plugin runs its code, so only what you installed or named is loaded. A spec is data: it says in `requires:
+[tfkit-double-gelu]` what it needs, and is refused, with the place where the plugin was found, until you allow it.
 
 `tfkit plugins` shows what was found and `tfkit components` what it brought. A plugin that fails is left out,
 with the cause; `TFKIT_DISABLE=tfkit-double-gelu` leaves it out by name. Two plugins that register the same

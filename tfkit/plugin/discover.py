@@ -1,4 +1,4 @@
-"""Where plugins come from: installed distributions, and the folders of `--plugin-dir`.
+"""Where plugins come from: installed distributions, and the folders of `--plugin-dir` and TFKIT_PLUGIN_DIR.
 
 Nothing of a plugin runs while they are sought. Each one becomes a `Candidate`, whose `load` imports it later;
 whatever is wrong with one plugin (a broken pyproject.toml, too) shows then, and concerns that plugin alone.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
@@ -25,6 +26,8 @@ from typing import Any
 from tfkit.errors import Diagnostic, SpecError
 
 GROUP = "tfkit"
+PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
+ENTRY_POINT = "entry point"
 LAYOUTS = "a *.py file, a package, or a project whose pyproject.toml has [project.entry-points.tfkit]"
 LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
@@ -41,15 +44,46 @@ class Candidate:
     """How messages name it: `tfkit-additive 0.1.0`, or the path of a plugin that is no distribution."""
 
 
-def find_plugins(plugin_dirs: Iterable[Path], installed: bool) -> list[Candidate]:
-    """The installed plugins, then those in `plugin_dirs`, which replace installed ones of the same name."""
-    local = _in_folders(plugin_dirs)
-    found = _installed() if installed else {}
-    for number, one in enumerate(local):
-        other = found.pop(canonical(one.name), None)
-        if other and other.version != one.version:
-            local[number] = replace(one, origin=f"{one.origin} (instead of the installed {other.version})")
-    return [*found.values(), *local]
+def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
+    """The plugins in `plugin_dirs`; if `ambient`, after those that are installed and those in TFKIT_PLUGIN_DIR.
+
+    One that comes later replaces those of the same name.
+    """
+    found = _installed() if ambient else []
+    if ambient:
+        found = _replaced(found, [replace(one, origin=f"{one.origin}, by {PLUGIN_DIR}") for one in _from_environment()])
+    return _replaced(found, _in_folders(plugin_dirs))
+
+
+def _replaced(found: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
+    before = {canonical(one.name): one for one in found}
+    every = []
+    for one in later:
+        other = before.pop(canonical(one.name), None)
+        if other is not None and other.origin == ENTRY_POINT and other.version != one.version:
+            one = replace(one, origin=f"{one.origin} (instead of the installed {other.version})")
+        every.append(one)
+    return [*before.values(), *every]
+
+
+def _from_environment() -> list[Candidate]:
+    """The plugins in the folders of TFKIT_PLUGIN_DIR, which are whole paths: code of no other folder may run."""
+    folders = [Path(one).expanduser() for one in os.environ.get(PLUGIN_DIR, "").split(os.pathsep) if one.strip()]
+    relative = [one for one in folders if not one.is_absolute()]
+    if relative:
+        help = "a relative one would run the code of whatever folder you stand in"
+        raise SpecError(*(Diagnostic(f"{PLUGIN_DIR} takes whole paths, not `{one}`", help=help) for one in relative))
+    return _in_folders(folders, notes=(f"named in {PLUGIN_DIR}",))
+
+
+def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
+    """The paths of the plugins in these folders by canonical name, those that can be read. Nothing of them runs."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        with suppress(OSError):
+            for path in _plugin_paths(folder):
+                found.setdefault(canonical(_candidate(path).name), path)
+    return found
 
 
 def canonical(name: str) -> str:
@@ -57,19 +91,19 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _installed() -> dict[str, Candidate]:
+def _installed() -> list[Candidate]:
     points: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         points.setdefault(point.dist.name if point.dist else point.name, []).append(point)
-    found = {}
+    found = []
     for name, group in sorted(points.items()):
         version = group[0].dist.version if group[0].dist else ""
         load = partial(_load_points, group)
-        found[canonical(name)] = Candidate(name, version, "entry point", load, f"{name} {version}".rstrip())
+        found.append(Candidate(name, version, ENTRY_POINT, load, f"{name} {version}".rstrip()))
     return found
 
 
-def _in_folders(plugin_dirs: Iterable[Path]) -> list[Candidate]:
+def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> list[Candidate]:
     """Each plugin once, however many folders lead to it; raises `SpecError` for folders that hold none."""
     found: dict[Path, Candidate] = {}
     problems = []
@@ -77,12 +111,12 @@ def _in_folders(plugin_dirs: Iterable[Path]) -> list[Candidate]:
         try:
             paths = _plugin_paths(folder)
         except OSError as error:
-            problems.append(Diagnostic(f"plugin folder `{folder}` cannot be read: {error.strerror}"))
+            problems.append(Diagnostic(f"plugin folder `{folder}` cannot be read: {error.strerror}", notes=notes))
             continue
         found |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in found}
         if not paths:
             what = "holds no plugin" if folder.exists() else "does not exist"
-            problems.append(Diagnostic(f"plugin folder `{folder}` {what}", help=f"it may hold {LAYOUTS}"))
+            problems.append(Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"it may hold {LAYOUTS}"))
     if problems:
         raise SpecError(*problems)
     return list(found.values())

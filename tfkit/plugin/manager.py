@@ -30,7 +30,7 @@ DISABLE = "TFKIT_DISABLE"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that was loaded. `origin` is `built in`, `entry point` or a path."""
+    """A plugin that was loaded. `origin` is `built in`, `entry point`, a path, or `PATH, by TFKIT_PLUGIN_DIR`."""
 
     name: str
     version: str
@@ -67,25 +67,49 @@ class _NoHookError(Exception):
 
 
 def load_plugins(
-    *, plugin_dirs: Sequence[Path] = (), entry_points: bool = True, disabled: Collection[str] = ()
+    *, plugin_dirs: Sequence[str | Path] | str | Path = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> Plugins:
-    """Load the built-in components, those in `plugin_dirs`, and those of installed distributions.
+    """Load the built-in components, those of installed distributions, and those in folders.
 
-    `disabled` and the environment variable `TFKIT_DISABLE` (names, comma separated) switch plugins off.
-    Raises `SpecError` for kinds that are registered twice, misspelt hooks, folders without a plugin, and
-    names in `disabled` that no plugin has.
+    Loading a plugin runs its code. Only what you installed or named is loaded; a spec never loads one.
+
+    Args:
+        plugin_dirs: a folder or several, as `--plugin-dir` takes them.
+        entry_points: whether to load what this call does not name: the installed distributions, and the folders in
+            the environment variable `TFKIT_PLUGIN_DIR` (whole paths, separated as in `PATH`).
+        disabled: names of plugins to leave out, beside those in the environment variable `TFKIT_DISABLE` (separated
+            by commas).
+
+    Raises:
+        SpecError: kinds that are registered twice, misspelt hooks, folders without a plugin, and names in `disabled`
+            that no plugin has.
     """
-    found = find_plugins(plugin_dirs, entry_points)
-    off = _switched_off([one.name for one in found], disabled)
+    found, names = _wanted(plugin_dirs, entry_points, disabled)
     loader = _Loader()
     loader.load(_built_in())
     for candidate in found:
-        if canonical(candidate.name) not in off:
-            loader.load_or_quarantine(candidate)
+        loader.load_or_quarantine(candidate)
     if loader.problems:
         raise SpecError(*loader.problems)
-    names = tuple(one.name for one in found if canonical(one.name) in off)
     return Plugins(loader.registry, tuple(loader.loaded), tuple(loader.broken), names)
+
+
+def available(
+    *, plugin_dirs: Sequence[str | Path] | str | Path = (), entry_points: bool = True, disabled: Collection[str] = ()
+) -> frozenset[str]:
+    """The canonical names of the plugins that `load_plugins` would load; nothing of them runs."""
+    return frozenset(canonical(one.name) for one in _wanted(plugin_dirs, entry_points, disabled)[0])
+
+
+def _wanted(
+    plugin_dirs: Sequence[str | Path] | str | Path, ambient: bool, disabled: Collection[str]
+) -> tuple[list[Candidate], tuple[str, ...]]:
+    """The plugins to load, and the names of those that are switched off."""
+    folders = [plugin_dirs] if isinstance(plugin_dirs, str | Path) else plugin_dirs
+    found = find_plugins(map(Path, folders), ambient)
+    off = _switched_off([one.name for one in found], disabled)
+    names = tuple(one.name for one in found if canonical(one.name) in off)
+    return [one for one in found if canonical(one.name) not in off], names
 
 
 class _Loader:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
+from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
-from tfkit.spec.merge import assign, merge
+from tfkit.spec.merge import assign, is_null, left_out, merge, without
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
@@ -32,6 +34,8 @@ class Spec:
     model: ModelSpec
     provenance: Provenance
     file: str
+    notes: tuple[Diagnostic, ...] = ()
+    """What is not wrong, and worth a warning."""
 
 
 def specs_folder() -> Path:
@@ -39,6 +43,11 @@ def specs_folder() -> Path:
     package = Path(__file__).parent.parent
     shipped = package / "_specs"
     return shipped if shipped.is_dir() else package.parent / "specs"
+
+
+def plugin_folders(beside: Path = Path()) -> list[Path]:
+    """Where a plugin that a spec names may lie: beside the spec, where we stand, and in a checkout of tfkit."""
+    return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
 
 
 def shipped_specs() -> list[str]:
@@ -78,7 +87,7 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with everything that is wrong with it.
     """
-    return resolve_spec(read_tree(name), plugins, sets=sets, file=_shown(find_spec(name)))
+    return resolve_spec(read_tree(name), plugins, sets=sets, file=str(shortest(find_spec(name))))
 
 
 def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
@@ -97,35 +106,75 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
     """A tree without the values at its top that no part of the model takes."""
-    shared = plugins.registry.shared_names()
-    scope: dict[str, Given] = {}
-    scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
-    resolver = Resolver(plugins)
-    resolver.config(ModelSpec, _inputs_as_mapping(_without(root, scope))[0], (), scope)
-    return root if resolver.diagnostics else _without(root, [n for n in scope if (n,) not in resolver.used])
+    return without(root, _resolved(root, plugins).idle)
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied."""
     _check_required(root, plugins)
-    shared = plugins.registry.shared_names()
     changes = list(sets)
-    root, errors = _changed(
-        _without(root, {"parameters"} if changes else ()), changes, frozenset(ModelSpec.model_fields) | shared
-    )
+    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+    changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
+    found = _resolved(changed, plugins)
+    errors += found.errors
+    idle = [] if errors else found.idle
+    before = _resolved(root, plugins).idle if idle and changes else idle
+    notes = []
+    for name in idle:
+        key = changed.keys[name]
+        said_by_set = changed.items[name] is not root.items.get(name)
+        if said_by_set or (name in before and key.source == root.span.source):
+            errors.append(_idle(name, key))
+        else:
+            notes.append(_idle_now(name, key, by_set=name not in before))
+    if errors:
+        raise SpecError(*errors)
+    return Spec(found.model, found.provenance, file, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What resolving a tree gave. `idle` are the keys at its top that no part takes; none where there are errors."""
+
+    model: Any
+    provenance: Provenance
+    errors: list[Diagnostic]
+    idle: list[str]
+
+
+def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
+    shared = plugins.registry.shared_names()
     scope: dict[str, Given] = {}
     scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
-    own, wrong = _inputs_as_mapping(_without(root, scope))
+    own, errors = _inputs_as_mapping(without(root, scope))
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
     model = resolver.config(ModelSpec, own, (), scope)
-    errors += [*wrong, *resolver.diagnostics]
-    for name in [] if errors else [name for name in scope if (name,) not in resolver.used]:
-        message = f"`{name}` has no effect: no part of the model takes it"
-        errors.append(Diagnostic(message, root.keys[name], name, help="remove it"))
-    if errors:
-        raise SpecError(*errors)
-    return Spec(model, resolver.provenance, file)
+    nulls = {name: given.node for name, given in scope.items() if is_null(given.node)}
+    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
+    errors += [one for one in resolver.diagnostics if one.span not in [node.span for node in nulls.values()]]
+    idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
+    return _Resolved(model, resolver.provenance, errors, idle)
+
+
+def _nothing_to_take(name: str, node: Node) -> Diagnostic:
+    """A shared key at the top is null where there is nothing that null could take away."""
+    if left_out(node):
+        help = f"`--set {name}=null` takes away what the spec has at its top"
+        return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
+    help = "null takes away what the spec has at its top, or inherits there: remove it"
+    return Diagnostic(f"there is no `{name}` to take away", node.span, name, help=help)
+
+
+def _idle(name: str, key: Span) -> Diagnostic:
+    return Diagnostic(f"`{name}` has no effect: no part of the model takes it", key, name, help="remove it")
+
+
+def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
+    """The same of a key whose last reader was changed by somebody else than the one who wrote it."""
+    message = f"`{name}` has no effect any more: no part of the changed model takes it"
+    help = f"`--set {name}=null` takes it away" if by_set else f"write `{name}: null` to take it away"
+    return Diagnostic(message, key, name, help=help)
 
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
@@ -136,7 +185,7 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
     for item in wanted.items if isinstance(wanted, ListNode) else ():
         if isinstance(item, Scalar) and isinstance(item.value, str) and canonical(item.value) not in there:
             message = f"the spec needs the plugin {quoted(item.value)}, which is not loaded"
-            help = "install it with pip, by its name or from its folder, or load it with `--plugin-dir`"
+            help = how_to_get(item.value, plugins, plugin_folders(Path(item.span.source.name).parent))
             errors.append(Diagnostic(message, item.span, "requires", help=help))
     if errors:
         raise SpecError(*errors)
@@ -151,11 +200,6 @@ def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tupl
         except SpecError as wrong:
             errors += wrong.diagnostics
     return root, errors
-
-
-def _without(root: Mapping, names: Collection[str]) -> Mapping:
-    items = {name: node for name, node in root.items.items() if name not in names}
-    return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
 
 def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
@@ -179,7 +223,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 
 def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=_shown(path)), path.parent, (*chain, path.resolve()), read)
+    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, path.resolve()), read)
 
 
 def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
@@ -192,18 +236,18 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = find_spec(word.value, beside=folder, span=word.span)
     if path.resolve() in chain:
-        names = [_shown(one) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
+        names = [str(shortest(one)) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
     base = _extended(path, chain, read)
-    return merge(_without(base, {"parameters"}), _without(root, {"extends"}))
+    return merge(without(base, {"parameters"}), without(root, {"extends"}))
 
 
-def _shown(path: Path) -> str:
-    """A path as errors show it: relative where the file lies below the current folder."""
+def shortest(path: Path) -> Path:
+    """A path as errors show it: relative where it lies below the current folder."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return path.resolve().relative_to(Path.cwd())
     except ValueError:
-        return str(path)
+        return path

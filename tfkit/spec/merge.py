@@ -1,20 +1,22 @@
 """One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Of what a spec
-names itself (nodes, inputs, tensors), null takes one away.
+component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Null takes away
+what stands at the top of a spec, and what the spec names itself (nodes, inputs, tensors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
+from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_NAMED = {
+_REMOVABLE = {
+    (),
     ("graph",),
     ("inputs",),
     *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "zeros", "constants", "only")),
@@ -31,11 +33,11 @@ def word_key(path: tuple[str, ...]) -> str:
 
 
 def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
-    """`base` with the changes of `patch`; every value keeps the place where it was written."""
+    """`base`, which stands at `path`, with the changes of `patch`; every value keeps the place where it was written."""
     items, keys = dict(base.items), dict(base.keys)
     for name, value in patch.items.items():
         here = (*path, name)
-        if path in _NAMED and name in items and isinstance(value, Scalar) and value.value is None:
+        if name in items and _takes_away(value, path):
             del items[name], keys[name]
             continue
         items[name] = _merged(items[name], value, here) if name in items else value
@@ -48,6 +50,12 @@ def nested(keys: Iterable[str], value: Node) -> Mapping:
     first, *rest = keys
     inner = nested(rest, value) if rest else value
     return Mapping({first: inner}, {first: value.span}, value.span)
+
+
+def without(root: Mapping, names: Collection[str]) -> Mapping:
+    """A mapping without some of its keys."""
+    items = {name: node for name, node in root.items.items() if name not in names}
+    return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
 
 def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
@@ -64,6 +72,22 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
     return merge(old, new, path)
 
 
+def _takes_away(value: Node, path: tuple[str, ...]) -> bool:
+    """Whether this value, for a key of the mapping at `path`, takes the old one away."""
+    return path in _REMOVABLE and is_null(value) and not left_out(value)
+
+
+def is_null(value: Node) -> bool:
+    """Whether it is null, written or left out."""
+    return isinstance(value, Scalar) and value.value is None
+
+
+def left_out(value: Node) -> bool:
+    """Whether nothing is written after the `=` of `--set bias=`, as an empty variable of a shell does it."""
+    span = value.span
+    return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
+
+
 def _word(node: Node | None) -> object:
     return node.value if isinstance(node, Scalar) else None
 
@@ -74,7 +98,7 @@ def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     The path may leave out `graph` in front of a node's name. `fields` are the keys that a spec has at the top.
     Raises SpecError when it is not of that form, or leads through something that has no parts.
     """
-    source = Source("--set", argument)
+    source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
@@ -125,5 +149,7 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
         raise SpecError(Diagnostic(message, span, ".".join((*path, head)), help=f"set `{'.'.join(path)}` itself"))
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
+    if not rest and head in node.items and _takes_away(value, path):
+        return without(node, {head})
     child = _assigned(node.items.get(head), rest, value, (*path, head))
     return Mapping({**node.items, head: child}, {**node.keys, head: span}, node.span)

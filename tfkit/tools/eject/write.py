@@ -73,7 +73,7 @@ class _Sizes(TorchFunctionMode):
 def formatted(text: str) -> str:
     """The text as ruff writes it."""
     if importlib.util.find_spec("ruff") is None:
-        raise SpecError(Diagnostic("to eject a model, ruff must be installed", help='pip install "tfkit[eject]"'))
+        raise SpecError(Diagnostic("to eject a model, ruff must be installed", help="pip install ruff"))
     for command in (["check", "--select=F401,I,UP,SIM", "--fix", "--quiet"], ["format", "--quiet"]):
         options = ["--isolated", "--target-version=py311", "--line-length=120", "-"]
         done = subprocess.run(

@@ -24,7 +24,9 @@ def check_folder(folder: Path) -> None:
     """Raise SpecError when `folder` must not be written: it is a file, or holds more than a profile."""
     if find_spec("tensorboard") is None:
         raise SpecError(
-            Diagnostic("tensorboard is missing, and a log is to be written", help='pip install "tfkit[profile]"')
+            Diagnostic(
+                "tensorboard is missing, and a log is to be written", help="pip install tensorboard torch-tb-profiler"
+            )
         )
     if not folder.exists():
         return

@@ -1,0 +1,53 @@
+"""What to do about a plugin that a spec names and that is not loaded: where it is, and what loads it.
+
+A spec is data. It names the plugins that it needs, and whoever reads it decides whether their code may run: nothing
+here does more than look for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from tfkit.plugin.discover import PLUGIN_DIR, canonical, lying_in
+from tfkit.plugin.manager import DISABLE, Plugins
+
+
+def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
+    """One line of help: why the plugin `name` is not among `plugins`, and what would change that.
+
+    `folders` are where it may lie.
+    """
+    wanted = canonical(name)
+    if wanted in map(canonical, plugins.disabled):
+        return f"it is switched off: by `--disable {name}`, or by {DISABLE}"
+    broken = next((one for one in plugins.broken if canonical(one.name) == wanted), None)
+    if broken is not None:
+        return f"it is there and fails: {broken.cause} (`tfkit plugins` says where)"
+    return where_it_is(name, folders)
+
+
+def where_it_is(name: str, folders: Iterable[Path]) -> str:
+    """How to load the plugin `name`, which is not loaded; `folders` are where it may lie."""
+    if _is_installed(name):
+        return "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+    path = lying_in(folders).get(canonical(name))
+    if path is None:
+        place = "get its folder (tfkit's own plugins lie in `plugins/` of its repository)"
+        return f"{place}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
+    allow = f"allow it where it lies: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
+    return f"`pip install {_shown(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except (PackageNotFoundError, ValueError):
+        return False
+    return True
+
+
+def _shown(path: Path) -> str:
+    """A path as the command line takes it: pip reads a bare word as the name of a distribution."""
+    return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"
