@@ -85,6 +85,45 @@ def test_a_model_sharded_in_mixed_precision_keeps_what_it_has_read() -> None:
         torch.testing.assert_close(found, model(TOKENS), atol=0.02, rtol=0)
 
 
+def test_what_peft_puts_into_a_model_is_part_of_it() -> None:
+    model, tuner, wrapped = built(), _of_peft("BaseTuner"), _of_peft("PeftModel")
+    tuner.model, wrapped.base_model = model, tuner
+    with torch.no_grad():
+        model.decoder.layers[0].ffn.up.weight.mul_(2)  # as an adapter does
+    assert unwrapped(wrapped) is model
+    assert tfkit.Loss(wrapped)(TOKENS) == tfkit.Loss(model)(TOKENS)
+    wrapped.active_peft_config = type("Config", (), {"is_prompt_learning": True})
+    with pytest.raises(ValueError, match="the prompts that PEFT has learned are not in the model"):
+        tfkit.generate(wrapped, TOKENS, max_new_tokens=1)
+
+
+def _of_peft(name: str) -> Any:
+    return type(name, (nn.Module,), {"__module__": "peft.made"})()
+
+
+# ---- torch.func and torch.ao ----
+
+
+def test_the_loss_says_that_torch_func_cannot_follow_it() -> None:
+    loss = tfkit.Loss(built())
+    parameters = dict(loss.named_parameters())
+    with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: take"):
+        torch.func.grad(lambda given: torch.func.functional_call(loss, given, (TOKENS,)))(parameters)
+
+
+@pytest.mark.filterwarnings("ignore:.*are deprecated:UserWarning")
+def test_layers_that_are_called_what_they_are_can_be_quantized() -> None:
+    model = built().eval()
+    for module in model.modules():
+        if type(module) is tfkit.Linear:
+            module.__class__ = nn.Linear
+    quantized = torch.ao.quantization.quantize_dynamic(model)
+    names = [type(module).__module__ for module in quantized.modules()]
+    assert sum(name.startswith("torch.ao.") and name.endswith(".dynamic.modules.linear") for name in names) == 8
+    assert 0 < (quantized(TOKENS) - model(TOKENS)).abs().max() < 0.05
+    assert tfkit.generate(quantized, TOKENS, max_new_tokens=2).tokens.shape == (2, 2)
+
+
 # ---- the loss ----
 
 
@@ -176,6 +215,21 @@ def test_a_module_that_computes_something_else_is_refused(use: str, tmp_path: Pa
 def test_parameters_that_are_sharded_are_not_read_as_if_they_were_whole(use: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the parameters of this model are sharded: gather them"):
         USES[use](sharded(built()), tmp_path)
+
+
+def test_parameters_that_fsdp_has_flattened() -> None:
+    flat = type("FullyShardedDataParallel", (nn.Module,), {"__module__": "torch.distributed.fsdp"})()
+    with pytest.raises(
+        ValueError, match=r"flattens the parameters of a model: use `torch\."
+    ):
+        tfkit.generate(flat, TOKENS, max_new_tokens=1)
+
+
+def test_policies_that_differ() -> None:
+    model = built().eval()
+    fully_shard(model.decoder.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, and a cache has one type"):
+        tfkit.CachedModel(fully_shard(model))(TOKENS)
 
 
 def test_compile_beside_sharding() -> None:

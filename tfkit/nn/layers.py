@@ -38,7 +38,9 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(nn.Module):
-    """The weights of `n` linear layers of one shape, as those of experts; who holds it says how they are multiplied.
+    """The weights of `n` linear layers of one shape, as those of experts.
+
+    A subclass multiplies them in its `forward`: what adapts or shards weights acts when a module is called.
 
     The builder fills each layer by the spec's `init`, as it would fill a `Linear`.
 

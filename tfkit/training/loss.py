@@ -92,8 +92,11 @@ class Loss(nn.Module):
                 position nor as a next token.
 
         Raises:
-            ValueError: targets are missing and the model may have read the next tokens, or have another shape.
+            ValueError: targets are missing and the model may have read the next tokens, or have another shape; or
+                `torch.func` transforms it.
         """
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise ValueError("torch.func cannot follow this loss: take `F.cross_entropy` of the model's logits")
         return called(self.model, lambda: self.of(self.read(inputs), targets))
 
     def read(self, inputs: Inputs) -> Read:

@@ -1,0 +1,67 @@
+"""`docs/around.md` does what it says: every block of Python runs, with the tools that are installed.
+
+Those beyond torch come with `pip install -e ".[around]"`, in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tfkit
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "around.md").read_text(encoding="utf-8")
+HEAD, *SECTIONS = re.split(r"^## (.*)\n", TEXT, flags=re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+(SETUP,) = BLOCK.findall(HEAD)
+BLOCKS = [
+    pytest.param(block, id=f"{title} {number}", marks=[pytest.mark.slow] * (title == "torch.compile"))
+    for title, text in zip(SECTIONS[::2], SECTIONS[1::2], strict=True)
+    for number, block in enumerate(BLOCK.findall(text), 1)
+]
+NEEDED = ("captum", "lightning", "nnsight", "peft", "torchao", "transformers")
+EXTRA = {"transformers": ("accelerate",), "peft": ("transformers",)}
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    """A group of one process, in memory."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def packages(block: str) -> list[str]:
+    """What a block imports beside torch and tfkit, and what that needs; tfkit-moe for its experts."""
+    named = [name for name in NEEDED if re.search(rf"^(from|import) {name}\b", block, re.MULTILINE)]
+    return [*named, *[one for name in named for one in EXTRA.get(name, ())], *["tfkit_moe"] * ("kind: moe" in block)]
+
+
+def test_no_block_is_left_unread() -> None:
+    assert len(BLOCKS) + 1 == TEXT.count("```") / 2
+    read = {name for param in BLOCKS for name in packages(str(param.values[0]))}
+    assert read >= set(NEEDED)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the tools, at their own use of torch
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_does_what_it_says(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in packages(block):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[around]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # a minute less
+    file, names = tmp_path / "around.py", dict[str, Any]()
+    file.write_text(f"{SETUP}\n{block}", encoding="utf-8")  # nnsight reads what it traces
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
+    if "answer" in names:
+        assert isinstance(names["answer"], tfkit.decoding.generate.Generated)
+        assert names["answer"].tokens.shape == (4, 8)
