@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
+from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
@@ -74,7 +75,7 @@ def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     The path may leave out `graph` in front of a node's name. `fields` are the keys that a spec has at the top.
     Raises SpecError when it is not of that form, or leads through something that has no parts.
     """
-    source = Source("--set", argument)
+    source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
@@ -126,4 +127,5 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
     child = _assigned(node.items.get(head), rest, value, (*path, head))
-    return Mapping({**node.items, head: child}, {**node.keys, head: span}, node.span)
+    place = node.keys.get(head, span) if rest else span  # what is on the way to the change stands where it stood
+    return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)

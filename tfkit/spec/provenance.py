@@ -8,6 +8,8 @@ from typing import Literal
 from tfkit.errors import Span
 
 Path = tuple[str, ...]
+SET = "--set"
+"""The name of the source of a `--set` argument."""
 
 
 @dataclass(frozen=True)
