@@ -140,5 +140,5 @@ def _number(wrong: click.UsageError) -> str | None:
     bounds += f" {'below' if getattr(kind, 'max_open', False) else 'to'} {most:,}" if most is not None else ""
     assert isinstance(wrong, click.BadParameter)
     assert wrong.param is not None
-    name = wrong.param.get_error_hint(wrong.ctx).replace("'", "`")  # type: ignore[arg-type]
+    name = wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
     return f"{name} takes {what}{bounds}, not {quoted(found[1]) if found[1] is not None else found[2]}"

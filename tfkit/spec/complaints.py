@@ -225,9 +225,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     return place
 
 
-def _hint(
-    value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None
-) -> str | None:
+def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
     """How to write what was probably meant, where `words` are allowed; `whole` should have been a whole number."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"without quotes it is a number: {value}"
