@@ -212,8 +212,12 @@ def crashed(
     cause = " ".join(str(wrong).split())
     notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
-    help = f"this is no fault of the spec, but of the component, which is written in {written_in(cls)}"
-    return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, help)
+    return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
+
+
+def fault_of(cls: type[Config]) -> str:
+    """Whose fault it is when a component does not do what it should."""
+    return f"this is no fault of the spec, but of the component, which is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:

@@ -68,7 +68,12 @@ def cost(
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
-    seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    try:
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise UncountableError(failed(model, failing(model, step), error)) from error
     return Cost(
         name=graph.name,
         mode=mode,
