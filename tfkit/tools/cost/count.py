@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -13,12 +14,18 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, given_once, length_of
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import parts_to_decode, take_apart
+from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
 from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
 from tfkit.tools.params import active_of
 from tfkit.tools.parts import parts_of
+from tfkit.tools.trial import failed
+
+class UncountableError(SpecError):
+    """A model that does not run on the meta device, as that of a plugin may not."""
+
 
 LENGTH = 2048
 OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
@@ -59,7 +66,8 @@ def cost(
         merge: run one of the layers that are alike, and count it for all of them.
 
     Raises:
-        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded.
+        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` where it
+            does not run on the meta device.
         ValueError: an argument is out of its range.
     """
     shape = _checked(graph, mode, batch, length, memory_length, optimizer)
@@ -73,7 +81,7 @@ def cost(
     except SpecError:
         raise
     except Exception as error:
-        raise UncountableError(failed(model, failing(model, step), error)) from error
+        raise _uncountable(graph, shape, dtype, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -113,6 +121,15 @@ def _checked(
     if mode == "decode":
         take_apart(graph)
     return Shape(mode, batch, length, memory_length)
+
+
+def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exception) -> UncountableError:
+    """What to say of a step that failed: run once more, it shows in which component."""
+    model = build(graph, device="meta", dtype=dtype)
+    watch = Watch(model)
+    with suppress(Exception), watch.watching():
+        make_step(model, make_inputs(graph, shape, dtype), shape)()
+    return UncountableError(failed(model, watch.running, error))
 
 
 def _unfilled(model: fx.GraphModule) -> list[PartCost]:
