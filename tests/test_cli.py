@@ -386,8 +386,11 @@ def test_build_names_the_node_that_fails(run: Callable[..., str], specs: Path) -
     (specs / "failing.py").write_text(FAILING_PLUGIN)
     (specs / "fails.yaml").write_text(TINY.replace("{kind: gelu, d_ff: 32}", "fails"))
     found = run("build", "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
-    assert found.startswith("error: the forward of `decoder` fails: RuntimeError: ")
-    assert "fails.yaml:10:" in found
+    assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: RuntimeError: ")
+    assert "(graph.decoder.ffn)" in found
+    for command in ("explain", "cost"):
+        found = run(command, "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
+        assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: ")
 
 
 def test_progress_is_for_terminals_and_patience(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
 from tfkit.graph.pieces import wire_of
+from tfkit.graph.places import place_of
 from tfkit.nn import Program, StackedLinear
+from tfkit.promises import check_promises
 from tfkit.spec.complaints import crashed, refused
 from tfkit.wrapped import unwrapped
 
@@ -38,6 +40,7 @@ class Builder:
         self.attention_backend = attention_backend
         self.recompute = recompute
         self.made: dict[nn.Module, Component] = {}
+        self.given: dict[nn.Module, tuple[Any, ...]] = {}
 
     def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
         """Build `config`; see `tfkit.component.Make`."""
@@ -49,7 +52,7 @@ class Builder:
             raise
         except Exception as cause:
             raise FailedError(config, cause) from cause
-        self.made[module] = config
+        self.made[module], self.given[module] = config, args
         return module
 
 
@@ -103,6 +106,9 @@ def build(
     if device.type != "meta":
         allocate(model, device)
         initialize(model, graph, seed)
+        if attention_backend != "flex":  # which a forward would compile
+            with evaluating(model):
+                check_promises(model, graph)
     return model
 
 
@@ -151,6 +157,7 @@ def assemble(
     model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
     paths = {module: path for path, module in model.named_modules()}
     model.meta["components"] = {paths[module]: made for module, made in builder.made.items() if module in paths}
+    model.meta["given"] = {paths[module]: given for module, given in builder.given.items() if module in paths}
     model.meta["graph"] = graph
     return model
 
@@ -201,8 +208,8 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
     except Invalid as wrong:
         raise SpecError(refused(wrong, path, graph.spec.provenance)) from None
     except FailedError as failed:
-        what, provenance = type(failed.config), graph.spec.provenance
-        raise SpecError(crashed(what, "`build`", failed.cause, path, provenance)) from failed.cause
+        what, place = type(failed.config), place_of(graph, node.name, failed.config)
+        raise SpecError(crashed(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
 
 
 def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ from tfkit.cli.profile import profile
 from tfkit.cli.published import compare, import_, save, tensors
 from tfkit.cli.solve import solve
 from tfkit.cli.specs import diff, list_, show, validate
-from tfkit.errors import SpecError
+from tfkit.errors import SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -118,10 +119,26 @@ def _run(arguments: list[str]) -> int:
 def _usage(wrong: click.UsageError) -> str:
     """Wrong usage in the form of all other errors."""
     context = wrong.ctx
-    text = wrong.format_message().rstrip(".").replace("'", "`")
+    text = _number(wrong) or wrong.format_message().rstrip(".").replace("'", "`")
     lines = [f"error: {text[:1].lower()}{text[1:]}"]
     if context is not None:
         usage = context.command.get_usage(context).removeprefix("Usage: ")
         lines += [f"   = usage: {' '.join(usage.split())}"] if isinstance(context.command, Command) else []
         lines += [f"   = help: {context.command_path} --help"]
     return "\n".join(lines)
+
+
+def _number(wrong: click.UsageError) -> str | None:
+    """What an option takes that was given something else than its number, in the words of the spec's errors."""
+    kind = getattr(getattr(wrong, "param", None), "type", None)
+    found = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", wrong.message, re.DOTALL)
+    if found is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return None
+    what = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    bounds = f" {'above' if getattr(kind, 'min_open', False) else 'from'} {least:,}" if least is not None else ""
+    bounds += f" {'below' if getattr(kind, 'max_open', False) else 'to'} {most:,}" if most is not None else ""
+    assert isinstance(wrong, click.BadParameter)
+    assert wrong.param is not None
+    name = wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
+    return f"{name} takes {what}{bounds}, not {quoted(found[1]) if found[1] is not None else found[2]}"

@@ -15,6 +15,7 @@ from tfkit.component.block import (
     Signal,
     Signals,
     expect,
+    same_length,
 )
 from tfkit.component.config import (
     AttentionBackend,
@@ -98,5 +99,6 @@ __all__ = [
     "expect",
     "marker",
     "optional_slot",
+    "same_length",
     "slot",
 ]

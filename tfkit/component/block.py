@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from tfkit.component.config import Component, Make
 from tfkit.errors import Invalid
@@ -23,6 +23,8 @@ class Signal:
     table [rows, width]."""
     width: int | None = None
     """Size of the last axis; None for tokens and lengths."""
+    length: int | None = None
+    """Positions of every sequence, where their number is fixed."""
     rows: int | None = None
     """Rows of a table."""
     mask: str | None = None
@@ -31,13 +33,17 @@ class Signal:
     """Whether the model may be called without it."""
 
     def __str__(self) -> str:
-        return self.type if self.width is None else f"{self.type} of width {self.width}"
+        return " of ".join([self.type, *self._sizes()])
 
     def in_words(self) -> str:
         """What it is, as a sentence says it: `a sequence of width 512`."""
         article = "a " if self.type in ("sequence", "vector", "table") else ""
         rows = "" if self.rows is None else f" of {self.rows} rows"
-        return f"{article}{self.type}{rows}{'' if self.width is None else f' of width {self.width}'}"
+        return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
+
+    def _sizes(self) -> list[str]:
+        positions = [] if self.length is None else [f"{self.length} position{'s' * (self.length != 1)}"]
+        return positions + ([] if self.width is None else [f"width {self.width}"])
 
 
 OWN_MASK = "own"
@@ -72,6 +78,19 @@ class Pieces:
     """`memory_cache`, the same of its memory, which is then given only once."""
 
 
+def same_length(signals: Mapping[str, Signal]) -> int | None:
+    """The number of positions that all signals have, by the paths of their fields; None where it is not fixed.
+
+    Raises `Invalid` where two are fixed and differ.
+    """
+    fixed = {path: signal.length for path, signal in signals.items() if signal.length is not None}
+    first = next(iter(fixed.values()), None)
+    for path, length in fixed.items():
+        if length != first:
+            raise Invalid(path, f"lengths disagree: others have {first} positions, and this has {length}")
+    return first
+
+
 class BlockConfig(Component):
     """Slot `block`: a node of the graph. Fields marked as wires name the nodes or inputs that it reads.
 
@@ -81,6 +100,8 @@ class BlockConfig(Component):
 
     slot = "block"
     word_key = "block"
+    alike: ClassVar[bool] = False
+    """Whether all its `inputs` have one shape: others would broadcast."""
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:
@@ -103,8 +124,8 @@ class BlockConfig(Component):
         return None
 
 
-def expect(inputs: Signals, field: str, *types: str, width: int | None = None) -> Signal:
-    """The signal of wire `field`, checked for its type and width; raises `Invalid`."""
+def expect(inputs: Signals, field: str, *types: str, width: int | None = None, length: int | None = None) -> Signal:
+    """The signal of wire `field`, checked for its type, its width and its number of positions; raises `Invalid`."""
     signal: Signal = inputs[field]
     if signal.type not in types:
         takes = " or ".join(Signal(cast(Any, one)).in_words() for one in types)
@@ -118,5 +139,12 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None) -
             field,
             f"widths disagree: d_model is {width}, and `{field}` brings {signal.in_words()}",
             help="set d_model of one of the two nodes, or put a `linear` node between them",
+        )
+    if length is not None and signal.length != length:
+        found = "of any length" if signal.length is None else f"of {signal.length} positions"
+        raise Invalid(
+            field,
+            f"`{field}` takes sequences of exactly {length} positions, and these are {found}",
+            help=f"an input says how long it always is: `length: {length}`",
         )
     return signal

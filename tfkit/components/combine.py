@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from tfkit.component import (
     Signals,
     Wire,
     expect,
+    same_length,
     slot,
 )
 from tfkit.errors import Invalid
@@ -37,6 +39,10 @@ def _sequences(inputs: Signals) -> list[Signal]:
     return signals
 
 
+def _by_path(signals: list[Signal]) -> dict[str, Signal]:
+    return {f"inputs.{index}": signal for index, signal in enumerate(signals)}
+
+
 def _same_width(signals: list[Signal]) -> None:
     for index, signal in enumerate(signals):
         if signal.width != signals[0].width:
@@ -50,6 +56,7 @@ def _same_width(signals: list[Signal]) -> None:
 class AddConfig(BlockConfig):
     """The sum of sequences of the same length and width."""
 
+    alike = True
     block: Literal["add"] = "add"
     inputs: tuple[Wire, ...]
     """What to add."""
@@ -57,7 +64,7 @@ class AddConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         signals = _sequences(inputs)
         _same_width(signals)
-        return signals[0]
+        return replace(signals[0], length=same_length(_by_path(signals)))
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()
@@ -88,10 +95,13 @@ class ConcatConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         signals = _sequences(inputs)
         if self.along == "width":
-            return Signal("sequence", width=sum(signal.width or 0 for signal in signals), mask=signals[0].mask)
+            width = sum(signal.width or 0 for signal in signals)
+            return replace(signals[0], width=width, length=same_length(_by_path(signals)))
         _same_width(signals)
         masked = any(signal.mask for signal in signals)
-        return Signal("sequence", width=signals[0].width, mask=OWN_MASK if masked else None)
+        lengths = [signal.length for signal in signals]
+        length = None if None in lengths else sum(length or 0 for length in lengths)
+        return Signal("sequence", signals[0].width, length, mask=OWN_MASK if masked else None)
 
     def pieces(self, inputs: Signals) -> Pieces:
         if self.along == "length":
@@ -151,7 +161,7 @@ class LinearConfig(BlockConfig):
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector")
-        return Signal(signal.type, width=self.d_model, mask=signal.mask)
+        return replace(signal, width=self.d_model)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()

@@ -27,6 +27,7 @@ from tfkit.component import (
     TableWire,
     Wire,
     expect,
+    same_length,
 )
 from tfkit.errors import Invalid, listing
 from tfkit.nn import Linear, Past, Program, Table, Value, count_positions
@@ -112,11 +113,13 @@ class EmbeddingConfig(BlockConfig):
         table = inputs.get("tie")
         if table is not None and table != self.table():
             raise Invalid("tie", f"tied tables must agree: this is {self.table().in_words()}, that {table.in_words()}")
-        for index, signal in enumerate(inputs.get("tables", ())):
+        tables = {
+            f"tables.{name}": signal for name, signal in zip(self.tables or (), inputs.get("tables", ()), strict=True)
+        }
+        for place, signal in tables.items():
             if signal.type != "tokens":
-                place = f"tables.{list(self.tables or ())[index]}"
                 raise Invalid(place, f"a table looks up tokens, not {signal.in_words()}")
-        return Signal("sequence", width=self.d_model, mask=tokens.mask)
+        return Signal("sequence", self.d_model, same_length({"input": tokens, **tables}), mask=tokens.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program = Program()

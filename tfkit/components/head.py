@@ -75,7 +75,7 @@ class LMHeadConfig(BlockConfig):
             raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
 
     def output(self, inputs: Signals) -> Signal:
-        expect(inputs, "input", "sequence", "vector", width=self.d_model)
+        signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
         table, width = inputs.get("tie"), self.d_embed or self.d_model
         if table is not None and (table.rows, table.width) != (self.vocab_size, width):
             raise Invalid(
@@ -83,7 +83,7 @@ class LMHeadConfig(BlockConfig):
                 f"the head needs a table of {self.vocab_size} rows of width {width}, and this is {table.in_words()}",
                 help="`d_embed` projects to a narrower table first" if table.width != width else None,
             )
-        return Signal("logits", width=self.vocab_size)
+        return Signal("logits", self.vocab_size, signal.length)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()
@@ -197,8 +197,8 @@ class ClassifierConfig(BlockConfig):
     """Dropout in front."""
 
     def output(self, inputs: Signals) -> Signal:
-        expect(inputs, "input", "sequence", "vector", width=self.d_model)
-        return Signal("logits", width=self.n_classes)
+        signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
+        return Signal("logits", self.n_classes, signal.length)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()

@@ -90,8 +90,7 @@ class StackConfig(LayerConfig, BlockConfig):
         return given
 
     def output(self, inputs: Signals) -> Signal:
-        signal = expect(inputs, "input", "sequence", width=self.d_model)
-        return Signal("sequence", width=self.d_model, mask=signal.mask)
+        return expect(inputs, "input", "sequence", width=self.d_model)
 
     def module(self, inputs: Signals) -> type[Stack]:
         """The class of the module that runs the layers."""

@@ -290,7 +290,8 @@ def _input_signal(name: str, config: InputConfig) -> Signal:
     if config.type == "lengths":
         return Signal("lengths")
     kind = "sequence" if config.type == "features" else "tokens"
-    return Signal(cast(Any, kind), width=config.width, mask=f"{name}_mask", optional=config.optional)
+    mask = f"{name}_mask" if config.length is None else None  # a fixed length leaves no room for padding
+    return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)
 
 
 def table_owner(graph: Graph, node: str) -> str:

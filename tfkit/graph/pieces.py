@@ -44,6 +44,11 @@ def take_apart(graph: Graph) -> Parts:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
             raise SpecError(Diagnostic(f"`{name}` is read as a whole and in pieces", path=path, notes=(_note(graph),)))
+    for name in graph.inputs:
+        length = graph.inputs[name].length
+        if name in flowing and length is not None:
+            message = f"`{name}` always has {length} positions, and cannot come in pieces"
+            raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_note(graph),)))
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {one for node, _ in again.values() for one in as_list(node.wires.get("input", []))}
     given_again = [name for name in graph.inputs if name in flowing]

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.plugin.registry import OWN_NAME
 
 GROUP = "tfkit"
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
@@ -217,7 +218,7 @@ def _load_file(path: Path) -> Sequence[object]:
     """Import a file or a package under a name of its own; as with any import, once per process."""
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    name = f"tfkit_plugin_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
+    name = f"{OWN_NAME}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
     if name in sys.modules:
         return [sys.modules[name]]
     inside = [str(file.parent)] if path.is_dir() else None

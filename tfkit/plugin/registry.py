@@ -12,6 +12,8 @@ from pydantic import PydanticUserError
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, SpecError, listing
 
+OWN_NAME = "tfkit_plugin_"
+"""How the module of a plugin begins that is a file or a folder, and has no name of its own."""
 WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -25,10 +27,7 @@ class Registered:
     @property
     def file(self) -> str:
         """Where the class is written: a file, or the name of its module if it was not read from one."""
-        try:
-            return inspect.getfile(self.config)
-        except (OSError, TypeError):
-            return self.config.__module__
+        return _file(self.config) or self.config.__module__
 
     def __str__(self) -> str:
         return f"{self.plugin}: `{self.config.__qualname__}`, {self.file}"
@@ -136,6 +135,18 @@ def _check_complete(config: type[Component]) -> None:
         missing = ["build"]
     if missing:
         raise TypeError(f"`{config.__name__}` does not define {listing(f'`{name}`' for name in missing)}")
+
+
+def written_in(cls: type) -> str:
+    """Where a class is written, for its author: its module, or its file where no import knows that module."""
+    return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
+
+
+def _file(cls: type) -> str | None:
+    try:
+        return inspect.getfile(cls)
+    except (OSError, TypeError):
+        return None
 
 
 def _collect(annotation: Any, into: set[type[Config]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from pydantic_core import ErrorDetails
 from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
 from tfkit.plugin.manager import BUILT_IN, Plugins
-from tfkit.plugin.registry import Registered
+from tfkit.plugin.registry import Registered, written_in
 from tfkit.spec.arithmetic import ExpressionError
-from tfkit.spec.provenance import Path, Provenance
+from tfkit.spec.provenance import SET, Path, Provenance
 from tfkit.spec.shape import Shape, allowed, either
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
@@ -98,7 +99,7 @@ def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugin
     options += ["true", "false"] if shape.boolean else []
     notes = (_known(cls, plugins),) if issubclass(cls, Component) else ()
     message = f"{label(path)} takes {either([*options, 'a mapping'])}, not {found(node)}"
-    help = _hint(node.value) if isinstance(node, Scalar) else None
+    help = _hint(node.value, at=node.span) if isinstance(node, Scalar) else None
     return Diagnostic(message, node.span, ".".join(path), notes, help)
 
 
@@ -144,7 +145,7 @@ def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnost
     """A word stands where a number belongs, or another value that the field does not take."""
     words = allowed(info, nested=nested)
     message = f"{label(path)} takes {either(words)}, not {found(node)}"
-    return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words))
+    return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
 
 
 def from_pydantic(
@@ -175,7 +176,7 @@ def from_pydantic(
             words, value = allowed(info, nested=len(place) - len(path) - 1), details[0]["input"]
             whole = value if all(detail["type"].startswith("int_") for detail in details) else None
             message = f"{label(here)} takes {either(words)}, not {found(value)}"
-            help = _hint(value, words, whole)
+            help = _hint(value, words, whole, at=provenance.span(place))
             if help is None and isinstance(value, str) and any("number" in word for word in words):
                 help = "numbers and arithmetic stand without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
@@ -211,8 +212,12 @@ def crashed(
     cause = " ".join(str(wrong).split())
     notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
-    help = f"this is no fault of the spec, but of the component, which is written in {cls.__module__}"
-    return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, help)
+    return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
+
+
+def fault_of(cls: type[Config]) -> str:
+    """Whose fault it is when a component does not do what it should."""
+    return f"this is no fault of the spec, but of the component, which is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
@@ -224,7 +229,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     return place
 
 
-def _hint(value: object, words: Sequence[str] = (), whole: object = None) -> str | None:
+def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
     """How to write what was probably meant, where `words` are allowed; `whole` should have been a whole number."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"without quotes it is a number: {value}"
@@ -236,9 +241,16 @@ def _hint(value: object, words: Sequence[str] = (), whole: object = None) -> str
         return f"a similar word is allowed: `{near}`"
     if isinstance(value, int) and not isinstance(value, bool) and list(words[:2]) == ["true", "false"]:
         return "write true or false"
-    if value is None:
-        return "there is nothing behind the colon"
-    return None
+    return _nothing(at) if value is None and at is not None else None
+
+
+def _nothing(at: Span) -> str | None:
+    """What to say of a null at that place: nothing where it was written as a word."""
+    line = at.source.line(at.line)
+    if re.match(r"null\b|~", line[at.column - 1 :], re.IGNORECASE):
+        return None
+    by_set = at.source.name == SET and line.partition("=")[2].strip() == ""
+    return f"there is nothing after the {'`=`' if by_set else 'colon'}"
 
 
 # ---- arithmetic ----

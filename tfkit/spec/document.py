@@ -22,6 +22,8 @@ class InputConfig(Config):
     """tokens [b, t] whole numbers, features [b, t, width] real numbers, lengths [b] whole numbers."""
     width: Dim | None = None
     """Width of the features."""
+    length: Dim | None = None
+    """Positions of every sequence, where a block takes exactly that many, as one of image patches; never padded."""
     optional: bool = False
     """Whether the model may be called without it; only for the further tables of an embedding."""
 
@@ -32,6 +34,8 @@ class InputConfig(Config):
             raise Invalid("width", "an input of features needs a `width`", help="write `{type: features, width: 768}`")
         if self.type != "features" and self.width is not None:
             raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
+        if self.type == "lengths" and self.length is not None:
+            raise Invalid("length", "`length` has no effect: an input of lengths is one number for each sequence")
         if self.type != "tokens" and self.optional:
             raise Invalid("optional", f"an input of {self.type} cannot be optional", help="only one of tokens can")
 

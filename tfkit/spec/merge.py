@@ -152,4 +152,5 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
     if not rest and head in node.items and _takes_away(value, path):
         return without(node, {head})
     child = _assigned(node.items.get(head), rest, value, (*path, head))
-    return Mapping({**node.items, head: child}, {**node.keys, head: span}, node.span)
+    place = node.keys.get(head, span) if rest else span  # what is on the way to the change stands where it stood
+    return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
+from tfkit.graph.inputs import fixed_length
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.tools.inputs import random_inputs
@@ -53,6 +54,8 @@ def example(model: fx.GraphModule) -> dict[str, Tensor]:
 def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
     """Whole sequences: a single one, several of other lengths, padded on both sides, with all optional inputs."""
     short, made, long = _lengths(model)
+    if (fixed := fixed_length(graph_of(model))) is not None:
+        short = made = long = fixed
     yield Case(f"1 x {long}", _inputs(model, 1, long))
     yield Case(f"3 x {short}", _inputs(model, 3, short))
     if any(f"{name}_mask" in inputs_of(model) for name in graph_of(model).inputs):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import input_shapes
 from tfkit.graph.limits import max_len, rows_of
 
 LENGTH = 16
@@ -25,7 +26,8 @@ def random_inputs(
     Args:
         graph: the model.
         batch: sequences in the batch.
-        length: tokens per sequence; 16, or the model's `max_len` where that is less, unless given.
+        length: tokens per sequence; 16, or the model's `max_len` where that is less, unless given. An input of a
+            fixed length has that.
         device: where they live.
         dtype: type of features; torch's default unless given.
         seed: the same seed gives the same inputs.
@@ -33,12 +35,12 @@ def random_inputs(
     length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)
     made: dict[str, Tensor] = {}
-    for name, config in graph.spec.model.inputs.items():
-        if config.type == "features":
-            made[name] = torch.randn(batch, length, config.width or 1, generator=generator).to(device, dtype)
-        elif config.type == "lengths":
-            made[name] = torch.randint(1, length + 1, (batch,), generator=generator).to(device)
+    for name, shape in input_shapes(graph, batch=batch, length=length).items():
+        kind = graph.spec.model.inputs[name].type
+        if kind == "features":
+            made[name] = torch.randn(shape, generator=generator).to(device, dtype)
+        elif kind == "lengths":
+            made[name] = torch.randint(1, length + 1, shape, generator=generator).to(device)
         else:
-            rows = rows_of(graph, name) or 2
-            made[name] = torch.randint(rows, (batch, length), generator=generator).to(device)
+            made[name] = torch.randint(rows_of(graph, name) or 2, shape, generator=generator).to(device)
     return made

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from tfkit.builder import build, evaluating
+from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import sources
+from tfkit.graph.places import place_of
+from tfkit.promises import Watch
+from tfkit.spec.complaints import kind_of
 from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.memory import check_memory, size_of
@@ -72,7 +74,7 @@ def try_model(
     stage("running it once")
     dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())
     inputs = random_inputs(graph, device=device, dtype=dtype, seed=seed)
-    shapes = _forward(model, graph, inputs)
+    shapes = run_watched(model, inputs).shapes
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
     reports += [_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
@@ -112,31 +114,33 @@ def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ..
     return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(sources(node.wires))), shape, parameters)
 
 
-def _forward(model: fx.GraphModule, graph: Graph, inputs: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shape of each node's output in one forward; raises SpecError where a node fails."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    running = [""]
+def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
+    """Run a model once, and look at what its components return.
 
-    def before(name: str, module: nn.Module, args: Any) -> None:
-        running[0] = name
-
-    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        shapes[name] = tuple((output[0] if isinstance(output, tuple) else output).shape)
-
-    handles = []
-    for node in graph.nodes:
-        module = model.get_submodule(node.name)
-        handles += [module.register_forward_pre_hook(partial(before, node.name))]
-        handles += [module.register_forward_hook(partial(after, node.name))]
+    Raises SpecError where a component fails, and where one breaks a promise without an error.
+    """
+    graph, watch = graph_of(model), Watch(model)
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad(), watch.watching():
             model(**inputs)
     except Exception as error:
-        span = graph.spec.provenance.span(("graph", running[0]))
-        cause = " ".join(str(error).split())
-        message = f"the forward of `{running[0]}` fails: {type(error).__name__}: {cause}"
-        raise SpecError(Diagnostic(message, span, f"graph.{running[0]}")) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes
+        if not watch.broken:  # which may be why
+            raise SpecError(failed(model, watch.running, error)) from error
+    if watch.broken:
+        raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
+    return watch
+
+
+def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> Diagnostic:
+    """What to say of a forward that failed in the innermost of the `running` components."""
+    graph, components, path = graph_of(model), model.meta["components"], running[-1] if running else ""
+    while path and path not in components:
+        path = path.rpartition(".")[0]
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if not path:
+        return Diagnostic(f"the forward of `{graph.name}` fails: {cause}")
+    component = components[path]
+    place, provenance = place_of(graph, path.partition(".")[0], component), graph.spec.provenance
+    name = f"{kind_of(type(component))} `{component.kind_name()}`"
+    message = f"the forward of {name} fails, in `{path}`: {cause}"
+    return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)))

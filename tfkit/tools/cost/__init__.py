@@ -1,6 +1,6 @@
 """What a model costs: FLOPs, bytes moved, memory, and the least time that a device needs."""
 
-from tfkit.tools.cost.count import OPTIMIZERS, cost
+from tfkit.tools.cost.count import OPTIMIZERS, UncountableError, cost
 from tfkit.tools.cost.devices import DEVICES, Device
 from tfkit.tools.cost.result import Cost, Floor, Memory, Mode, PartCost, Row
 
@@ -14,5 +14,6 @@ __all__ = [
     "Mode",
     "PartCost",
     "Row",
+    "UncountableError",
     "cost",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -10,14 +11,21 @@ from torch import fx
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_length, fixed_lengths, given_once, length_of
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import parts_to_decode, take_apart
+from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
 from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
-from tfkit.tools.cost.steps import Shape, given_once, make_inputs, make_step
+from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
 from tfkit.tools.params import active_of
 from tfkit.tools.parts import parts_of
+from tfkit.tools.trial import failed
+
+class UncountableError(SpecError):
+    """A model that does not run on the meta device, as that of a plugin may not."""
+
 
 LENGTH = 2048
 OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
@@ -58,7 +66,8 @@ def cost(
         merge: run one of the layers that are alike, and count it for all of them.
 
     Raises:
-        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded.
+        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` where it
+            does not run on the meta device.
         ValueError: an argument is out of its range.
     """
     shape = _checked(graph, mode, batch, length, memory_length, optimizer)
@@ -67,7 +76,12 @@ def cost(
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
-    seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    try:
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise _uncountable(graph, shape, dtype, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -91,17 +105,31 @@ def _checked(
     limit, once = max_len(graph), given_once(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
+    fixed, fixed_once = fixed_length(graph), once and set(once) <= fixed_lengths(graph).keys()
+    if fixed_once and memory_length is not None:
+        raise ValueError(f"memory_length ({memory_length}) has no effect: the spec says how long `{once[0]}` is")
+    length = length_of(graph, length)
     length = min(LENGTH, limit or LENGTH) if length is None else length
-    memory_length = (memory_length or length) if once else None
+    if once:
+        memory_length = fixed_lengths(graph)[once[0]] if fixed_once else memory_length or length
     for name, value in (("batch", batch), ("length", length), ("memory_length", memory_length)):
         if value is not None and value < 1:
             raise ValueError(f"{name} ({value}) must be positive")
-    longest = max(length, memory_length or 0)
+    longest = max(0 if fixed else length, 0 if fixed_once else memory_length or 0)
     if limit is not None and longest > limit:
         raise SpecError(Diagnostic(f"`{graph.name}` reads at most {limit:,} tokens, and these are {longest:,}"))
     if mode == "decode":
         take_apart(graph)
     return Shape(mode, batch, length, memory_length)
+
+
+def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exception) -> UncountableError:
+    """What to say of a step that failed: run once more, it shows in which component."""
+    model = build(graph, device="meta", dtype=dtype)
+    watch = Watch(model)
+    with suppress(Exception), watch.watching():
+        make_step(model, make_inputs(graph, shape, dtype), shape)()
+    return UncountableError(failed(model, watch.running, error))
 
 
 def _unfilled(model: fx.GraphModule) -> list[PartCost]:
@@ -188,8 +216,8 @@ def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
     parts = parts_to_decode(graph)
     if parts is None:
         return 0, 0
-    pieces = [pieces for _, pieces in parts.again.values()]
-    own = [(one.heads * one.width, one.tokens(shape.length)) for each in pieces for one in each.cache]
-    memory = [one.heads * one.width * (shape.memory_length or 0) for each in pieces for one in each.memory_cache]
+    again = list(parts.again.values())
+    own = [(one.heads * one.width, one.tokens(shape.length)) for _, each in again for one in each.cache]
+    memory = [one.heads * one.width * memory_of(node, shape) for node, each in again for one in each.memory_cache]
     values = sum(width * tokens for width, tokens in own) + sum(memory)
     return sum(width for width, _ in own) * itemsize, values * shape.batch * itemsize

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept
+from tfkit.component import Kept, Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.graph.expand import Graph
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.inputs import input_shapes
 from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn import Past
 from tfkit.tools.cost.result import Mode
@@ -32,23 +33,18 @@ class Shape(NamedTuple):
 
 def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
     """Something of the right shape on the meta device for each input."""
-    once = given_once(graph)
-    made = {}
-    for name, config in graph.spec.model.inputs.items():
-        t = shape.memory_length or shape.length if name in once else shape.length
-        if config.type == "features":
-            made[name] = torch.empty(shape.batch, t, config.width or 1, dtype=dtype, device="meta")
-        elif config.type == "lengths":
-            made[name] = torch.empty(shape.batch, dtype=torch.long, device="meta")
-        else:
-            made[name] = torch.empty(shape.batch, t, dtype=torch.long, device="meta")
-    return made
+    shapes = input_shapes(graph, batch=shape.batch, length=shape.length, memory_length=shape.memory_length)
+    real = {name for name, config in graph.spec.model.inputs.items() if config.type == "features"}
+    return {
+        name: torch.empty(size, dtype=dtype if name in real else torch.long, device="meta")
+        for name, size in shapes.items()
+    }
 
 
-def given_once(graph: Graph) -> tuple[str, ...]:
-    """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
-    parts = parts_to_decode(graph)
-    return () if parts is None else parts.given_once
+def memory_of(node: Node, shape: Shape) -> int:
+    """How many positions a node's cross-attention reads."""
+    memory: Signal | None = node.signals.get("memory")
+    return (memory.length if memory else None) or shape.memory_length or 0
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
@@ -99,9 +95,10 @@ class _Reading:
     def _make_caches(self) -> dict[str, list[Tensor]]:
         """The caches by node, as long as the sequence."""
         made = {}
-        for name, (_, pieces) in self.parts.again.items():
+        for name, (node, pieces) in self.parts.again.items():
+            read = memory_of(node, self.shape)
             made[name] = [self._slots(one, one.tokens(self.shape.length) + 1) for one in pieces.cache]
-            made[f"{name}.memory"] = [self._slots(one, self.shape.memory_length or 0) for one in pieces.memory_cache]
+            made[f"{name}.memory"] = [self._slots(one, read) for one in pieces.memory_cache]
         return {name: tensors for name, tensors in made.items() if tensors}
 
     def _slots(self, kept: Kept, n: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_lengths
 from tfkit.tools.eject.check import FILE, loaded, made
 from tfkit.tools.inputs import random_inputs
 
@@ -44,12 +45,12 @@ def with_shapes(text: str, graph: Graph) -> str:
 
 def _inputs(graph: Graph) -> dict[str, Tensor]:
     """Inputs on the meta device, each of a length of its own unless it must be that of another."""
-    few = random_inputs(graph, batch=2, length=2)
+    few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
     memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
     later = len(few) > 1 and bool(memories)
     made = {}
     for index, (name, value) in enumerate(few.items()):
-        length = LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]
+        length = fixed.get(name) or LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]
         shape = (BATCH, length, *value.shape[2:])[: value.dim()]
         made[name] = torch.empty(shape, dtype=value.dtype, device="meta")
     return made

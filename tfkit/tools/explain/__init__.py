@@ -79,6 +79,7 @@ def _input(graph: Graph, name: str, signal: Signal) -> str:
     what = {"tokens": "token ids", "sequence": "vectors", "lengths": "a length for each sequence"}[signal.type]
     rows = rows_of(graph, name) if signal.type == "tokens" else None
     what += f" below {rows:,}" if rows else f" of width {signal.width:,}" if signal.width else ""
+    what += f", always {signal.length:,} positions" if signal.length else ""
     return f"{name}: {what}{', may be left out' if signal.optional else ''}"
 
 

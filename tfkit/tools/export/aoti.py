@@ -19,6 +19,7 @@ from torch.utils._pytree import treespec_loads
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
+from tfkit.graph.inputs import fixed_lengths
 from tfkit.tools.cases import as_tensors, example
 from tfkit.tools.export.blame import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
@@ -94,7 +95,7 @@ class _Compiled(Programs):
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
         """Those of the program that was compiled: compiled code has no modules any more."""
-        watched = Watched(exported(self._model, example(self._model)))
+        watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():
             watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())
         return watched.outputs

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.spec.complaints import fault_of
 from tfkit.tools.parts import parts_of
 
 ANSI = re.compile(r"\x1b\[\d*m")
@@ -36,8 +37,7 @@ def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter:
         return SpecError(Diagnostic(message, help="another --format may take it"))
     config = model.meta["components"][part.owner]
     message = f"{config.slot} `{config.kind_name()}` cannot be exported by {exporter}: {reason(error)}"
-    help = f"this is no fault of the spec, but of the component, which is written in {type(config).__module__}"
-    return SpecError(Diagnostic(message, None, f"graph.{part.owner}", help=help))
+    return SpecError(Diagnostic(message, None, f"graph.{part.owner}", help=fault_of(type(config))))
 
 
 def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:

@@ -24,6 +24,7 @@ from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_lengths
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn import Past
@@ -123,7 +124,7 @@ def refusals(model: fx.GraphModule) -> list[Diagnostic]:
     """Why a model has no programs; found on the meta device as well."""
     inputs = example(model)
     try:
-        exported(model, inputs)
+        exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
     except Exception as error:
         path = failing(model, lambda: exported(model, inputs))
         return list(refused(model, path, error, "torch.export").diagnostics)
@@ -131,15 +132,15 @@ def refusals(model: fx.GraphModule) -> list[Diagnostic]:
 
 
 def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:
-    made = {MODEL: exported(model, dict(inputs))}
     graph = graph_of(model)
+    made = {MODEL: exported(model, dict(inputs), fixed=fixed_lengths(graph))}
     if (caches := caches_of(graph)) is None:
         return made
     values, parts = dict(inputs), caches.parts
     if parts.once:
         reading = reading_module(model, graph, parts)
         given = {name: inputs[name] for name in inputs_of(reading)}
-        made[READ] = exported(reading, given)
+        made[READ] = exported(reading, given, fixed=fixed_lengths(graph))
         with torch.no_grad():
             values |= zip(made_once(parts), reading(**given), strict=True)
     for name in (PREFILL, DECODE):
@@ -209,11 +210,16 @@ def _without(cache: Cache, names: Collection[str]) -> Cache:
     return {name: tensors for name, tensors in cache.items() if name not in names}
 
 
-def exported(module: fx.GraphModule, given: dict[str, Any], caches: Caches | None = None) -> ExportedProgram:
-    """The program of a module that is called with what is given; the batch and all lengths above 1 are free."""
+def exported(
+    module: fx.GraphModule, given: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
+) -> ExportedProgram:
+    """The program of a module that is called with what is given; the batch and all lengths above 1 are free.
+
+    Not those of the inputs that are `fixed`.
+    """
     kwargs = {name: given[name] for name in inputs_of(module) if name in given}
     shapes: dict[str, Any] = {
-        name: {i: Dim.DYNAMIC for i in range(min(x.dim(), 2)) if x.size(i) > 1}
+        name: {i: Dim.DYNAMIC for i in range(1 if name in fixed else min(x.dim(), 2)) if x.size(i) > 1}
         for name, x in kwargs.items()
         if isinstance(x, Tensor)
     }

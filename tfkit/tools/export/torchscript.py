@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.pieces import parts_to_decode
+from tfkit.plugin.registry import written_in
 from tfkit.tools.cases import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
@@ -118,7 +119,7 @@ def _refused(model: fx.GraphModule, error: Exception) -> Diagnostic:
         except Exception as cause:
             config = components[path]
             message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
-            where = f"the component is written in {type(config).__module__}"
+            where = f"the component is written in {written_in(type(config))}"
             return Diagnostic(message, None, f"graph.{path}", (_reason(cause), where), HELP)
     message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
     return Diagnostic(message, notes=(_reason(error),), help=HELP)

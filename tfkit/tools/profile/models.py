@@ -13,6 +13,7 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.limits import max_len
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
@@ -102,9 +103,11 @@ def _check_counts(**given: tuple[int, int]) -> None:
 
 
 def _length(graph: Graph, length: int | None) -> int:
-    limit = max_len(graph)
+    limit, length = max_len(graph), length_of(graph, length)
     if length is None:
         return min(LENGTH, limit or LENGTH)
+    if length == fixed_length(graph):
+        return length
     if limit is not None and length > limit:
         raise SpecError(Diagnostic(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}"))
     return length

@@ -8,7 +8,7 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.cost import Cost, PartCost, cost
+from tfkit.tools.cost import Cost, PartCost, UncountableError, cost
 from tfkit.tools.cost.result import Amounts, part_phases
 from tfkit.tools.memory import free_memory
 from tfkit.tools.profile.result import Limits, PartTime, Profile
@@ -33,9 +33,7 @@ def predict(graph: Graph, settings: Settings, length: int) -> Cost | None:
             dtype=settings.dtype,
             kernels="cpu" if settings.device.type == "cpu" else "cuda",
         )
-    except SpecError:
-        raise
-    except Exception:
+    except UncountableError:
         return None
     _check_memory(graph.name, predicted, settings.device)
     return predicted

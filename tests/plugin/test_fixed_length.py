@@ -1,0 +1,159 @@
+"""Inputs that always have the same number of positions: said in the spec, and heeded by every tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.cli import main
+from tfkit.testing import check_model
+from tfkit.tools.inputs import random_inputs
+
+PLUGIN = Path(__file__).parent / "patches.py"
+PLUGINS = tfkit.load_plugins(plugin_dirs=[PLUGIN], entry_points=False)
+CLASSES = """\
+tfkit: 1
+name: small_vit
+d_model: 16
+inputs: {pixels: {type: features, width: 3, length: 64}}
+graph:
+  patches: {block: patches, image_size: 8, patch_size: 4}
+  encoder:
+    block: encoder
+    n_layers: 2
+    attention: {kind: mha, n_heads: 2}
+    ffn: {kind: gelu, d_ff: 24}
+  pooler: {block: pooler}
+  classes: {block: classifier, n_classes: 10}
+"""
+CAPTIONS = """\
+tfkit: 1
+name: small_captioner
+d_model: 16
+vocab_size: 19
+max_len: 32
+inputs: {pixels: {type: features, width: 3, length: 64}, words: tokens}
+graph:
+  patches: {block: patches, input: pixels, image_size: 8, patch_size: 4}
+  encoder: &stack
+    block: encoder
+    n_layers: 1
+    attention: {kind: mha, n_heads: 2}
+    ffn: {kind: gelu, d_ff: 24}
+  embedding: {block: embedding, input: words, position: learned}
+  decoder: {<<: *stack, block: decoder, input: embedding, memory: encoder}
+  logits: {block: lm_head, tie: embedding}
+"""
+TEXTS = {"classes": CLASSES, "captions": CAPTIONS}
+FORMATS = ["torchscript", "pt2", "onnx"]
+
+
+@pytest.fixture(params=TEXTS)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"{request.param}.yaml"
+    path.write_text(TEXTS[request.param])
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["build", "cost --mode prefill", "params", "cost", "explain", "validate", "show", "profile --steps 2 --warmup 0"],
+)
+def test_every_command_reads_it(command: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *options = command.split()
+    assert main([name, str(file), *options, "--plugin-dir", str(PLUGIN), "--no-plugins"]) == 0, capsys.readouterr().err
+
+
+def test_it_is_drawn_and_ejected(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, suffix in (("draw", "svg"), ("eject", "py")):
+        target = tmp_path / f"out.{suffix}"
+        arguments = [command, str(file), "-o", str(target), "--plugin-dir", str(PLUGIN), "--no-plugins"]
+        assert main(arguments) == 0, capsys.readouterr().err
+        assert target.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_it_is_exported(format: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / f"out.{format}"
+    arguments = ["export", str(file), "-o", str(target), "--format", format]
+    assert main([*arguments, "--plugin-dir", str(PLUGIN), "--no-plugins"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "causal"), [(CLASSES, None), (CAPTIONS, "words")])
+def test_it_keeps_every_promise(text: str, causal: str | None) -> None:
+    check_model(tfkit.loads(text, plugins=PLUGINS), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("length: 63", "takes sequences of exactly 64 positions, and these are of 63 positions"),
+        ("", "takes sequences of exactly 64 positions, and these are of any length"),
+    ],
+)
+def test_a_block_says_what_it_takes(change: str, message: str) -> None:
+    text = CLASSES.replace(", length: 64", change and f", {change}")
+    with pytest.raises(tfkit.SpecError, match=message) as caught:
+        tfkit.loads(text, plugins=PLUGINS)
+    assert caught.value.diagnostics[0].path == "graph.patches.input"
+    assert caught.value.diagnostics[0].help == "an input says how long it always is: `length: 64`"
+
+
+def test_lengths_that_are_fixed_must_agree() -> None:
+    text = """\
+tfkit: 1
+name: two
+d_model: 3
+inputs: {a: {type: features, width: 3, length: 4}, b: {type: features, width: 3, length: 5}}
+graph:
+  sum: {block: JOIN, inputs: [a, b]ALONG}
+  body: {block: encoder, n_layers: 1, ffn: {kind: relu, d_ff: 4}}
+"""
+    for join, along in (("add", ""), ("concat", ", along: width")):
+        with pytest.raises(tfkit.SpecError, match="lengths disagree: others have 4 positions, and this has 5"):
+            tfkit.loads(text.replace("JOIN", join).replace("ALONG", along), plugins=PLUGINS)
+    graph = tfkit.loads(text.replace("JOIN", "concat").replace("ALONG", ""), plugins=PLUGINS)
+    assert graph.node("body").output.length == 9
+
+
+def test_a_length_has_no_effect_on_lengths() -> None:
+    text = CAPTIONS.replace("words: tokens", "words: tokens, known: {type: lengths, length: 3}")
+    with pytest.raises(tfkit.SpecError, match="`length` has no effect: an input of lengths"):
+        tfkit.loads(text, plugins=PLUGINS)
+
+
+def test_inputs_are_as_long_as_they_say() -> None:
+    graph = tfkit.loads(CAPTIONS, plugins=PLUGINS)
+    inputs = random_inputs(graph, batch=3, length=7)
+    assert {name: tuple(value.shape) for name, value in inputs.items()} == {"pixels": (3, 64, 3), "words": (3, 7)}
+    assert "pixels_mask" not in tfkit.builder.inputs_of(tfkit.build(graph))
+
+
+def test_another_length_is_refused_where_it_is_asked_for() -> None:
+    graph = tfkit.loads(CLASSES, plugins=PLUGINS)
+    assert tfkit.tools.cost.cost(graph).length == 64
+    with pytest.raises(tfkit.SpecError, match=r"length \(32\) has no effect: .* always has 64 positions"):
+        tfkit.tools.cost.cost(graph, length=32)
+
+
+def test_what_comes_in_pieces_has_no_fixed_length() -> None:
+    text = CAPTIONS.replace("words: tokens", "words: {type: tokens, length: 8}")
+    with pytest.raises(tfkit.SpecError, match="`words` always has 8 positions, and cannot come in pieces"):
+        tfkit.CachedModel(tfkit.build(tfkit.loads(text, plugins=PLUGINS)).eval(), length=8)
+
+
+def test_the_patches_are_those_of_a_convolution() -> None:
+    """Against `torch.nn.Conv2d` on the image itself."""
+    model = tfkit.build(tfkit.loads(CLASSES, plugins=PLUGINS))
+    patches = model.get_submodule("patches")
+    image = torch.randn(2, 3, 8, 8)
+    conv = torch.nn.Conv2d(3, 16, 4, stride=4, bias=False)
+    conv.weight.data = patches.weight.data
+    found = patches(image.flatten(2).transpose(1, 2)) - patches.position
+    torch.testing.assert_close(found[:, 1:], conv(image).flatten(2).transpose(1, 2))
+    torch.testing.assert_close(found[:, :1], patches.whole.expand(2, -1, -1))

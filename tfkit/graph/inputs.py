@@ -1,0 +1,60 @@
+"""The shapes of what a model is called with: one place for everybody who makes inputs up."""
+
+from __future__ import annotations
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.pieces import parts_to_decode
+
+
+def input_shapes(
+    graph: Graph, *, batch: int, length: int, memory_length: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each input of a model: tokens [b, t], features [b, t, width], lengths [b].
+
+    Args:
+        graph: the model.
+        batch: sequences.
+        length: positions of each; an input whose length its spec fixes has that.
+        memory_length: positions of what is read once and as a whole, such as an encoder's input; `length` unless given.
+    """
+    once = () if memory_length is None else given_once(graph)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, config in graph.spec.model.inputs.items():
+        t = config.length or (memory_length if name in once and memory_length is not None else length)
+        if config.type == "features":
+            assert config.width is not None, "features have a width"
+            shapes[name] = (batch, t, config.width)
+        else:
+            shapes[name] = (batch,) if config.type == "lengths" else (batch, t)
+    return shapes
+
+
+def given_once(graph: Graph) -> tuple[str, ...]:
+    """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
+    parts = parts_to_decode(graph)
+    return () if parts is None else parts.given_once
+
+
+def fixed_lengths(graph: Graph) -> dict[str, int]:
+    """The inputs whose number of positions the spec fixes."""
+    return {name: config.length for name, config in graph.spec.model.inputs.items() if config.length is not None}
+
+
+def fixed_length(graph: Graph) -> int | None:
+    """The positions of the longest input where all lengths are fixed; None where one is free."""
+    fixed = fixed_lengths(graph)
+    sequences = [name for name, config in graph.spec.model.inputs.items() if config.type != "lengths"]
+    return max(fixed.values()) if fixed and len(fixed) == len(sequences) else None
+
+
+def length_of(graph: Graph, length: int | None) -> int | None:
+    """How long sequences are to be: as they always are, where that is fixed, or `length`.
+
+    Raises SpecError where another length is asked for than the fixed one.
+    """
+    fixed = fixed_length(graph)
+    if fixed is not None and length not in (None, fixed):
+        message = f"length ({length}) has no effect: what `{graph.name}` reads always has {fixed} positions"
+        raise SpecError(Diagnostic(message, graph.spec.provenance.span(("inputs",)), "inputs"))
+    return fixed or length

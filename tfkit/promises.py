@@ -1,0 +1,228 @@
+"""What components promise of what they return, looked at while a model runs.
+
+A tensor of another shape than the one that belongs somewhere often broadcasts, at the next addition at the latest: no
+error, and another model. So does one of another type, which turns all that follows into that type. And what changes its
+input in place changes what others read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.component import (
+    AttentionConfig,
+    BlockConfig,
+    Component,
+    InputPositionConfig,
+    RopeScalingConfig,
+    RotaryConfig,
+    ScoreBiasConfig,
+    Signal,
+)
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import input_shapes
+from tfkit.graph.limits import max_len
+from tfkit.graph.places import place_of
+from tfkit.spec.complaints import fault_of, kind_of
+
+Size: TypeAlias = int | tuple[int, ...] | None
+"""A size, or those of which one will do; None where any will."""
+Shape: TypeAlias = tuple[Size, ...]
+BATCH, LENGTH = 2, 3
+"""What a model is looked at with when it is built."""
+KEEPING = ("activation", "attention", "ffn", "norm")
+"""The slots whose components return what has the shape and the type of their first argument."""
+
+
+def check_promises(model: fx.GraphModule, graph: Graph) -> None:
+    """Raise SpecError where a component of a model in eval mode breaks a promise without an error.
+
+    One forward over a few tokens, and only of models with components from outside: tfkit's own tests prove the built-in
+    ones. A forward that fails is left to its first use, which will say so.
+    """
+    if all(type(one).__module__.partition(".")[0] == "tfkit" for one in model.meta["components"].values()):
+        return
+    watch, like = Watch(model), next(model.parameters(), torch.empty(0))
+    made: dict[str, Tensor] = {}
+    for name, shape in input_shapes(graph, batch=BATCH, length=min(LENGTH, max_len(graph) or LENGTH)).items():
+        real = graph.spec.model.inputs[name].type == "features"
+        made[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch.watching():
+        model(**made)
+    if watch.broken:
+        raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A promise that a component breaks: the path of its module, its config, and what is wrong, as a sentence ends."""
+
+    path: str
+    component: Component
+    wrong: str
+
+    def diagnostic(self, graph: Graph) -> Diagnostic:
+        """The complaint, with the place of the component in the spec."""
+        place = place_of(graph, self.path.partition(".")[0], self.component)
+        name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
+        provenance = graph.spec.provenance
+        message, help = f"{name} {self.wrong}", fault_of(type(self.component))
+        return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)), help=help)
+
+
+class Watch:
+    """Looks at what every component of a built model is given and returns.
+
+    Attributes:
+        broken: the promises that were seen broken, each component's once.
+        shapes: of what the nodes returned, by name.
+        running: the paths of the components that are running, the innermost one last.
+    """
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        self._model = model
+        self._components: Mapping[str, Component] = model.meta["components"]
+        self._seen: set[tuple[int, str]] = set()
+        self.broken: list[Broken] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.running: list[str] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at what runs meanwhile; after an error, `running` says where it was."""
+        handles = []
+        for path, component in self._components.items():
+            handles += self._hooks(path, component, self._model.get_submodule(path), partial(_wrong, component))
+            for name, position, module in _rotations(component, self._model.get_submodule(path)):
+                handles += self._hooks(f"{path}.{name}", position, module, _not_kept)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hooks(self, path: str, component: Component, module: nn.Module, wrong: Callable[..., str | None]) -> list[Any]:
+        versions: list[list[tuple[Tensor, int]]] = []
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self.running.append(path)
+            versions.append([(one, one._version) for one in _tensors((args, kwargs)) if not one.is_inference()])
+
+        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.running.pop()
+            changed = any(one._version != version for one, version in versions.pop())
+            given = self._model.meta["given"].get(path, ())
+            self._note(path, component, "changes its input in place" if changed else None)
+            self._note(path, component, wrong(given, args, output))
+            if "." not in path:
+                self.shapes[path] = tuple((output[0] if isinstance(output, tuple) else output).shape)
+
+        hooks = [module.register_forward_pre_hook(before, with_kwargs=True)]
+        return [*hooks, module.register_forward_hook(after, with_kwargs=True)]
+
+    def _note(self, path: str, component: Component, wrong: str | None) -> None:
+        if wrong is not None and (id(component), wrong) not in self._seen:
+            self._seen.add((id(component), wrong))
+            self.broken.append(Broken(path, component, wrong))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    for one in tree if isinstance(tree, list | tuple) else tree.values() if isinstance(tree, dict) else ():
+        yield from _tensors(one)
+
+
+def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
+    """The modules of an attention that turn its queries and keys, with their config: they are built without `make`."""
+    position = component.position if isinstance(component, AttentionConfig) else None
+    if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
+        with torch.device("meta"):
+            kind = _name(position.build_rotation(component))
+        yield from ((name, position, one) for name, one in module.named_modules() if _name(one) == kind and name)
+
+
+def _name(module: nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__qualname__
+
+
+# ---- what is wrong with what a component returns, or None ----
+
+
+def _wrong(component: Component, given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+    """What a component of any slot promises; `given` is what it was built with."""
+    if component.slot in KEEPING:
+        return _not_kept(given, args, output)
+    if not given:
+        return None
+    if isinstance(component, BlockConfig):
+        return _wrong_block(component, given[0], args, output)
+    if isinstance(component, InputPositionConfig):
+        batch, length = args[0].shape
+        return _other(output, ((batch, 1), length, given[0]), "positions [batch or 1, length, width]")
+    if isinstance(component, ScoreBiasConfig):
+        queries, keys = args[:2]
+        batch = max(queries.size(0), keys.size(0))
+        shape: Shape = ((batch, 1), given[0].n_heads, queries.size(1), keys.size(1))
+        return _other(output, shape, "scores [batch or 1, heads, queries, keys]")
+    if isinstance(component, RopeScalingConfig):
+        return _other(output, (given[0] // 2,), "frequencies [width / 2]")
+    return None
+
+
+def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+    """What keeps the shape and the type of its first argument."""
+    x: Tensor = args[0]
+    if (wrong := _other(output, tuple(x.shape), "the shape of its input")) is not None:
+        return wrong
+    if output.dtype != x.dtype:
+        return f"returns {_word(output.dtype)} for {_word(x.dtype)}: it must keep the type of its input"
+    return None
+
+
+def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
+    """What a block says of its output, and what it says of its inputs."""
+    sizes = {tuple(one.shape) for one in _tensors(args[0])} if block.alike and args else set()
+    if len(sizes) > 1:
+        return f"takes tensors of one shape, and got {' and '.join(str(list(one)) for one in sorted(sizes))}"
+    said = block.output(signals)
+    value = output[0] if isinstance(output, tuple) and output else output
+    x = next(_tensors(args), None)
+    batch = None if x is None else x.size(0)
+    if said.type == "logits" and isinstance(value, Tensor):
+        return _other(value, (batch, *[None] * max(0, value.dim() - 2), said.width), said.in_words())
+    read: Signal | None = signals.get("input")
+    goes_on = x is not None and read is not None and said.mask is not None and said.mask == read.mask
+    length = x.size(1) if x is not None and goes_on else said.length
+    return _other(value, (batch, said.width) if said.type == "vector" else (batch, length, said.width), said.in_words())
+
+
+def _other(found: Any, wanted: Shape, what: str) -> str | None:
+    """What to say of a result that has not the wanted shape."""
+    if not isinstance(found, Tensor):
+        return f"returns {type(found).__name__}, not a tensor"
+    sizes = tuple(found.shape)
+    if len(sizes) == len(wanted) and all(_fits(*pair) for pair in zip(sizes, wanted, strict=True)):
+        return None
+    shape = ", ".join("any" if one is None else _in_words(one) for one in wanted)
+    return f"returns {list(sizes)}, and [{shape}] belongs there: {what}"
+
+
+def _fits(size: int, wanted: Size) -> bool:
+    return wanted is None or size == wanted or (isinstance(wanted, tuple) and size in wanted)
+
+
+def _in_words(wanted: int | tuple[int, ...]) -> str:
+    return str(wanted) if isinstance(wanted, int) else " or ".join(map(str, dict.fromkeys(wanted)))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
