@@ -48,8 +48,20 @@ class Reader:
     def load(self, spec: str) -> Graph:
         """The graph of a spec."""
         from tfkit.graph.expand import load
+        from tfkit.spec.load import is_folder
 
+        if Path(spec, "spec.yaml").exists() and not is_folder(spec):
+            click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         return load(spec, sets=self.sets, plugins=self.plugins)
+
+    def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
+        """The weights that a command was given, or those in the folder that the spec is; None where they are random."""
+        from tfkit.spec.load import weights_beside
+
+        found = given if given is not None else weights_beside(spec)
+        if found is None and allow_change:
+            raise click.UsageError("--allow-change has no effect without weights")
+        return found
 
 
 class _Help:
@@ -145,6 +157,9 @@ by_option = click.option(
     type=click.Choice(["component", "node", "layer"]),
     metavar="PART",
     help="Rows: component, node or layer.",
+)
+allow_change_option = click.option(
+    "--allow-change", is_flag=True, help="Take weights that were saved with other values of the spec."
 )
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)

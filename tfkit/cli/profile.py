@@ -13,7 +13,7 @@ import click
 
 from tfkit.cli.cost import MODES
 from tfkit.cli.models import DTYPES
-from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, batch_option, by_option, command, json_option
 
 if TYPE_CHECKING:
     from tfkit.tools.parts import By
@@ -84,6 +84,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     type=click.Path(exists=True, path_type=Path),
     help="Weights to run with; random ones unless given.",
 )
+@allow_change_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all of it to this folder.")
 @json_option
 def profile(
@@ -93,6 +94,7 @@ def profile(
     dtype: str,
     by: By,
     weights: Path | None,
+    allow_change: bool,
     output: Path | None,
     json: bool,
     **options: Any,
@@ -107,6 +109,7 @@ def profile(
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
     graphs = [reader.load(spec) for spec in specs]
+    sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
     from tfkit.cli.profile_tables import show_profiles
@@ -116,7 +119,14 @@ def profile(
     chosen, kind = _device(device), getattr(torch, dtype)
     with _progress() as on_step:
         found = profile_models(
-            graphs, device=chosen, dtype=kind, directory=output, weights=weights, on_step=on_step, **options
+            graphs,
+            device=chosen,
+            allow_change=allow_change,
+            dtype=kind,
+            directory=output,
+            weights=sources,
+            on_step=on_step,
+            **options,
         )
     if json:
         out.print_json([to_dict(one) for one in found])

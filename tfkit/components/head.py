@@ -13,6 +13,7 @@ from tfkit.component import (
     BlockConfig,
     Config,
     Dim,
+    Immaterial,
     Make,
     MaskedWire,
     NormConfig,
@@ -193,7 +194,7 @@ class ClassifierConfig(BlockConfig):
     """Its width."""
     n_classes: Dim
     """Number of logits."""
-    dropout: Shared[Probability] = 0.0
+    dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout in front."""
 
     def output(self, inputs: Signals) -> Signal:

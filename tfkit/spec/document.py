@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from tfkit.component import BlockConfig, Config, Dim, InitConfig, slot
+from tfkit.component import BlockConfig, Config, Dim, Immaterial, InitConfig, slot
 from tfkit.errors import Invalid
 from tfkit.spec.checkpoint import CheckpointConfig
 
@@ -22,7 +22,7 @@ class InputConfig(Config):
     """tokens [b, t] whole numbers, features [b, t, width] real numbers, lengths [b] whole numbers."""
     width: Dim | None = None
     """Width of the features."""
-    optional: bool = False
+    optional: Immaterial[bool] = False
     """Whether the model may be called without it; only for the further tables of an embedding."""
 
     def check(self) -> None:
