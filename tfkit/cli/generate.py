@@ -31,10 +31,10 @@ TITLE = 40
     "generate",
     notes="""
     SPEC may be the folder of a model: it brings its weights. The tokenizer is the
-    `tokenizer.json` beside the weights, or the `chars.json`,
-    unless given; a text file stands for its characters. What is printed is what
-    follows the prompt. Where there is an encoder, it reads the prompt. Of a file,
-    and of standard input, the last line break does not count.
+    `tokenizer.json` beside the weights, or the `chars.json`, unless given; a text
+    file stands for its characters. What is printed is what follows the prompt.
+    Where there is an encoder, it reads the prompt. Of a file, and of standard
+    input, the last line break does not count.
     """,
     examples="""
     tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"

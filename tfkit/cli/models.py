@@ -176,7 +176,7 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
     graphs = [reader.load(spec) for spec in specs]
     from tfkit.tools.params import count_params
 
-    counts = [count_params(graph, by) for graph in graphs]
+    counts = [count_params(graph, by) for graph in out.retitled(graphs, specs)]
     if json:
         out.print_json(counts)
     elif len(counts) == 1:

@@ -110,7 +110,8 @@ class Group(_Help, click.Group):
         name = args[0]
         if self.get_command(context, name) is None and not name.startswith("-"):
             near = closest(name, self.list_commands(context))
-            hint = f"; a command with a similar name exists: '{near}'" if near else ""
+            known = ", ".join(self.list_commands(context))
+            hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {known}"
             context.fail(f"there is no command '{name}'{hint}")
         return super().resolve_command(context, args)
 
@@ -159,7 +160,7 @@ by_option = click.option(
     help="Rows: component, node or layer.",
 )
 allow_change_option = click.option(
-    "--allow-change", is_flag=True, help="Take weights that were saved with other values of the spec."
+    "--allow-change", is_flag=True, help="Take weights saved with other values of the spec."
 )
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)

@@ -108,7 +108,7 @@ def profile(
         raise click.UsageError("--weights are those of one model")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
-    graphs = [reader.load(spec) for spec in specs]
+    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
@@ -137,16 +137,11 @@ def profile(
 
 
 def _device(name: str | None) -> Any:
-    """The device of that name; the CPU, and a word about it, where CUDA is asked for and is not there."""
-    import torch
-
+    """The device of that name, which must be there; wrong usage where nothing can run on it."""
     from tfkit.cli.models import device_of
 
     if name is None:
         return None
-    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        click.echo("warning: there is no CUDA device here: this is the CPU", err=True)
-        return torch.device("cpu")
     if name == "meta":
         raise click.BadParameter("nothing runs on the meta device: `tfkit cost` needs none", param_hint="--device")
     return device_of(name)

@@ -105,6 +105,10 @@ class Config(BaseModel):
     def check(self) -> None:
         """Raise `Invalid` when the fields contradict each other. Overriding methods call `super().check()`."""
 
+    def in_words(self) -> str | None:
+        """What this one does, in a sentence for `tfkit explain`; None where the docstring's first says just that."""
+        return None
+
     def material(self) -> Mapping[str, Any]:
         """The values that decide what trained weights mean, by name: all fields that are not `Immaterial`.
 

@@ -95,6 +95,18 @@ class EmbeddingConfig(BlockConfig):
             help = f"write `stages: [{', '.join(self._default_stages())}]` in the order that you need"
             raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
 
+    def in_words(self) -> str:
+        """The stages that it has, in their order."""
+        words = {
+            "scale": "scaled",
+            "position": "plus positions",
+            "tables": "plus further tables",
+            "norm": "normalized",
+            "project": "projected",
+        }
+        has = [words[stage] for stage in self.stages or self._default_stages() if stage in words]
+        return f"Token ids to vectors: {', '.join(['the token table', *has])}."
+
     def material(self) -> Mapping[str, Any]:
         """The fields, the order of the stages even where it is the usual one, and without dropout among them."""
         stages = [stage for stage in self.stages or self._default_stages() if stage != "dropout"]

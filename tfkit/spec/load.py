@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
@@ -33,6 +33,10 @@ class Spec:
     model: ModelSpec
     provenance: Provenance
     file: str
+
+    def named(self, name: str) -> Spec:
+        """The same under another name."""
+        return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
 def specs_folder() -> Path:

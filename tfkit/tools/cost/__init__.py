@@ -1,6 +1,7 @@
 """What a model costs: FLOPs, bytes moved, memory, and the least time that a device needs."""
 
 from tfkit.tools.cost.count import OPTIMIZERS, cost
+from tfkit.tools.cost.device_file import read_device
 from tfkit.tools.cost.devices import DEVICES, Device
 from tfkit.tools.cost.result import Cost, Floor, Memory, Mode, PartCost, Row
 
@@ -15,4 +16,5 @@ __all__ = [
     "PartCost",
     "Row",
     "cost",
+    "read_device",
 ]
