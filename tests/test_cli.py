@@ -123,6 +123,7 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "arguments"),
     [
         ("unknown_command", ["parms"]),
+        ("unknown_command_like_no_other", ["xyz"]),
         ("missing_argument", ["build"]),
         ("unknown_option", ["params", "tiny.yaml", "--bye", "node"]),
         ("wrong_choice", ["params", "tiny.yaml", "--by", "nodes"]),
@@ -290,6 +291,17 @@ def test_diff(run: Callable[..., str], golden: Golden) -> None:
     found = json.loads(run("diff", "tiny.yaml", "pair.yaml", "--json"))
     (sizes,) = [one for one in found["differences"] if one["path"] == "vocab_size"]
     assert (sizes["before"], sizes["after"]) == ("50", "40")
+
+
+def test_models_of_one_name_are_told_apart(run: Callable[..., str], specs: Path) -> None:
+    Path("again.yaml").write_text(Path("tiny.yaml").read_text().replace("d_model: 16", "d_model: 32"))
+    head = run("diff", "tiny.yaml", "again.yaml").splitlines()[0]
+    assert head.split() == ["value", "tiny.yaml", "again.yaml"]
+    assert json.loads(run("diff", "tiny.yaml", "again.yaml", "--json"))["b"] == "again.yaml"
+    columns = run("params", "tiny.yaml", "again.yaml").splitlines()[0]
+    assert columns.split() == ["component", "tiny.yaml", "share", "again.yaml", "share"]
+    Path("again.yaml").write_text(Path("tiny.yaml").read_text().replace("name: tiny", "name: other"))
+    assert run("diff", "tiny.yaml", "again.yaml").splitlines()[2].split() == ["value", "tiny", "other"]
 
 
 def test_list(run: Callable[..., str]) -> None:

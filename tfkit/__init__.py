@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfkit.component import Dim as Dim
     from tfkit.component import Extent as Extent
     from tfkit.component import FFNConfig as FFNConfig
+    from tfkit.component import Immaterial as Immaterial
     from tfkit.component import InitConfig as InitConfig
     from tfkit.component import InputPositionConfig as InputPositionConfig
     from tfkit.component import Kept as Kept
@@ -98,6 +99,7 @@ _NAMES = {
         "Dim",
         "Extent",
         "FFNConfig",
+        "Immaterial",
         "InitConfig",
         "InputPositionConfig",
         "Kept",

@@ -6,8 +6,9 @@ import gc
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -21,6 +22,7 @@ from tfkit.graph.places import place_of
 from tfkit.nn import Program, StackedLinear
 from tfkit.promises import check_promises
 from tfkit.spec.complaints import crashed, refused
+from tfkit.spec.load import weights_beside
 from tfkit.wrapped import unwrapped
 
 
@@ -65,14 +67,17 @@ def build(
     seed: int = 0,
     attention_backend: AttentionBackend = "sdpa",
     recompute: bool = False,
+    weights: str | os.PathLike[str] | None = None,
+    allow_change: bool = False,
 ) -> torch.fx.GraphModule:
     """Build the model of a spec.
 
     Args:
-        spec: what `load` returned, or what `load` takes.
+        spec: what `load` returned, or what `load` takes. The folder of a model brings its weights; what `load` returns
+            for it does not.
         sets: changes of the form `path=value`; only with a spec that is not loaded yet.
         device: where its parameters live; on `meta` they have shapes and no values.
-        dtype: type of its parameters; torch's default unless given.
+        dtype: type of its parameters; unless given that of the weights, or torch's default where they are random.
         seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
             the others' weights bit-identical.
         attention_backend: what computes attention. No number changes.
@@ -83,6 +88,10 @@ def build(
             A kind from a plugin that does not know them keeps its own.
         recompute: run every layer a second time in the backward instead of keeping what it computed (activation
             checkpointing): less memory, about a third more time. No number changes.
+        weights: safetensors to fill it from: a file, the index of several, or their folder. The names are those of the
+            model's state dict, as `tfkit save` writes them, or those that the `checkpoint` section of its spec says.
+        allow_change: take weights whose file says that they are those of a model with other values: another epsilon,
+            other positions. Files that tfkit did not write say nothing.
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
@@ -90,25 +99,66 @@ def build(
         `components`, slot and kind of each submodule by its path.
 
     Raises:
-        SpecError: the spec is wrong, or a component's `build` failed.
-        ValueError: there is no such attention backend.
+        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not those
+            of exactly this model.
+        ValueError: there is no such attention backend; or `allow_change` has no effect.
     """
     if attention_backend not in get_args(AttentionBackend):
         known = ", ".join(get_args(AttentionBackend))
         raise ValueError(f"unknown attention backend `{attention_backend}`; there are {known}")
     graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
+    if weights is None and not isinstance(spec, Graph):
+        weights = weights_beside(spec)
+    if weights is None and allow_change:
+        raise ValueError("`allow_change` has no effect without weights")
     device = torch.device(device)
-    with torch.device("meta"), _collection_paused():
-        model = assemble(graph, attention_backend=attention_backend, recompute=recompute)
-        if dtype is not None:
-            model.to(dtype)
-    _check_count(model, graph)
+    options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
+    if weights is not None and device.type != "meta":
+        return build_filled(graph, Path(weights), device=device, dtype=dtype, allow_change=allow_change, **options)
+    model = _on_meta(graph, dtype, **options)
     if device.type != "meta":
         allocate(model, device)
         initialize(model, graph, seed)
         if attention_backend != "flex":  # which a forward would compile
             with evaluating(model):
                 check_promises(model, graph)
+    return model
+
+
+def build_filled(
+    graph: Graph,
+    path: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    allow_change: bool,
+    before: Callable[[nn.Module], None] = lambda model: None,
+    **options: Any,
+) -> torch.fx.GraphModule:
+    """A model that is filled from a file, tensor by tensor and never twice in memory; see `build`.
+
+    `before` is called with the model on the meta device, before it takes memory.
+    """
+    from tfkit.checkpoint.files import Checkpoint
+    from tfkit.checkpoint.fitting import fitting_map, floating_type
+
+    with Checkpoint.open(path) as checkpoint:
+        model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
+        weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
+        before(model)
+        allocate(model, device)
+        if len(list(model.buffers())):  # those that no file holds
+            initialize(model, graph)
+        weights.load(checkpoint, model.state_dict())
+    return model
+
+
+def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.fx.GraphModule:
+    with torch.device("meta"), _collection_paused():
+        model = assemble(graph, **options)
+        if dtype is not None:
+            model.to(dtype)
+    _check_count(model, graph)
     return model
 
 

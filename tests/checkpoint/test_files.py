@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from tfkit.checkpoint import files
-from tfkit.checkpoint.files import INDEX, WEIGHTS, Checkpoint, check_finite
+from tfkit.checkpoint.files import Checkpoint, check_finite
 from tfkit.checkpoint.header import DTYPES, MAX_HEADER, TensorInfo
 from tfkit.errors import SpecError
+from tfkit.spec.folder import INDEX, WEIGHTS
 
 from .sound import AGAIN, CONVERT, TENSORS, assert_holds, refused
 

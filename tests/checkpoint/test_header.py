@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from tfkit.checkpoint.files import WEIGHTS, Checkpoint
+from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.header import MAX_HEADER
 from tfkit.errors import SpecError
+from tfkit.spec.folder import WEIGHTS
 
 from .sound import AGAIN, CONVERT, TENSORS, assert_holds, assert_same, entry, raw, refused
 
@@ -225,6 +226,7 @@ def test_headers_of_odd_values(odd: object, size: int) -> None:
 MEMORY = """
 import resource, sys, time
 from tfkit.checkpoint.files import Checkpoint
+from tfkit.spec.folder import WEIGHTS
 from tfkit.errors import SpecError
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

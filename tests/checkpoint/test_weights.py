@@ -88,7 +88,7 @@ def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes:
     for old in tmp_path.iterdir():
         old.unlink()
     section = model.meta["graph"].spec.model.checkpoint
-    write_shards(published(model, section), model.state_dict(), tmp_path, max_bytes=max_bytes)
+    write_shards(published(model, section), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
     found = build_with_weights(model.meta["graph"], tmp_path).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -119,7 +119,7 @@ PLAIN_MAP: dict[str, Any] = {
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     model = model_of(PLAIN_MAP)
-    write_shards(published(model, model.meta["graph"].spec.model.checkpoint), model.state_dict(), tmp_path)
+    write_shards(published(model, model.meta["graph"].spec.model.checkpoint), model.state_dict(), tmp_path, metadata={})
     return tmp_path / "model.safetensors"
 
 

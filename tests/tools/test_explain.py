@@ -111,6 +111,29 @@ def test_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "671.0B parameters, 37.6B of them for each token" in text_of(capsys, "deepseek_v3")
 
 
+def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first sentences of docstrings say what a component can be; a model has one of them."""
+
+    def said(name: str, *sets: str) -> dict[str, str]:
+        found = explain(tfkit.load(name, sets=sets))
+        return {part.name: part.says for node in found.nodes for part in node.walk()}
+
+    gpt2 = said("gpt2")
+    assert gpt2["embedding"] == "Token ids to vectors: the token table, plus positions."
+    assert gpt2["logits"] == "Vectors to logits over the vocabulary: multiply by the output matrix."
+    assert gpt2["decoder"] == "Layers that read only what came before."
+    llama = said("llama3_8b")
+    assert llama["embedding"] == "Token ids to vectors: the token table."
+    bert = said("bert_base")
+    assert bert["embedding"].endswith(": the token table, plus positions, plus further tables, normalized.")
+    assert bert["logits"] == "Vectors to logits over the vocabulary: transform, multiply by the output matrix."
+    pair = said("vaswani_base")
+    assert "cross-attention, what `encoder` gives" in pair["decoder"]
+    assert pair["target_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
+    olmo = said("olmo_1b")
+    assert olmo["norm"] == "Subtract the mean, divide by the standard deviation."
+
+
 @pytest.mark.parametrize(
     ("placement", "steps"),
     [

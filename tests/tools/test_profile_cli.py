@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfkit.cli import main
 from tfkit.tools.profile import Limits, models
 
 SPEC = """\
@@ -83,13 +82,12 @@ def test_json(run: Run) -> None:
     assert found["tokens_per_second"] == pytest.approx(8 / found["plain_step"])
 
 
-def test_no_device_for_it(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    arguments = ["profile", "one.yaml", "--device", "cuda", "--mode", "prefill", *QUICK, "--json", "--no-plugins"]
-    assert main(arguments) == 0
-    out, err = capsys.readouterr()
-    assert err == "warning: there is no CUDA device here: this is the CPU\n"
-    assert json.loads(out)[0]["device"] == "cpu"
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_wrong_usage(run: Run) -> None:
+    """As with `build`, and not a run on another device under the name of this one."""
+    for command in ("profile", "build"):
+        err = run(command, "one.yaml", "--device", "cuda", status=2, stderr=True)
+        assert err.startswith("error: invalid value for --device: `cuda` cannot be used here: ")
 
 
 def test_a_folder(run: Run, tmp_path: Path) -> None:

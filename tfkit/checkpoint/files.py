@@ -26,9 +26,8 @@ from tfkit.checkpoint.header import (
     unreadable,
 )
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.spec.folder import INDEX, WEIGHTS
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 MAPPED = 2**25
 """After so many bytes a file is mapped anew: what was read and is held no longer leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
@@ -43,10 +42,12 @@ class Checkpoint:
     Attributes:
         names: type, shape and file of every tensor, file by file and in the order of their data: whoever reads them in
             this order has one file mapped at a time.
+        metadata: the texts that each file has beside its tensors.
     """
 
     def __init__(self, headers: dict[Path, Header]) -> None:
         self.names: dict[str, TensorInfo] = {}
+        self.metadata = {file: header.metadata for file, header in headers.items()}
         self._headers = headers
         self._file: Any = None
         self._path: Path | None = None

@@ -69,9 +69,10 @@ class Stamp(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file announces: its tensors in the order of their data, and the file's stamp when it was read."""
+    """What a file announces: its tensors in the order of their data, and texts; and its stamp when it was read."""
 
     tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
     stamp: Stamp
 
 
@@ -111,12 +112,14 @@ def read_header(path: Path) -> Header:
             length = int.from_bytes(start, "little")
             refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
             raw = file.read(_checked_length(length, known.size))
-            places = _places(parse_object(raw), path, known.size - 8 - length)
+            header = parse_object(raw)
+            metadata = _metadata(header)
+            places = _places(header, path, known.size - 8 - length)
         except OSError as error:
             raise unreadable(path, error) from error
         except Malformed as error:
             raise SpecError(Diagnostic(f"{shown(path)} is no sound safetensors file: {error}", help=AGAIN)) from error
-    return Header({one.name: one.info for one in places}, known)
+    return Header({one.name: one.info for one in places}, metadata, known)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -183,11 +186,16 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
-    """The tensors in the order of their data, of which there are `size` bytes."""
+def _metadata(header: dict[str, Any]) -> dict[str, str]:
+    """The texts of a header, which are taken out of it."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Malformed("its `__metadata__` is not an object of texts")
+    return metadata
+
+
+def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
+    """The tensors in the order of their data, of which there are `size` bytes."""
     places = []
     for name, entry in header.items():
         try:

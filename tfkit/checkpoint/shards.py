@@ -10,8 +10,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tfkit.checkpoint.files import INDEX, WEIGHTS
 from tfkit.checkpoint.weights import WeightMap
+from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAX_SHARD = 5 * 10**9
 """Bytes of a file, unless a single tensor has more."""
@@ -19,9 +19,14 @@ SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def write_shards(
-    weights: WeightMap, state: Mapping[str, Tensor], folder: Path, *, max_bytes: int = MAX_SHARD
+    weights: WeightMap,
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    metadata: Mapping[str, str],
+    max_bytes: int = MAX_SHARD,
 ) -> list[Path]:
-    """Write the tensors of a state dict under the names of their map; returns the files.
+    """Write the tensors of a state dict under the names of their map, and `metadata` beside them; returns the files.
 
     Not more than one shard is in memory beside the model.
     """
@@ -38,7 +43,7 @@ def write_shards(
     tensors = weights.tensors(state)
     for names, file in zip(shards, files, strict=True):
         held = {name: next(tensors)[1].contiguous() for name in names}
-        save_file(held, file, metadata={"format": "pt"})
+        save_file(held, file, metadata=dict(metadata))
     if len(files) > 1:
         places = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
         index = folder / INDEX

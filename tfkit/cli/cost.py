@@ -32,6 +32,14 @@ OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
     Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
     sgd_momentum, or adamw_float32, which keeps its states, and a copy of the
     weights where these are shorter, in float32, as mixed precision has it.
+
+    A file of figures has FLOPs per second of dense matrix products by type, bytes
+    per second, and bytes:
+
+        title: My accelerator          # unless given, the file's name
+        flops: {bfloat16: 300e12, float32: 60e12}
+        bandwidth: 2e12
+        memory: 80e9
     """,
     examples="""
     tfkit cost gpt2 --batch 8 --device h200
@@ -66,7 +74,11 @@ OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
     metavar="TYPE",
     help="float32, bfloat16, float16 or float64.",
 )
-@click.option("--device", metavar="NAME", help="Add the least time that it takes on a device: h200, a100, ...")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with figures of your own.",
+)
 @by_option
 @click.option("--recompute", is_flag=True, help="Layers run a second time in the backward, and keep less.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="See below.  [default: adamw]")
@@ -87,17 +99,11 @@ def cost(
 ) -> None:
     """Count FLOPs, bytes and memory of a step, and the least time it takes."""
     from tfkit.cli import output as out
-    from tfkit.tools.cost.devices import DEVICES
 
-    if device is not None and device not in DEVICES:
-        near = closest(device, list(DEVICES))
-        hint = f"; a device with a similar name: `{near}`" if near else ""
-        message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
-        raise click.BadParameter(message, param_hint="--device")
+    limits = None if device is None else _limits(reader, device)
     for name, given in (("recompute", recompute), ("optimizer", optimizer)):
         if given and mode != "train":
             raise click.UsageError(f"--{name} has no effect without a backward: leave it out, or use --mode train")
-    limits = None if device is None else DEVICES[device]
     if limits is not None and dtype not in limits.tera_flops:
         known = ", ".join(limits.tera_flops)
         raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {known}")
@@ -127,6 +133,21 @@ def cost(
         out.print_json(_as_data(found, by, limits))
     else:
         _show(found, by, limits)
+
+
+def _limits(reader: Reader, device: str) -> Device:
+    """The device of that name, or that whose figures are in that file."""
+    from tfkit.tools.cost.device_file import read_device
+    from tfkit.tools.cost.devices import DEVICES
+
+    if device in DEVICES:
+        return DEVICES[device]
+    if device.endswith((".yaml", ".yml")):
+        return read_device(device, plugins=reader.plugins)
+    near = closest(device, list(DEVICES))
+    hint = f"; a device with a similar name: `{near}`" if near else "; figures of your own stand in a file: mine.yaml"
+    message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
+    raise click.BadParameter(message, param_hint="--device")
 
 
 def _as_data(found: Cost, by: By, device: Device | None) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     if output.suffix not in ENDINGS:
         message = f"`{output.name}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         raise click.BadParameter(message, param_hint="--output")
-    graphs = [reader.load(spec) for spec in specs]
+    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
     from tfkit.tools import draw as tool
 
     picture = tool.draw(*graphs)

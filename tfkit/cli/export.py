@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.cli.models import DTYPES
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, command, json_option
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
@@ -50,6 +50,7 @@ DEPRECATED = "note: torch no longer develops TorchScript; where C++ can load it,
     type=click.Path(path_type=Path),
     help="Safetensors, a file or folder; random unless given.",
 )
+@allow_change_option
 @click.option(
     "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: that of the weights]"
 )
@@ -60,6 +61,7 @@ def export(
     output: Path,
     format: str | None,
     weights: Path | None,
+    allow_change: bool,
     dtype: str | None,
     json: bool,
 ) -> None:
@@ -69,6 +71,7 @@ def export(
 
     format = format or name_by_suffix(output)
     graph = reader.load(spec)
+    weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
     from tfkit.builder import build
@@ -82,7 +85,10 @@ def export(
         check_format(graph, format)
         stage("building")
         kind = None if dtype is None else getattr(torch, dtype)
-        model = build(graph, dtype=kind) if weights is None else build_with_weights(graph, weights, dtype=kind)
+        if weights is None:
+            model = build(graph, dtype=kind)
+        else:
+            model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         exported = write(model, output, format=format, stage=stage)
     if format == "torchscript":
         click.echo(DEPRECATED, err=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfkit.cli.models import DTYPES, device_of
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, command, json_option
 from tfkit.cli.prompts import Asked, Job, job_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 
@@ -29,14 +30,15 @@ TITLE = 40
 @command(
     "generate",
     notes="""
-    The tokenizer is the `tokenizer.json` beside the weights, or the `chars.json`,
-    unless given; a text file stands for its characters. What is printed is what
-    follows the prompt. Where there is an encoder, it reads the prompt. Of a file,
-    and of standard input, the last line break does not count.
+    SPEC may be the folder of a model: it brings its weights. The tokenizer is the
+    `tokenizer.json` beside the weights, or the `chars.json`, unless given; a text
+    file stands for its characters. What is printed is what follows the prompt.
+    Where there is an encoder, it reads the prompt. Of a file, and of standard
+    input, the last line break does not count.
     """,
     examples="""
     tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"
-    tfkit generate my.yaml --weights out/model.safetensors --prompt - < a.txt
+    tfkit generate out --prompt - < a.txt
     tfkit generate nanogpt --weights w.safetensors --tokenizer shakespeare.txt \\
         --prompt "ROMEO:" --temperature 0.8 --top-k 50 --samples 3 --seed 1
     tfkit generate gpt2 --tokens 464,3290 --max-new-tokens 5
@@ -49,6 +51,7 @@ TITLE = 40
     metavar="PATH",
     help="Safetensors, a file or folder; random unless given.",
 )
+@allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", multiple=True, metavar="TEXT", help="What to continue; - for standard input; repeatable.")
 @click.option(
@@ -104,6 +107,8 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     asked = Asked(**options)
     _check_usage(asked)
     graph = reader.load(spec)
+    weights = reader.weights(spec, asked.weights, allow_change=asked.allow_change)
+    asked = replace(asked, weights=weights)
     try:
         job = job_of(asked, graph)
         with out.stages() as stage:
@@ -151,7 +156,7 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
     dtype = getattr(torch, asked.dtype) if asked.dtype else None
     if asked.weights is not None:
         stage(f"reading {asked.weights}")
-        return build_with_weights(graph, asked.weights, device=device, dtype=dtype)
+        return build_with_weights(graph, asked.weights, device=device, dtype=dtype, allow_change=asked.allow_change)
     click.echo("warning: without --weights the model is random, and so is what it says", err=True)
     stage("building")
     check_memory(build(graph, device="meta", dtype=dtype), device)

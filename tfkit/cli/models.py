@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, command, json_option
 from tfkit.errors import ranges
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ SIDE_BY_SIDE = 2
     "build",
     notes="""
     The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len`
-    if that is less. With -o, DIR gets the resolved spec as spec.yaml and the
-    weights as model.safetensors, both or nothing.
+    if that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights
+    as model.safetensors and the tokenizer that lies beside --weights, all or
+    nothing. Every command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
     tfkit build gpt2
     tfkit build my_model.yaml -o out --dtype bfloat16 --seed 1
+    tfkit build out
     tfkit build llama3_405b --device meta
     """,
 )
@@ -45,6 +47,7 @@ SIDE_BY_SIDE = 2
     type=click.Path(path_type=Path),
     help="Fill it from safetensors: a file, an index or their folder.",
 )
+@allow_change_option
 @click.option(
     "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
 )
@@ -64,6 +67,7 @@ def build(
     output: Path | None,
     force: bool,
     weights: Path | None,
+    allow_change: bool,
     device: str,
     dtype: str | None,
     seed: int,
@@ -79,20 +83,23 @@ def build(
     if output is not None and device == "meta":
         raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
     graph = reader.load(spec)
+    if device != "meta":
+        weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
     from tfkit.tools.save import check_folder, save
     from tfkit.tools.trial import try_model
 
     if output is not None:
-        check_folder(output, force=force)
+        check_folder(output, force=force, beside=weights)
     with out.stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
-        model, trial = try_model(graph, device=device_of(device), dtype=kind, seed=seed, weights=weights, stage=stage)
+        options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
+        model, trial = try_model(graph, device=device_of(device), stage=stage, **options)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, graph, output, force=force)]
+            files = [str(path) for path in save(model, graph, output, force=force, beside=weights)]
     if json:
         out.print_json({**vars(trial), "files": files})
     else:
@@ -169,7 +176,7 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
     graphs = [reader.load(spec) for spec in specs]
     from tfkit.tools.params import count_params
 
-    counts = [count_params(graph, by) for graph in graphs]
+    counts = [count_params(graph, by) for graph in out.retitled(graphs, specs)]
     if json:
         out.print_json(counts)
     elif len(counts) == 1:

@@ -55,12 +55,23 @@ class Reader:
     def load(self, spec: str) -> Graph:
         """The graph of a spec; its notes go to standard error."""
         from tfkit.graph.expand import expand
-        from tfkit.spec.load import read_spec
+        from tfkit.spec.load import is_folder, read_spec
 
+        if Path(spec, "spec.yaml").exists() and not is_folder(spec):
+            click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         read = read_spec(spec, self.plugins, sets=self.sets)
         for note in read.notes:
             click.echo(f"{note.render('warning')}\n", err=True)
         return expand(read)
+
+    def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
+        """The weights that a command was given, or those in the folder that the spec is; None where they are random."""
+        from tfkit.spec.load import weights_beside
+
+        found = given if given is not None else weights_beside(spec)
+        if found is None and allow_change:
+            raise click.UsageError("--allow-change has no effect without weights")
+        return found
 
 
 class _Help:
@@ -109,7 +120,8 @@ class Group(_Help, click.Group):
         name = args[0]
         if self.get_command(context, name) is None and not name.startswith("-"):
             near = closest(name, self.list_commands(context))
-            hint = f"; a command with a similar name exists: '{near}'" if near else ""
+            known = ", ".join(self.list_commands(context))
+            hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {known}"
             context.fail(f"there is no command '{name}'{hint}")
         return super().resolve_command(context, args)
 
@@ -156,6 +168,9 @@ by_option = click.option(
     type=click.Choice(["component", "node", "layer"]),
     metavar="PART",
     help="Rows: component, node or layer.",
+)
+allow_change_option = click.option(
+    "--allow-change", is_flag=True, help="Take weights saved with other values of the spec."
 )
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from tfkit.graph.expand import Graph
+
 WIDTH = 80
 RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
 PATIENCE = 2.0  # seconds until a stage is worth a word
@@ -60,6 +62,21 @@ def table(
     for index, row in enumerate(every):
         made.add_row(*row, end_section=footer > 0 and index == len(every) - footer - 1)
     return made
+
+
+def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """What models are called side by side: their names; of different ones with one name, what the command was given."""
+    pairs = list(zip(names, arguments, strict=True))
+    return [given if len({one for other, one in pairs if other == name}) > 1 else name for name, given in pairs]
+
+
+def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
+    """The graphs under their `titles`, for tools that show several side by side."""
+    names = titles([graph.name for graph in graphs], arguments)
+    return [
+        graph if graph.name == name else dataclasses.replace(graph, spec=graph.spec.named(name))
+        for graph, name in zip(graphs, names, strict=True)
+    ]
 
 
 def percent(part: int, whole: int) -> str:

@@ -13,7 +13,7 @@ import click
 
 from tfkit.cli.cost import MODES
 from tfkit.cli.models import DTYPES
-from tfkit.cli.options import Reader, batch_option, by_option, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, batch_option, by_option, command, json_option
 
 if TYPE_CHECKING:
     from tfkit.tools.parts import By
@@ -84,6 +84,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     type=click.Path(exists=True, path_type=Path),
     help="Weights to run with; random ones unless given.",
 )
+@allow_change_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all of it to this folder.")
 @json_option
 def profile(
@@ -93,6 +94,7 @@ def profile(
     dtype: str,
     by: By,
     weights: Path | None,
+    allow_change: bool,
     output: Path | None,
     json: bool,
     **options: Any,
@@ -106,7 +108,8 @@ def profile(
         raise click.UsageError("--weights are those of one model")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
-    graphs = [reader.load(spec) for spec in specs]
+    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
     from tfkit.cli.profile_tables import show_profiles
@@ -116,7 +119,14 @@ def profile(
     chosen, kind = _device(device), getattr(torch, dtype)
     with _progress() as on_step:
         found = profile_models(
-            graphs, device=chosen, dtype=kind, directory=output, weights=weights, on_step=on_step, **options
+            graphs,
+            device=chosen,
+            allow_change=allow_change,
+            dtype=kind,
+            directory=output,
+            weights=sources,
+            on_step=on_step,
+            **options,
         )
     if json:
         out.print_json([to_dict(one) for one in found])
@@ -127,16 +137,11 @@ def profile(
 
 
 def _device(name: str | None) -> Any:
-    """The device of that name; the CPU, and a word about it, where CUDA is asked for and is not there."""
-    import torch
-
+    """The device of that name, which must be there; wrong usage where nothing can run on it."""
     from tfkit.cli.models import device_of
 
     if name is None:
         return None
-    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        click.echo("warning: there is no CUDA device here: this is the CPU", err=True)
-        return torch.device("cpu")
     if name == "meta":
         raise click.BadParameter("nothing runs on the meta device: `tfkit cost` needs none", param_hint="--device")
     return device_of(name)

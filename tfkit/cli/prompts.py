@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MOST = 100
 """New tokens where nothing is said about them and they fit."""
-TOKENIZERS = ("tokenizer.json", "chars.json")
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Asked:
     """What the command was asked for, beside the spec."""
 
     weights: Path | None
+    allow_change: bool
     tokenizer: Path | None
     prompt: tuple[str, ...]
     prompt_file: tuple[Path, ...]
@@ -91,19 +91,20 @@ def job_of(asked: Asked, graph: Graph) -> Job:
 
 def _tokenizer(asked: Asked) -> Tokenizer:
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
+    from tfkit.tools.tokenizer_files import OURS
 
     if asked.tokens:
         return NumberTokenizer()
     if asked.tokenizer is not None:
         return load_tokenizer(asked.tokenizer)
     folder = None if asked.weights is None else asked.weights if asked.weights.is_dir() else asked.weights.parent
-    beside = [] if folder is None else [folder / name for name in TOKENIZERS]
+    beside = [] if folder is None else [folder / name for name in OURS]
     for path in beside:
         if path.exists():
             return load_tokenizer(path)
     where = " beside the weights" if asked.weights is not None else ""
     help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"
-    raise SpecError(Diagnostic(f"there is no {' or '.join(TOKENIZERS)}{where}", help=help))
+    raise SpecError(Diagnostic(f"there is no {' or '.join(OURS)}{where}", help=help))
 
 
 def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:

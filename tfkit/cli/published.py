@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.cli.models import DTYPES, device_of
-from tfkit.cli.options import Reader, command, json_option
+from tfkit.cli.options import Reader, allow_change_option, command, json_option
 
 if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
     from tfkit.tools.compare import Comparison
 
 ROWS = 12
@@ -62,15 +63,23 @@ def import_(
     notes="""
     The layout `huggingface` is a config.json and the tensors under the names that
     the spec's `checkpoint` says: transformers opens DIR with from_pretrained. The
-    layout `tfkit` is the resolved spec and the tensors under the model's names.
+    layout `tfkit` has the tensors under the model's names. Both have the resolved
+    spec, and the files of the tokenizer that lies beside the weights.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
     tfkit save my.yaml --weights downloads/model --layout tfkit -o out
+    tfkit save out --layout huggingface -o published
     """,
 )
 @click.argument("spec")
-@click.option("--weights", required=True, metavar="PATH", type=click.Path(path_type=Path), help="A file or a folder.")
+@click.option(
+    "--weights",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="A file or a folder; those of SPEC if it is a folder.",
+)
+@allow_change_option
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
@@ -81,24 +90,37 @@ def import_(
 @click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
 @json_option
 def save(
-    reader: Reader, spec: str, weights: Path, layout: str, output: Path, dtype: str | None, force: bool, json: bool
+    reader: Reader,
+    spec: str,
+    weights: Path | None,
+    allow_change: bool,
+    layout: str,
+    output: Path,
+    dtype: str | None,
+    force: bool,
+    json: bool,
 ) -> None:
     """Write a model's weights in its own layout or a published one."""
     from tfkit.cli import output as out
 
     graph = reader.load(spec)
+    weights = reader.weights(spec, weights, allow_change=allow_change)
+    if weights is None:
+        raise click.UsageError("there are no weights to save: give --weights, or the folder of a model as SPEC")
     import torch
 
     from tfkit.tools.save import check_folder
     from tfkit.tools.save import save as write
     from tfkit.tools.weights import build_with_weights
 
-    check_folder(output, force=force)
+    check_folder(output, force=force, beside=weights)
     with out.stages() as stage:
         stage(f"reading {weights}")
-        model = build_with_weights(graph, weights, dtype=getattr(torch, dtype) if dtype else None)
+        kind = getattr(torch, dtype) if dtype else None
+        model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         stage(f"writing {output}")
-        files = [str(path) for path in write(model, graph, output, layout=layout, force=force)]  # type: ignore[arg-type]
+        written = write(model, graph, output, layout=layout, force=force, beside=weights)  # type: ignore[arg-type]
+    files = [str(path) for path in written]
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})
     else:
@@ -141,20 +163,26 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
     notes="""
     A and B are specs; or B is the folder of a model of transformers, which must
     be installed then, or a file that torch.jit or torch.export wrote. Both read
-    the same tokens. A model of a folder gives its weights to A; else both start
-    from the same seed, or have the weights of --weights.
+    the same tokens. A model of a folder has its own weights, and gives them to
+    the other if that has none; else both start from the same seed, or have the
+    weights of --weights. What cannot be compared is listed, and why.
 
-    Exit status: 0 if no component differs by more than the tolerance, else 1.
+    Exit status: 0 if what they return can be compared and no component differs by
+    more than the tolerance, else 1.
     """,
     examples="""
     tfkit compare my_model.yaml downloads/model
     tfkit compare gpt2 my_gpt2.yaml --reference float64
+    tfkit compare out1 out2
     """,
 )
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help="The weights of both.")
-@click.option("--length", default=16, show_default=True, type=click.IntRange(1), metavar="N", help="Tokens to read.")
+@allow_change_option
+@click.option(
+    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or what both can read]"
+)
 @click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Of the tokens.")
 @click.option("--tolerance", default=1e-5, show_default=True, type=float, metavar="X", help="What counts as equal.")
@@ -166,7 +194,8 @@ def compare(
     a: str,
     b: str,
     weights: Path | None,
-    length: int,
+    allow_change: bool,
+    length: int | None,
     batch: int,
     seed: int,
     tolerance: float,
@@ -177,15 +206,19 @@ def compare(
     """Find the first component in which two models differ."""
     from tfkit.cli import output as out
 
-    graph = reader.load(a)
+    graph, other = reader.load(a), _other(reader, b)
+    own = None if isinstance(other, Path) or weights is not None else reader.weights(b, None)
+    source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
     from tfkit.tools.compare import compare as run
 
     with out.stages() as stage:
         stage("running both")
         found = run(
             graph,
-            Path(b) if Path(b).exists() and Path(b).suffix not in (".yaml", ".yml") else reader.load(b),
-            weights=weights,
+            other,
+            weights=source or own,
+            other_weights=own,
+            allow_change=allow_change or source is None,
             length=length,
             batch=batch,
             seed=seed,
@@ -201,6 +234,14 @@ def compare(
         raise click.exceptions.Exit(1)
 
 
+def _other(reader: Reader, b: str) -> Graph | Path:
+    """What B is: a spec; or the path of a program, or of a folder that is a model of transformers."""
+    path = Path(b)
+    if path.is_dir() and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+        return path
+    return path if path.is_file() and path.suffix not in (".yaml", ".yml") else reader.load(b)
+
+
 def _show_comparison(found: Comparison) -> None:
     from tfkit.cli.output import show, table
 
@@ -213,10 +254,25 @@ def _show_comparison(found: Comparison) -> None:
         for part in shown
     ]
     show(table(columns, rows, right=columns[2:]), "")
-    logits = f"largest difference of what they return: {found.difference:.1e}"
-    click.echo(f"{len(found.parts)} components compared; {logits}")
-    if first is None:
+    if left := _not_compared(found):
+        show(*left, "")
+    returned = "what they return cannot be compared"
+    if found.difference is not None:
+        returned = f"largest difference of what they return: {found.difference:.1e}"
+    click.echo(f"{len(found.parts)} components compared; {returned}")
+    if found.equal:
         click.echo(f"equal to {found.tolerance:g}")
-    else:
+    if first is not None:
         place = ", ".join(map(str, first.place))
         click.echo(f"they part at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]")
+
+
+def _not_compared(found: Comparison) -> list[str]:
+    """A line for each component that cannot be compared, layers that are alike in one."""
+    from tfkit.checkpoint.report import collapsed
+
+    lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]
+    for which, names in zip("AB", found.alone, strict=True):
+        lines += [f"only in {which}: {name}" for name, _ in collapsed(dict.fromkeys(names))]
+    more = [f"and {len(lines) - ROWS} more, see --json"] if len(lines) > ROWS else []
+    return [*lines[:ROWS], *more]

@@ -181,9 +181,9 @@ def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
 @json_option
 def diff(reader: Reader, before: str, after: str, json: bool) -> None:
     """Show what differs between two specs."""
-    from tfkit.cli.output import print_json
+    from tfkit.cli.output import print_json, retitled
 
-    a, b = reader.load(before), reader.load(after)
+    a, b = retitled([reader.load(before), reader.load(after)], (before, after))
     from tfkit.tools.diff import differences
     from tfkit.tools.params import count_params
 

@@ -35,6 +35,11 @@ class WireMarker:
 
 
 @dataclass(frozen=True)
+class ImmaterialMarker:
+    """Marks a field whose change leaves the meaning of trained weights as it is, such as dropout."""
+
+
+@dataclass(frozen=True)
 class PatchMarker:
     """Marks a mapping whose values are patches: each is merged into the mapping that encloses the marked field's."""
 
@@ -51,6 +56,7 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 
 
 Shared = Annotated[T, SharedMarker()]
+Immaterial = Annotated[T, ImmaterialMarker()]
 Wire = Annotated[str, WireMarker()]
 MaskedWire = Annotated[str, WireMarker(mask=True)]
 MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
@@ -98,6 +104,19 @@ class Config(BaseModel):
 
     def check(self) -> None:
         """Raise `Invalid` when the fields contradict each other. Overriding methods call `super().check()`."""
+
+    def in_words(self) -> str | None:
+        """What this one does, in a sentence for `tfkit explain`; None where the docstring's first says just that."""
+        return None
+
+    def material(self) -> Mapping[str, Any]:
+        """The values that decide what trained weights mean, by name: all fields that are not `Immaterial`.
+
+        They are kept beside weights that tfkit writes, and weights with others are refused. A config that can say one
+        thing in several ways returns one of them.
+        """
+        fields = type(self).model_fields
+        return {name: getattr(self, name) for name, info in fields.items() if marker(info, ImmaterialMarker) is None}
 
 
 class Component(Config):

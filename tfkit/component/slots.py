@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfkit.component.config import (
     AttentionBackend,
@@ -14,6 +14,7 @@ from tfkit.component.config import (
     Count,
     Dim,
     Extent,
+    Immaterial,
     Make,
     PositiveFloat,
     Probability,
@@ -104,7 +105,7 @@ class AttentionConfig(Component):
     """Query heads."""
     d_head: Dim | None = None
     """Width of one head; d_model / n_heads unless given."""
-    dropout: Shared[Probability] = 0.0
+    dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the attention weights."""
     position: AttentionPositionConfig | None = None
     """Positions that act inside attention: rope, alibi, t5."""
@@ -123,6 +124,11 @@ class AttentionConfig(Component):
             )
         if self.position is not None:
             self.position.check_attention(self)
+
+    def material(self) -> Mapping[str, Any]:
+        """The fields, with the heads' width even where it follows from the others."""
+        found = super().material()
+        return {**found, "d_head": self.head_width} if "d_head" in found else found
 
     @property
     def head_width(self) -> int:

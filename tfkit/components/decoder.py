@@ -23,6 +23,12 @@ class DecoderConfig(StackConfig):
     prefix: LengthsWire | None = None
     """An input of lengths: so many first tokens are read by every query."""
 
+    def in_words(self) -> str:
+        """What its layers read."""
+        further = f" and, by cross-attention, what `{self.memory}` gives" if self.memory else ""
+        first = f", and the first tokens, as many as `{self.prefix}` says" if self.prefix else ""
+        return f"Layers that read only what came before{further}{first}."
+
     def default_mask(self) -> MaskConfig:
         return MaskConfig(right=0)
 

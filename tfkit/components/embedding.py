@@ -6,7 +6,8 @@ d_embed: https://arxiv.org/abs/1909.11942. Tables: https://arxiv.org/abs/1810.04
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from tfkit.component import (
     BlockConfig,
     Dim,
+    Immaterial,
     InputPositionConfig,
     Make,
     MaskedWire,
@@ -45,7 +47,7 @@ class EmbeddingConfig(BlockConfig):
     """Width of the vectors that leave."""
     vocab_size: Shared[Dim]
     """Rows of the token table."""
-    max_len: Shared[Dim] | None = None
+    max_len: Shared[Immaterial[Dim]] | None = None
     """The longest sequence that the model is meant for."""
     d_embed: Dim | None = None
     """Width of the token table, if it is narrower than d_model and projected up."""
@@ -61,7 +63,7 @@ class EmbeddingConfig(BlockConfig):
     """Further inputs and the rows of their tables, as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
     """Normalizes the sum."""
-    dropout: Shared[Probability] = 0.0
+    dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the sum."""
     stages: tuple[Stage, ...] | None = None
     """The order of the steps above; scale, position, tables, norm, dropout, project unless given."""
@@ -93,6 +95,23 @@ class EmbeddingConfig(BlockConfig):
         if missing := [stage for stage in self._default_stages() if stage not in self.stages]:
             help = f"write `stages: [{', '.join(self._default_stages())}]` in the order that you need"
             raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
+
+    def in_words(self) -> str:
+        """The stages that it has, in their order."""
+        words = {
+            "scale": "scaled",
+            "position": "plus positions",
+            "tables": "plus further tables",
+            "norm": "normalized",
+            "project": "projected",
+        }
+        has = [words[stage] for stage in self.stages or self._default_stages() if stage in words]
+        return f"Token ids to vectors: {', '.join(['the token table', *has])}."
+
+    def material(self) -> Mapping[str, Any]:
+        """The fields, the order of the stages even where it is the usual one, and without dropout among them."""
+        stages = [stage for stage in self.stages or self._default_stages() if stage != "dropout"]
+        return {**super().material(), "stages": tuple(stages)}
 
     def _default_stages(self) -> tuple[Stage, ...]:
         present: dict[Stage, bool] = {

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from tfkit.component import ActivationConfig, Config, Dim, FFNConfig, Make, NormConfig, Probability, Shared
+from tfkit.component import ActivationConfig, Config, Dim, FFNConfig, Immaterial, Make, NormConfig, Probability, Shared
 from tfkit.components.activation import GELUConfig, QuickGELUConfig, ReLUConfig, SiLUConfig, SquaredReLUConfig
 from tfkit.nn import Linear
 
@@ -77,7 +77,7 @@ class DenseConfig(FFNConfig):
     """Whether its linear layers have biases: all, none, or a mapping of up and down."""
     inner_norm: NormConfig | None = None
     """Normalizes the hidden layer."""
-    dropout: Probability = 0.0
+    dropout: Immaterial[Probability] = 0.0
     """Dropout on the hidden layer."""
 
     @property

@@ -13,6 +13,7 @@ from tfkit.component import (
     BlockConfig,
     Config,
     Dim,
+    Immaterial,
     Make,
     MaskedWire,
     NormConfig,
@@ -73,6 +74,17 @@ class LMHeadConfig(BlockConfig):
                 "without `d_embed` nothing is projected" if self.d_embed is None else "the transform leads to `d_embed`"
             )
             raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
+
+    def in_words(self) -> str:
+        """The steps that it has, in their order."""
+        steps = {
+            "transform": self.transform is not None,
+            "project": self.d_embed is not None and self.transform is None,
+            "multiply by the output matrix": True,
+            "scale": self.scale is not None,
+            "soft-cap": self.softcap is not None,
+        }
+        return f"Vectors to logits over the vocabulary: {', '.join(step for step, there in steps.items() if there)}."
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
@@ -138,6 +150,11 @@ class PoolerConfig(BlockConfig):
     activation: ActivationConfig | None = None
     """With it, a dense layer and this activation follow, as in BERT (tanh)."""
 
+    def in_words(self) -> str:
+        """What it selects, and what follows."""
+        what = {"first": "the first token's", "last": "the last token's", "mean": "the mean of all tokens"}[self.select]
+        return f"One vector for a whole sequence: {what}{', then dense and activation' if self.activation else ''}."
+
     def output(self, inputs: Signals) -> Signal:
         expect(inputs, "input", "sequence", width=self.d_model)
         return Signal("vector", width=self.d_model)
@@ -193,7 +210,7 @@ class ClassifierConfig(BlockConfig):
     """Its width."""
     n_classes: Dim
     """Number of logits."""
-    dropout: Shared[Probability] = 0.0
+    dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout in front."""
 
     def output(self, inputs: Signals) -> Signal:

@@ -25,6 +25,7 @@ from tfkit.component import (
     Config,
     Dim,
     FFNConfig,
+    Immaterial,
     Make,
     NormConfig,
     Probability,
@@ -87,7 +88,7 @@ class LayerConfig(Config):
     """Attention to the memory; like `attention`, without positions, unless given."""
     ffn: FFNConfig | None = None
     """The feed-forward network."""
-    dropout: Shared[Probability] = 0.0
+    dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on what each sublayer adds to the residual stream."""
     residual: ResidualConfig | None = None
     """How all sublayers are added, unless they say otherwise."""

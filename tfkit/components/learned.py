@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from tfkit.component import Dim, Extent, InputPositionConfig, Make, Shared
+from tfkit.component import Dim, Extent, Immaterial, InputPositionConfig, Make, Shared
 from tfkit.nn import Table
 
 
@@ -17,7 +17,7 @@ class LearnedConfig(InputPositionConfig):
     """A learned vector for each position."""
 
     kind: Literal["learned"] = "learned"
-    max_len: Shared[Dim]
+    max_len: Shared[Immaterial[Dim]]
     """Positions that the table holds."""
     offset: Extent = 0
     """Unused rows in front of position 0, as in OPT and BART (2)."""

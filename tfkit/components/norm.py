@@ -46,6 +46,11 @@ class LayerNormConfig(WeightedNormConfig):
     bias: bool = True
     """Add a learned bias."""
 
+    def in_words(self) -> str:
+        """Whether it scales and shifts."""
+        learned = " and ".join(["scale"] * self.scale + ["shift"] * self.bias)
+        return f"Subtract the mean, divide by the standard deviation{f', then {learned}' if learned else ''}."
+
     def check(self) -> None:
         super().check()
         if self.bias and not self.scale:
@@ -65,6 +70,10 @@ class RMSNormConfig(WeightedNormConfig):
 
     kind: Literal["rmsnorm"] = "rmsnorm"
     eps: PositiveFloat = 1e-6
+
+    def in_words(self) -> str:
+        """Whether it scales."""
+        return f"Divide by the root mean square{', then scale' if self.scale else ''}."
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
         if heads is None:

@@ -6,7 +6,8 @@ What all layers of the same attention share (mask, rotary table, position bias) 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from tfkit.component import (
 from tfkit.components.context import SharedContext, View
 from tfkit.components.layer import LayerConfig, SublayerName, build_layer
 from tfkit.components.pattern import BASE, LayersConfig
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, ranges
 from tfkit.nn import Context, Past, is_scripting, own, recomputed
 
 
@@ -81,6 +82,22 @@ class StackConfig(LayerConfig, BlockConfig):
         names = dict.fromkeys(self.layers.arrange(self.layers.groups or self.n_layers))
         paths = {name: "" if name == BASE else f"layers.variants.{name}." for name in names}
         return [(path, self.layers.variants.get(name, self)) for name, path in paths.items()]
+
+    def material(self) -> Mapping[str, Any]:
+        """The values of each layer by its number, whatever base, variants and pattern say them."""
+        fields, layers = LayerConfig.model_fields, self.layers
+        found = {name: value for name, value in super().material().items() if name not in fields}
+        base = LayerConfig.model_construct(**{name: getattr(self, name) for name in fields})
+        numbers: dict[str, list[int]] = {}
+        for number, (name, _) in enumerate(self.plan()):
+            numbers.setdefault(name, []).append(number)
+        distinct = {ranges(numbers[name]).replace(" ", ""): dict(self.plan())[name] for name in numbers}
+        return {
+            **found,
+            "final_norm": self.closing_norm(),
+            "layers": {key: base if layer is self else layer for key, layer in distinct.items()},
+            "groups": None if layers is None else layers.groups,
+        }
 
     def closing_norm(self) -> NormConfig | None:
         """The norm after the last layer."""

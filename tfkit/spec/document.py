@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from tfkit.component import BlockConfig, Config, Dim, InitConfig, slot
+from tfkit.component import BlockConfig, Config, Dim, Immaterial, InitConfig, slot
 from tfkit.errors import Invalid
 from tfkit.spec.checkpoint import CheckpointConfig
 
@@ -24,7 +24,7 @@ class InputConfig(Config):
     """Width of the features."""
     length: Dim | None = None
     """Positions of every sequence, where a block takes exactly that many, as one of image patches; never padded."""
-    optional: bool = False
+    optional: Immaterial[bool] = False
     """Whether the model may be called without it; only for the further tables of an embedding."""
 
     def check(self) -> None:

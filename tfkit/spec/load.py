@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
+from tfkit.spec.folder import has_weights, spec_of
 from tfkit.spec.merge import assign, is_null, left_out, merge, without
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
@@ -37,6 +38,10 @@ class Spec:
     notes: tuple[Diagnostic, ...] = ()
     """What is not wrong, and worth a warning."""
 
+    def named(self, name: str) -> Spec:
+        """The same under another name."""
+        return replace(self, model=self.model.model_copy(update={"name": name}))
+
 
 def specs_folder() -> Path:
     """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
@@ -56,12 +61,15 @@ def shipped_specs() -> list[str]:
 
 
 def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
-    """The file of a spec, by its path or by the bare name of one that comes with tfkit.
+    """The file of a spec, by its path, by the folder of a model, or by the bare name of one that comes with tfkit.
 
-    Relative paths start from the folder `beside`. Raises SpecError when there is no such file.
+    Relative paths start from the folder `beside`. A bare name that comes with tfkit is not looked for there. Raises
+    SpecError when there is no such file.
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
+    if is_folder(text, beside=beside):
+        return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:
         if path.exists() or span is None:
             return path
@@ -80,6 +88,18 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
             help=f"a spec with a similar name exists: `{near}`" if near else "give the path of a file: ./my_model.yaml",
         )
     )
+
+
+def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bool:
+    """Whether the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
+    text = os.fspath(name)
+    known = os.sep not in text and (specs_folder() / f"{text}.yaml").is_file()
+    return not known and os.path.isdir((beside or Path()) / text)
+
+
+def weights_beside(name: str | os.PathLike[str]) -> Path | None:
+    """The folder of a model that the name of a spec is, where it has weights; None for a file and for a bare name."""
+    return Path(name) if is_folder(name) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:

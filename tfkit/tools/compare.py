@@ -17,14 +17,13 @@ from tfkit.builder import build, graph_of
 from tfkit.checkpoint.published import published
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
+from tfkit.spec.folder import CONFIG
+from tfkit.tools.common_inputs import common_inputs
 from tfkit.tools.counterparts import counterparts
-from tfkit.tools.importing import CONFIG
-from tfkit.tools.inputs import random_inputs
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]
-SPECIAL = 4
-"""Rows in front of a vocabulary that are no ordinary tokens."""
+RETURNED = "(what they return)"
 
 
 @dataclass(frozen=True)
@@ -51,34 +50,48 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Unlike:
+    """A component that both have and that cannot be compared: its paths, and why."""
+
+    name: str
+    other: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What two models do with the same tokens.
 
     Attributes:
-        difference: the largest one between what they return.
+        difference: the largest one between what they return; None where that cannot be compared.
         parts: the components that both have, in the order in which A runs them; what they return comes last.
         first: the first of them that differs by more than the tolerance, in times of its size.
+        unlike: the components that both have and that cannot be compared.
+        alone: the components that only A has, and those that only B has, where B is a spec.
     """
 
-    difference: float
+    difference: float | None
     parts: tuple[Part, ...]
     first: Part | None
+    unlike: tuple[Unlike, ...]
+    alone: tuple[tuple[str, ...], tuple[str, ...]]
     tolerance: float
     float64: bool
 
     @property
     def equal(self) -> bool:
-        """Whether no component differs by more than the tolerance."""
-        return self.first is None
+        """Whether no component differs by more than the tolerance, and what they return can be compared."""
+        return self.first is None and self.difference is not None
 
 
 @dataclass(frozen=True)
 class Other:
-    """The model that A is compared with: how to run it, and what its parts are called there."""
+    """The model that A is compared with: how to run it, and what A's parts are called there."""
 
-    run: Callable[[Mapping[str, Tensor]], Tensor]
+    run: Callable[[Mapping[str, Tensor]], Any]
     model: nn.Module | None
     names: Mapping[str, str]
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 def compare(
@@ -86,8 +99,10 @@ def compare(
     b: Graph | Path,
     *,
     weights: Path | None = None,
+    other_weights: Path | None = None,
+    allow_change: bool = False,
     batch: int = 2,
-    length: int = 16,
+    length: int | None = None,
     seed: int = 0,
     tolerance: float = 1e-5,
     float64: bool = False,
@@ -100,58 +115,66 @@ def compare(
         b: another one; or the folder of a model of transformers, whose weights both get; or a file that
             `torch.jit.save` or `torch.export.save` wrote of A.
         weights: the weights of both; those of the folder, or random ones, unless given.
+        other_weights: those of B, where B is a spec with others.
+        allow_change: take weights that were saved with other values than A's; B may always have others.
         batch: number of sequences.
-        length: of each of them.
+        length: of each of them; 16, or what both can read, unless given.
         seed: of the tokens, and of random weights.
         tolerance: what counts as equal, in times of the largest value where that is above 1.
         float64: compare A with itself in float64 as well, to tell its rounding from a mistake.
         device: where both run.
 
     Raises:
-        SpecError: the weights do not fit, or what B is cannot be read.
+        SpecError: the weights do not fit, or what B is cannot be read; or the two cannot be given the same inputs.
     """
     folder = b if isinstance(b, Path) and b.is_dir() else None
     source = weights or folder
-    model = _model(a, source, device, seed).eval()
-    inputs = random_inputs(a, batch=batch, length=length, device=device, seed=seed)
-    inputs = {name: value if name == "token_types" else _ordinary(value) for name, value in inputs.items()}
-    other = _other(model, b, source, device, seed)
+    second = b if isinstance(b, Graph) else a
+    inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
+    model = _model(a, source, device, seed, allow_change=allow_change).eval()
+    other = _other(model, b, other_weights or source, device, seed)
     with torch.no_grad():
-        ours, order = _outputs(model, list(other.names), lambda: model(**inputs))
-        theirs, _ = _outputs(other.model, list(other.names.values()), lambda: other.run(inputs))
+        ours, order = _outputs(model, list(other.names), lambda: model(**inputs), "A")
+        theirs, _ = _outputs(other.model, list(other.names.values()), lambda: other.run(renamed), "B")
         exact: Outputs = {}
         if float64:
             double = copy.deepcopy(model).double()
             wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-            exact, _ = _outputs(double, list(other.names), lambda: double(**wide))
+            exact, _ = _outputs(double, list(other.names), lambda: double(**wide), "A")
     names = {**other.names, "": ""}
-    parts = [_part(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]]
-    found = tuple(part for part in parts if part is not None)
-    first = next((part for part in found if not part.difference <= tolerance * part.size), None)
-    return Comparison(found[-1].difference, found, first, tolerance, float64)
+    found = [_part(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]]
+    parts = tuple(part for part in found if isinstance(part, Part))
+    unlike = tuple(part for part in found if isinstance(part, Unlike))
+    first = next((part for part in parts if not part.difference <= tolerance * part.size), None)
+    last = found[-1].difference if isinstance(found[-1], Part) else None
+    return Comparison(last, parts, first, unlike, other.alone, tolerance, float64)
 
 
-def _ordinary(tokens: Tensor) -> Tensor:
-    """Tokens without the first ones of the vocabulary, by which some families know padding."""
-    return tokens if tokens.is_floating_point() or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)
-
-
-def _model(graph: Graph, weights: Path | None, device: torch.device | str, seed: int) -> fx.GraphModule:
+def _model(
+    graph: Graph, weights: Path | None, device: torch.device | str, seed: int, *, allow_change: bool
+) -> fx.GraphModule:
     if weights is None:
         return build(graph, device=device, seed=seed)
-    return build_with_weights(graph, weights, device=device)
+    return build_with_weights(graph, weights, device=device, allow_change=allow_change)
 
 
 def _other(
     model: fx.GraphModule, b: Graph | Path, weights: Path | None, device: torch.device | str, seed: int
 ) -> Other:
     if isinstance(b, Graph):
-        second = _model(b, weights, device, seed).eval()
-        shared = {name for name, _ in second.named_modules()}
-        return Other(lambda inputs: second(**inputs), second, {n: n for n, _ in model.named_modules() if n in shared})
+        second = _model(b, weights, device, seed, allow_change=True).eval()
+        ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
+        alone = _outermost(ours, theirs), _outermost(theirs, ours)
+        return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
     if b.is_dir():
         return _transformers(model, b, device)
     return Other(_exported(b, device), None, {})
+
+
+def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
+    """The modules that the other model has not, without those inside them."""
+    known = set(others)
+    return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
 
 
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str) -> Other:
@@ -184,7 +207,12 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
             replace(link, file=tuple(start + n[cut:] if n.startswith(section.prefix) else n for n in link.file))
             for link in links
         )
-    return Other(lambda inputs: theirs(**_renamed(inputs)).logits, theirs, counterparts(model, links, modules))
+    return Other(lambda inputs: _first(theirs(**_renamed(inputs))), theirs, counterparts(model, links, modules))
+
+
+def _first(found: Any) -> Any:
+    """What a model of transformers returns first: logits, or the last hidden state where it has no head."""
+    return found.logits if hasattr(found, "logits") else found[0]
 
 
 def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -211,11 +239,17 @@ def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, 
     return lambda inputs: program(**inputs)
 
 
-def _outputs(model: nn.Module | None, names: list[str], run: Callable[[], Any]) -> tuple[Outputs, list[str]]:
+def _outputs(
+    model: nn.Module | None, names: list[str], run: Callable[[], Any], which: str
+) -> tuple[Outputs, list[str]]:
     """What the named modules and the whole return, and the order in which the modules ended first."""
     found: Outputs = {}
-    with _hooks(model, names, found):
-        result = run()
+    try:
+        with _hooks(model, names, found):
+            result = run()
+    except Exception as error:  # of a program or a model that others wrote
+        cause = str(error).strip().partition("\n")[0]
+        raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
     order = list(found)
     found[""] = result[0] if isinstance(result, tuple) else result
     return found, order
@@ -242,18 +276,21 @@ def _hooks(model: nn.Module | None, names: list[str], found: Outputs) -> Iterato
             handle.remove()
 
 
-def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Part | None:
-    """The difference of one component; None where they cannot be laid side by side."""
-    if theirs is None or theirs.shape != ours.shape:
-        return None
+def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Part | Unlike:
+    """The difference of one component, or why it cannot be compared."""
+    name, other = name or RETURNED, other or RETURNED
+    if theirs is None:
+        return Unlike(name, other, "it gives a tensor in A only")
+    if theirs.shape != ours.shape:
+        return Unlike(name, other, f"{list(ours.shape)} in A, {list(theirs.shape)} in B")
     gap = (ours.double() - theirs.double()).abs()
     gap = torch.where(gap.isnan(), torch.inf, gap)
     index = int(gap.argmax())
     place = tuple(int(one) for one in torch.unravel_index(torch.tensor(index), gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
     return Part(
-        name or "(what they return)",
-        other or "(what they return)",
+        name,
+        other,
         float(gap.max()),
         max(1.0, float(theirs.abs().max())),
         place,

@@ -16,6 +16,7 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.document import ModelSpec
+from tfkit.spec.folder import CONFIG
 from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.render import render_tree
@@ -23,7 +24,6 @@ from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.show import text_of
 
-CONFIG = "config.json"
 HOW_TO = "write a spec with a `checkpoint` section and give it with --family: specs/README.md shows how"
 _FAMILY = re.compile(r"^ +model_type: *\"?([\w.-]+)", re.MULTILINE)
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")

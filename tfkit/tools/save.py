@@ -12,28 +12,34 @@ from safetensors.torch import save_model
 from torch import fx, nn
 
 from tfkit.builder import build, graph_of
-from tfkit.checkpoint.files import INDEX, WEIGHTS
+from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.render import render
-from tfkit.tools.importing import CONFIG, export_config
+from tfkit.tools.importing import export_config
+from tfkit.tools.tokenizer_files import tokenizer_files
 from tfkit.tools.writing import fresh_folder
 from tfkit.wrapped import whole
 
-SPEC = "spec.yaml"
 Layout = Literal["tfkit", "huggingface"]
 
 
-def check_folder(folder: Path, *, force: bool) -> None:
-    """Raise SpecError when `folder` must not be written: it exists, or it holds more than a model."""
+def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> None:
+    """Raise SpecError when `folder` must not be written: it exists, or it holds more than a model.
+
+    A tokenizer counts as more, unless `beside`, see `save`, brings another.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is a file"))
     names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if name not in (SPEC, WEIGHTS, INDEX, CONFIG) and not SHARD.fullmatch(name)]
+    replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(beside) else set()
+    known = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
+    others = [name for name in names if name not in known and not SHARD.fullmatch(name)]
     if others:
         message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
@@ -42,7 +48,13 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def save(
-    model: nn.Module, graph: Graph, folder: Path, *, layout: Layout = "tfkit", force: bool = False
+    model: nn.Module,
+    graph: Graph,
+    folder: Path,
+    *,
+    layout: Layout = "tfkit",
+    force: bool = False,
+    beside: Path | None = None,
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
@@ -53,9 +65,11 @@ def save(
         model: what `tfkit.build` returned.
         graph: its graph.
         folder: where to; made if it is not there.
-        layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` a config.json
-            and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads them.
+        layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` the spec, a
+            config.json, and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads
+            them.
         force: replace the model that is there.
+        beside: where the weights came from, a file or a folder: the files of a tokenizer that lie there are copied.
 
     Raises:
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
@@ -64,10 +78,12 @@ def save(
     model = whole(model)
     _check_names(model, graph)
     write = _own(model, graph) if layout == "tfkit" else _published(model)
-    check_folder(folder, force=force)
+    check_folder(folder, force=force, beside=beside)
     try:
         with fresh_folder(folder) as target:
             write(target)
+            for file in tokenizer_files(beside):
+                shutil.copyfile(file, target / file.name)
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
@@ -86,7 +102,7 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
 def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
     def write(target: Path) -> None:
         (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
-        save_model(model, str(target / WEIGHTS), metadata={"format": "pt"})
+        save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
         shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors keeps its files to their owner
 
     return write
@@ -102,7 +118,8 @@ def _published(model: fx.GraphModule) -> Callable[[Path], None]:
     def write(target: Path) -> None:
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
         (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
-        for file in write_shards(weights, state, target):
+        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+        for file in write_shards(weights, state, target, metadata=safetensors_metadata(graph)):
             shutil.copymode(target / CONFIG, file)
 
     return write

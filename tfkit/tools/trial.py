@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,12 @@ def try_model(
     dtype: torch.dtype | None = None,
     seed: int = 0,
     weights: Path | None = None,
+    allow_change: bool = False,
     stage: Callable[[str], Any] = lambda text: None,
 ) -> tuple[fx.GraphModule, Trial]:
     """Build a model, run it on random inputs, and return it with the report.
 
-    Its weights are those of `weights`, see `build_with_weights`, or else random. `stage` is told what comes next.
+    Its weights are those of `weights`, see `tfkit.build`, or else random. `stage` is told what comes next.
     Raises SpecError when the memory does not suffice, before any is taken, and when
     the forward of a component fails.
     """
@@ -69,7 +71,11 @@ def try_model(
     start = time.perf_counter()
     if torch.device(device).type != "meta" and weights is None:  # the type of weights decides how much they take
         check_memory(build(graph, device="meta", dtype=dtype), device)
-    model = _build(graph, device, dtype, seed, weights)
+    with _memory_errors(device):
+        if weights is not None:
+            model = build_with_weights(graph, weights, device=device, dtype=dtype, allow_change=allow_change)
+        else:
+            model = build(graph, device=device, dtype=dtype, seed=seed)
     built = time.perf_counter()
     stage("running it once")
     dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())
@@ -91,13 +97,11 @@ def try_model(
     )
 
 
-def _build(
-    graph: Graph, device: torch.device | str, dtype: torch.dtype | None, seed: int, weights: Path | None
-) -> fx.GraphModule:
+@contextmanager
+def _memory_errors(device: torch.device | str) -> Iterator[None]:
+    """Where the memory does not suffice, a SpecError."""
     try:
-        if weights is not None:
-            return build_with_weights(graph, weights, device=device, dtype=dtype)
-        return build(graph, device=device, dtype=dtype, seed=seed)
+        yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise

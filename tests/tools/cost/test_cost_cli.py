@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import tfkit
 from tfkit.cli import cost as commands
 from tfkit.cli import main
-from tfkit.tools.cost import DEVICES, OPTIMIZERS, cost
+from tfkit.tools.cost import DEVICES, OPTIMIZERS, cost, read_device
 from tfkit.tools.cost.devices import device_of_driver
 
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
@@ -116,3 +117,39 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
 def test_a_sister_of_a_device_is_another_device(driver_name: str, name: str | None) -> None:
     found = device_of_driver(driver_name)
     assert (found.name if found else None) == name
+
+
+MINE = "title: Mine\nflops: {bfloat16: 1e12, float32: 100e9}\nbandwidth: 1e9\nmemory: 4e9\n"
+
+
+def test_figures_of_ones_own(run: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE)
+    found = cost(tfkit.load("gpt2"), length=64)
+    floor = found.floor(read_device(file))
+    assert floor.compute == pytest.approx(found.total.flops / 1e12)
+    assert floor.transfer == pytest.approx(found.total.traffic / 1e9)
+    assert "floor on Mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
+    file.write_text(MINE.replace("title: Mine\n", ""))
+    assert "floor on mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
+    told = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
+    assert "there are no figures of float64 on mine; known are bfloat16, float32" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("unknown_key", "bandwidth", "bandwith"),
+        ("unknown_type", "float32", "fp32"),
+        ("negative", "memory: 4e9", "memory: -4e9"),
+        ("missing", "memory: 4e9\n", ""),
+        ("text", "1e9", "fast"),
+        ("no_types", "{bfloat16: 1e12, float32: 100e9}", "{}"),
+    ],
+)
+def test_figures_that_are_none(
+    name: str, before: str, after: str, run: Callable[..., str], golden: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(MINE.replace(before, after))
+    golden(f"cli/cost_figures_{name}", run("cost", "gpt2", "--device", "mine.yaml", status=1, stderr=True))

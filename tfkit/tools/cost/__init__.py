@@ -1,6 +1,7 @@
 """What a model costs: FLOPs, bytes moved, memory, and the least time that a device needs."""
 
 from tfkit.tools.cost.count import OPTIMIZERS, UncountableError, cost
+from tfkit.tools.cost.device_file import read_device
 from tfkit.tools.cost.devices import DEVICES, Device
 from tfkit.tools.cost.result import Cost, Floor, Memory, Mode, PartCost, Row
 
@@ -16,4 +17,5 @@ __all__ = [
     "Row",
     "UncountableError",
     "cost",
+    "read_device",
 ]

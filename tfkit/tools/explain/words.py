@@ -28,7 +28,9 @@ def sentence(text: str) -> str:
 
 
 def doc_of(config: Config | type[Config]) -> str:
-    """What a component is, in a sentence; empty where its class does not say."""
+    """What a component is, in a sentence of its own or of its class; empty where that does not say."""
+    if isinstance(config, Config) and (own := config.in_words()) is not None:
+        return own
     cls = config if isinstance(config, type) else type(config)
     return sentence(vars(cls).get("__doc__") or "")
 

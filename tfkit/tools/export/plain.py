@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
+from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.decoding.cached import CachedModel
 from tfkit.tools.cases import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
@@ -22,7 +23,7 @@ class Safetensors(Format):
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        save_file(tensors, path, metadata={"format": "pt", **metadata(model)})
+        save_file(tensors, path, metadata={**safetensors_metadata(graph_of(model)), **metadata(model)})
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Built(build_with_weights(graph_of(model), path).eval())

@@ -86,7 +86,8 @@ def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> Abstract
 def _built(graph: Graph, settings: Settings) -> fx.GraphModule:
     device, dtype = settings.device, settings.dtype
     if settings.weights is not None:
-        return build_with_weights(graph, settings.weights, device=device, dtype=dtype)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "allow_change": settings.allow_change}
+        return build_with_weights(graph, settings.weights, **options)
     return build(graph, device=device, dtype=dtype)
 
 

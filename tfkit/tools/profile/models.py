@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def profile_models(
     steps: int = 5,
     warmup: int = 2,
     directory: Path | str | None = None,
-    weights: Path | None = None,
+    weights: Path | Sequence[Path | None] | None = None,
+    allow_change: bool = False,
     on_step: Callable[[int, int], Any] = lambda done, of: None,
 ) -> tuple[Profile, ...]:
     """Run models for some steps, and say where the time and the memory go: by component, node and layer.
@@ -63,7 +65,8 @@ def profile_models(
         warmup: steps before them, which do not count.
         directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
             (torch-tb-profiler) and Perfetto beside scalars. Made anew; it must be no other than a profile's.
-        weights: the file with the weights of a single model, see `build_with_weights`; random ones unless given.
+        weights: the file with the weights of a single model, or one for each; random ones unless given.
+        allow_change: as `tfkit.build` takes it.
         on_step: called after each step with how many are done, and of how many.
 
     Returns:
@@ -75,11 +78,12 @@ def profile_models(
         ValueError: a count is out of its range.
     """
     _check_counts(batch=(batch, 1), steps=(steps, LEAST_STEPS), warmup=(warmup, 0), length=(length or 1, 1))
-    if weights is not None and len(graphs) > 1:
+    if isinstance(weights, Path) and len(graphs) > 1:
         raise ValueError("weights are those of one model")
+    files = [weights] if isinstance(weights, Path) else weights or [None] * len(graphs)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     lengths = [_length(graph, length) for graph in graphs]
-    settings = Settings(device, mode, dtype, compile, batch, steps, warmup, weights)
+    settings = Settings(device, mode, dtype, compile, batch, steps, warmup, None, allow_change)
     if directory is not None:
         check_folder(Path(directory))
     names = folders_of([graph.name for graph in graphs])
@@ -87,10 +91,12 @@ def profile_models(
     total = count_steps(settings) * len(graphs)
     profiles: list[Profile] = []
     with nullcontext() if directory is None else profile_folder(Path(directory)) as target:
-        for graph, name, one in zip(graphs, names, lengths, strict=True):
+        for graph, file, name, one in zip(graphs, files, names, lengths, strict=True):
             trace = _trace(target, name)
             gc.collect()  # the model before this one
-            profiles.append(measure(graph, settings, one, limits, trace, lambda: on_step(next(ticks), total)))
+            profiles.append(
+                measure(graph, replace(settings, weights=file), one, limits, trace, lambda: on_step(next(ticks), total))
+            )
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)

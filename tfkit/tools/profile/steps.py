@@ -41,6 +41,7 @@ class Settings:
     steps: int
     warmup: int
     weights: Path | None
+    allow_change: bool
 
 
 @dataclass(frozen=True)

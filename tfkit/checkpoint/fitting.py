@@ -1,0 +1,42 @@
+"""Whether a file fits a model: its names, shapes and types, and what its numbers mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.meaning import check_meaning
+from tfkit.checkpoint.published import published
+from tfkit.checkpoint.report import FLOATS, check
+from tfkit.checkpoint.weights import WeightMap
+from tfkit.graph.expand import Graph
+
+
+def fitting_map(
+    model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
+) -> WeightMap:
+    """The map whose names a file has: that of the model's own names, or that of its `checkpoint` section.
+
+    Raises:
+        SpecError: the file does not hold exactly this model; or says that its numbers mean another one, unless
+            `allow_change`.
+    """
+    config = graph.spec.model.checkpoint
+    weights = WeightMap.own(model)
+    if config is not None:
+        assert isinstance(model, fx.GraphModule)
+        theirs = published(model, config).for_names(checkpoint.names)
+        weights = max(weights, theirs, key=lambda one: one.known(checkpoint.names))
+    check(weights, model.state_dict(), checkpoint.names, path)
+    if not allow_change:
+        check_meaning(checkpoint, graph, path)
+    return weights
+
+
+def floating_type(checkpoint: Checkpoint) -> torch.dtype:
+    """The type of a file's tensors; float32 where it has several."""
+    types = {one.dtype for one in checkpoint.names.values()} & FLOATS
+    return types.pop() if len(types) == 1 else torch.float32

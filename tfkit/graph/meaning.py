@@ -1,0 +1,264 @@
+"""What the numbers of trained weights mean: each value of a model that decides it, by its path.
+
+Two models whose tensors have the same names and shapes may compute different things: another epsilon, other positions,
+another mask. So what tfkit writes has its values beside the tensors, and whoever reads it can say which of them differ.
+Names of nodes and inputs, dropout and limits are not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Component, Config, WireMarker, marker
+from tfkit.errors import ranges
+from tfkit.graph.expand import Graph
+from tfkit.graph.order import as_list
+from tfkit.spec.shape import extra
+
+Value: TypeAlias = "str | int | float | bool | list[Any] | None"
+Values: TypeAlias = dict[str, Value]
+READS = "reads."
+"""The paths of wires, whose values are names of nodes and inputs, begin with it."""
+MOST_LAYERS = 2**16
+MOST_TEXT = 60
+_LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The values of a model's inputs and nodes, each by its path inside them, in the order of the graph.
+
+    `usual` are the paths, with the node's name, of values and parts that are the defaults of their fields: a file that
+    was written before there was such a field means them.
+    """
+
+    inputs: Mapping[str, Values]
+    nodes: Mapping[str, Values]
+    usual: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        """All of it as JSON; `parsed` reads it."""
+        return json.dumps({"inputs": self.inputs, "graph": self.nodes}, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that are equal where all values are, whatever nodes and inputs are called."""
+        names = {name: str(index) for index, name in enumerate((*self.inputs, *self.nodes))}
+        named = self.renamed(names)
+        text = json.dumps([named.inputs, named.nodes], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def renamed(self, names: Mapping[str, str]) -> Meaning:
+        """The same with other names of nodes and inputs."""
+
+        def value_of(path: str, value: Value) -> Value:
+            reads = path.startswith(READS) and isinstance(value, list)
+            return [names.get(one, one) for one in value] if reads else value  # type: ignore[union-attr]
+
+        inputs = {names.get(name, name): values for name, values in self.inputs.items()}
+        nodes = {
+            names.get(name, name): {path: value_of(path, value) for path, value in values.items()}
+            for name, values in self.nodes.items()
+        }
+        return Meaning(inputs, nodes)
+
+    @property
+    def flat(self) -> Values:
+        """Each value by its path, that of a layer once for every layer that has it."""
+        parts = (*self.inputs.items(), *self.nodes.items())
+        found = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
+        return {one: value for path, value in found.items() for one in _by_layer(path)}
+
+
+class Change(NamedTuple):
+    """A value that is another one, as texts: in the file, and in the model."""
+
+    path: str
+    there: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.there} in the file, {self.here} here"
+
+
+def meaning_of(graph: Graph) -> Meaning:
+    """The meaning of a model's weights."""
+    usual: set[str] = set()
+    inputs = {name: _values(config, name, usual) for name, config in graph.spec.model.inputs.items()}
+    nodes: dict[str, Values] = {}
+    for node in graph.nodes:
+        wires = {f"{READS}{field}": as_list(source) for field, source in node.wires.items()}
+        nodes[node.name] = {**_values(node.config, node.name, usual), **wires}
+    return Meaning(inputs, nodes, frozenset(one for path in usual for one in _by_layer(path)))
+
+
+def parsed(data: Mapping[str, Any]) -> Meaning:
+    """The meaning that `Meaning.text` is, from its JSON object; raises ValueError where it is none."""
+    found = [data.get("inputs"), data.get("graph")]
+    for part in found:
+        if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
+            raise ValueError("`inputs` and `graph` are objects of objects")
+    inputs, nodes = found
+    assert inputs is not None
+    assert nodes is not None
+    for path, value in [entry for values in nodes.values() for entry in values.items() if entry[0].startswith(READS)]:
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ValueError(f"`{path[:80]}` is no list of names")
+    meaning = Meaning(inputs, nodes)
+    _ = meaning.flat  # raises ValueError for absurd layers
+    return meaning
+
+
+def changes(there: Meaning, here: Meaning) -> list[Change]:
+    """What a file's weights mean that a model's do not, and the other way round."""
+    names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
+    old, new = _Tree(there.renamed(names).flat), _Tree(here.flat)
+    pairs: dict[str, tuple[str, str]] = {}
+    for path in {**old.values, **new.values}:
+        if path not in old.values and _is_meant(path, old, here.usual):
+            continue
+        if path not in old.values or path not in new.values or not _same(old.values[path], new.values[path]):
+            place = next((one for one in above(path) if old.kind(one) != new.kind(one)), path)
+            pairs[place] = old.text(place), new.text(place)
+    return _by_ranges(pairs, new.values)
+
+
+class _Tree:
+    """Values by their paths, and the paths of the parts that hold them."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.parts = {part for path in values for part in above(path)}
+
+    def kind(self, path: str) -> str | None:
+        """The kind of what fills a path: a part's own, or that it is one, or none."""
+        named = [str(self.values[key]) for key in (f"{path}.kind", f"{path}.block") if key in self.values]
+        return named[0] if named else "a part" if path in self.parts else None
+
+    def text(self, path: str) -> str:
+        """What stands at a path, in few words."""
+        if path in self.values:
+            value = self.values[path]
+            return _short(value if isinstance(value, str) else json.dumps(value))
+        if path not in self.parts:
+            return "nothing"
+        kind, start = self.kind(path), f"{path}."
+        inside = {one.removeprefix(start): value for one, value in self.values.items() if one.startswith(start)}
+        shown = ", ".join(f"{name}: {json.dumps(value)}" for name, value in inside.items())
+        return _short(f"{{{shown}}}") if kind in (None, "a part") else str(kind)
+
+
+def above(path: str) -> Iterator[str]:
+    """The parts that a path leads through, the outermost first."""
+    yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
+
+
+def _is_meant(path: str, old: _Tree, usual: Set[str]) -> bool:
+    """Whether a file that says nothing of a path means its default: that of its field, or of the part around it."""
+    while path in usual:
+        path = path.rpartition(".")[0]
+        if path in old.parts:
+            return True
+    return False
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 4]} ..."
+
+
+def _values(config: Config, name: str, usual: set[str]) -> Values:
+    """The values of an input or a node; the paths of defaults are added to `usual`."""
+    start = f"{name}."
+    return {path.removeprefix(start): value for path, value in _leaves(name, config, usual)}
+
+
+def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
+    """Path and value of all that something holds."""
+    if isinstance(value, Config):
+        fields = type(value).model_fields
+        for name, inside in value.material().items():
+            info = fields.get(name)
+            if info is not None and _is_usual(info, inside):
+                usual.add(f"{path}.{name}")
+            if info is None or marker(info, WireMarker) is None or isinstance(inside, Mapping):
+                yield from _leaves(f"{path}.{name}", inside, usual)
+    elif isinstance(value, Mapping):
+        for name, inside in value.items():
+            yield from _leaves(f"{path}.{name}", inside, usual)
+    elif isinstance(value, tuple | list) and any(isinstance(one, Config) for one in value):
+        for index, inside in enumerate(value):
+            yield from _leaves(f"{path}.{index}", inside, usual)
+    else:
+        plain = value is None or isinstance(value, str | int | float)
+        yield path, list(value) if isinstance(value, tuple | list) else value if plain else str(value)
+
+
+def _is_usual(field: FieldInfo, value: Any) -> bool:
+    kind = extra(field, "default_kind")
+    if kind is not None:
+        return isinstance(value, Component) and value.kind_name() == kind
+    if field.is_required():
+        return False
+    default = field.get_default(call_default_factory=True)
+    return type(default) is type(value) and default == value
+
+
+def _by_layer(path: str) -> list[str]:
+    """A path once for each layer that it names: `decoder.layers.0-2.norm.eps` is three."""
+    match = _LAYERS.search(path)
+    if match is None:
+        return [path]
+    numbers: list[int] = []
+    for run in match[0].split(","):
+        first, _, last = run.partition("-")
+        if len(first) > 5 or len(last) > 5 or not int(first) <= int(last or first) < MOST_LAYERS:
+            raise ValueError(f"`{path[:80]}` names no layers")
+        numbers += range(int(first), int(last or first) + 1)
+    return [f"{path[: match.start()]}{number}{path[match.end() :]}" for number in numbers]
+
+
+def _matched(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
+    """Names in a file and those in the model: equal ones, and of the others each its turn."""
+    old, new = list(there), list(here)
+    rest = zip((name for name in old if name not in new), (name for name in new if name not in old), strict=False)
+    return dict(rest)
+
+
+def _same(a: Value, b: Value) -> bool:
+    """Whether two values are equal; real numbers up to the rounding of the arithmetic that they may come from."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, int | float) and isinstance(b, int | float)):
+        return a == b and isinstance(a, bool) == isinstance(b, bool)
+    try:
+        return math.isclose(a, b, rel_tol=1e-9)
+    except OverflowError:  # a whole number beyond any real one
+        return False
+
+
+def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Change]:
+    """One change for all layers alike, which are named unless they are all."""
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    for path, (old, new) in pairs.items():
+        match = re.search(r"(?<=\.layers\.)\d+(?![^.])", path)
+        start, end = (path[: match.start()], path[match.end() :]) if match else (path, "")
+        groups.setdefault((start, end, old, new), []).extend([int(match[0])] if match else [])
+    found = []
+    for (start, end, old, new), numbers in groups.items():
+        layers = {path[len(start) :].partition(".")[0] for path in values if numbers and path.startswith(start)}
+        whole = len(layers) == len(numbers)
+        place = (
+            start.removesuffix("layers.").rstrip(".") if whole else f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
+        )
+        found.append(Change((place if numbers else start) + end, old, new))
+    return found

@@ -1,0 +1,35 @@
+"""The folder of a model, as `tfkit build -o` and `tfkit save` write it: its spec, its weights, and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
+
+SPEC = "spec.yaml"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+
+
+def spec_of(folder: Path, span: Span | None = None) -> Path:
+    """The spec in a folder; raises SpecError where there is none."""
+    if (folder / SPEC).is_file():
+        return folder / SPEC
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        message = f"cannot read {quoted(str(folder))}: {error.strerror}"
+        raise SpecError(Diagnostic(message, span, "extends" if span else "")) from error
+    specs = [name for name in names if name.endswith((".yaml", ".yml"))]
+    help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
+    if CONFIG in names:
+        help = f"make one of its {CONFIG}: tfkit import {folder} -o {folder / SPEC}"
+    note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
+    message = f"the folder {quoted(str(folder))} has no {SPEC}"
+    raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are weights beside the spec."""
+    return any((folder / name).exists() for name in (WEIGHTS, INDEX))

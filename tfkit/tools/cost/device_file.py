@@ -1,0 +1,61 @@
+"""The limits of a device from a YAML file, read as strictly as a spec.
+
+title: My accelerator          # unless given, the file's name
+flops: {bfloat16: 300e12, float32: 60e12}
+bandwidth: 2e12
+memory: 80e9
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tfkit.component import Config, PositiveFloat
+from tfkit.errors import Invalid, SpecError, closest, listing
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.resolve import Resolver
+from tfkit.spec.source import read
+from tfkit.tools.cost.devices import Device
+
+TYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
+
+
+class DeviceConfig(Config):
+    """What a device can do."""
+
+    title: str | None = None
+    """What its maker calls it."""
+    flops: dict[str, PositiveFloat]
+    """FLOPs per second of dense matrix products, two for each multiplication and addition, by type."""
+    bandwidth: PositiveFloat
+    """Bytes per second between memory and chip."""
+    memory: PositiveFloat
+    """Bytes."""
+
+    def check(self) -> None:
+        """Refuse types that nothing is counted in."""
+        super().check()
+        if not self.flops:
+            raise Invalid("flops", "`flops` is empty", help="write `{bfloat16: 300e12}`, FLOPs per second by type")
+        for name in self.flops:
+            if name not in TYPES:
+                near = closest(name, TYPES)
+                help = f"a type with a similar name: `{near}`" if near else None
+                raise Invalid(f"flops.{name}", f"unknown type `{name}`", notes=[f"types: {listing(TYPES)}"], help=help)
+
+
+def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:
+    """The device that a YAML file describes; see above.
+
+    Raises:
+        SpecError: the file cannot be read, or something in it is wrong.
+    """
+    path, resolver = Path(path), Resolver(plugins or load_plugins())
+    found = resolver.config(DeviceConfig, read(path), ("device",), {})
+    if resolver.diagnostics:
+        raise SpecError(*resolver.diagnostics)
+    assert isinstance(found, DeviceConfig)
+    tera = {name: flops / 1e12 for name, flops in found.flops.items()}
+    title = found.title or path.stem
+    return Device(path.stem, title, "", tera, int(found.memory), found.bandwidth, str(path))

@@ -1,0 +1,47 @@
+"""The files of a tokenizer, which travel with the weights that were trained with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+OURS = ("tokenizer.json", "chars.json")
+"""What tfkit reads, in this order."""
+NAMES = frozenset(
+    {
+        *OURS,
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "vocab-src.json",
+        "vocab-tgt.json",
+        "target_vocab.json",
+        "entity_vocab.json",
+        "emoji.json",
+        "normalizer.json",
+        "bpe.codes",
+        "dict.txt",
+        "prophetnet.tokenizer",
+        "sentencepiece.model",
+        "spm.model",
+        "tokenizer.model",
+        "tekken.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "source.spm",
+        "target.spm",
+    }
+)
+"""What transformers calls them: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
+`vocab_files_names` of its tokenizers."""
+
+
+def tokenizer_files(weights: Path | None) -> list[Path]:
+    """The files of a tokenizer beside weights, which are a file or a folder; none where there are no weights."""
+    if weights is None:
+        return []
+    folder = weights if weights.is_dir() else weights.parent
+    return sorted(path for path in folder.iterdir() if path.name in NAMES and path.is_file()) if folder.is_dir() else []
