@@ -13,11 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
 from tfkit.graph.expand import Graph
+from tfkit.graph.pieces import read_whole
 from tfkit.spec.load import shipped_specs
 from tfkit.tools.cache import cache_size
 from tfkit.tools.cost import cost, observe
 from tfkit.tools.cost.shapes import rule_of
-from tfkit.tools.cost.steps import Shape, given_once, make_inputs
+from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params import count_params
 
 from ...shipped import SHIPPED
@@ -44,7 +45,7 @@ def load(name: str) -> Graph:
 
 
 def memory_length(graph: Graph) -> int | None:
-    return S if given_once(graph) else None
+    return S if read_whole(graph) else None
 
 
 def counted(graph: Graph) -> tuple[int, int]:

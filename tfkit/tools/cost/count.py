@@ -10,12 +10,12 @@ from torch import fx
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import parts_to_decode, take_apart
+from tfkit.graph.limits import beyond, max_len
+from tfkit.graph.pieces import parts_to_decode, read_whole, take_apart
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
 from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
-from tfkit.tools.cost.steps import Shape, given_once, make_inputs, make_step
+from tfkit.tools.cost.steps import Shape, make_inputs, make_step
 from tfkit.tools.params import active_of
 from tfkit.tools.parts import parts_of
 
@@ -88,7 +88,7 @@ def _checked(
     """What is run; raises ValueError and SpecError."""
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer `{optimizer}`; there are {', '.join(OPTIMIZERS)}")
-    limit, once = max_len(graph), given_once(graph)
+    limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
     length = min(LENGTH, limit or LENGTH) if length is None else length
@@ -98,7 +98,7 @@ def _checked(
             raise ValueError(f"{name} ({value}) must be positive")
     longest = max(length, memory_length or 0)
     if limit is not None and longest > limit:
-        raise SpecError(Diagnostic(f"`{graph.name}` reads at most {limit:,} tokens, and these are {longest:,}"))
+        raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))
     if mode == "decode":
         take_apart(graph)
     return Shape(mode, batch, length, memory_length)

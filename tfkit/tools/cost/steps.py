@@ -12,7 +12,7 @@ from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import Parts, parts_to_decode
+from tfkit.graph.pieces import Parts, parts_to_decode, read_whole
 from tfkit.nn import Past
 from tfkit.tools.cost.result import Mode
 from tfkit.training.loss import Loss
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
     """Something of the right shape on the meta device for each input."""
-    once = given_once(graph)
+    once = read_whole(graph)
     made = {}
     for name, config in graph.spec.model.inputs.items():
         t = shape.memory_length or shape.length if name in once else shape.length
@@ -43,12 +43,6 @@ def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
         else:
             made[name] = torch.empty(shape.batch, t, dtype=torch.long, device="meta")
     return made
-
-
-def given_once(graph: Graph) -> tuple[str, ...]:
-    """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
-    parts = parts_to_decode(graph)
-    return () if parts is None else parts.given_once
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
