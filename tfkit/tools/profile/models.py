@@ -13,7 +13,7 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
+from tfkit.graph.limits import beyond, max_len
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
@@ -106,7 +106,7 @@ def _length(graph: Graph, length: int | None) -> int:
     if length is None:
         return min(LENGTH, limit or LENGTH)
     if limit is not None and length > limit:
-        raise SpecError(Diagnostic(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}"))
+        raise SpecError(Diagnostic(f"{length} tokens are more than {beyond(limit)}"))
     return length
 
 
