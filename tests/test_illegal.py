@@ -95,7 +95,7 @@ ILLEGAL = {
     ),
     "memory and prefix": (["graph.decoder.prefix=n"], "either a memory or a prefix"),
     "a prefix of tokens": (["graph.prefix.prefix=tokens"], "takes lengths"),
-    "an encoder with a memory": (["graph.encoder.memory=source"], "memory"),
+    "an encoder with a memory of tokens": (["graph.encoder.memory=tokens"], "`memory` takes a sequence"),
     "an encoder with a prefix": (["graph.encoder.prefix=n"], "prefix"),
     "an encoder with cross-attention": (
         ["graph.encoder.cross_attention={kind: mha, n_heads: 4}"],

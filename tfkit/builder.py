@@ -19,7 +19,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
 from tfkit.graph.pieces import wire_of
 from tfkit.graph.places import place_of
-from tfkit.nn import Program, StackedLinear
+from tfkit.nn import Program, StackedLinear, Value, is_token
 from tfkit.promises import check_promises
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.load import weights_beside
@@ -199,7 +199,7 @@ def assemble(
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
     used = masks_in_use(graph.nodes)
-    values |= {s.mask: program.input(s.mask, optional=True) for s in graph.inputs.values() if s.mask in used and s.mask}
+    values |= mask_inputs(program, [s.mask for s in graph.inputs.values() if s.mask in used and s.mask])
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)
@@ -270,6 +270,17 @@ def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
             if wire_of(node, field).mask:
                 used |= {s.mask for s in (signal if isinstance(signal, list) else [signal])}
     return used
+
+
+def mask_inputs(program: Program, names: Iterable[str]) -> dict[str, Value]:
+    """Padding masks as optional arguments, checked before anything reads them."""
+    given = {name: program.input(name, optional=True) for name in names}
+    return {name: program.apply(checked_mask(name), is_token, value, name) for name, value in given.items()}
+
+
+def checked_mask(name: str) -> str:
+    """What a mask is called in a model's code once it is checked."""
+    return f"{name.removesuffix('_mask')}_is_token"
 
 
 def _arguments(

@@ -66,7 +66,7 @@ def test_what_is_refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
-        ("decoder", 41, "length (41) is beyond the max_len of `m`, 40"),
+        ("decoder", 41, "a length of 41 tokens is more than max_len (40), which can be set when building"),
         ("decoder", 0, "length (0) must be positive"),
         ("features", None, "`m` has no max_len: say how long sequences may be, `length=...`"),
     ],

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 import tfkit
+from tfkit.nn import is_token
 from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 
@@ -13,7 +14,7 @@ def test_the_code_is_the_forward(captions: tfkit.Graph) -> None:
     """Run as a method, the printed code gives what the model gives."""
     model = tfkit.build(captions).eval()
     code = forward_code(model)
-    scope: dict[str, Any] = {"Tensor": torch.Tensor, "torch": torch, "operator": __import__("operator")}
+    scope: dict[str, Any] = {"Tensor": torch.Tensor, "torch": torch, "is_token": is_token}
     exec(code, scope)
     inputs = random_inputs(captions)
     assert torch.equal(scope["forward"](model, **inputs), model(**inputs))
@@ -22,8 +23,9 @@ def test_the_code_is_the_forward(captions: tfkit.Graph) -> None:
 def test_it_reads_as_written_by_hand(small: tfkit.Graph) -> None:
     assert forward_code(tfkit.build(small, device="meta")).splitlines() == [
         "def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None):",
-        "    embedding = self.embedding(tokens, mask=tokens_mask)",
-        "    decoder = self.decoder(embedding, mask=tokens_mask)",
+        "    tokens_is_token = is_token(tokens_mask, 'tokens_mask')",
+        "    embedding = self.embedding(tokens, mask=tokens_is_token)",
+        "    decoder = self.decoder(embedding, mask=tokens_is_token)",
         "    logits = self.logits(decoder, tie=self.embedding.tokens.weight)",
         "    return logits",
     ]

@@ -205,6 +205,11 @@ class InputPositionConfig(PositionConfig):
 
     role = "is added to the embedding"
 
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that has positions; None where any has."""
+        return None
+
     def check_width(self, width: int) -> None:
         """Raise `Invalid` when these positions cannot have that width."""
 

@@ -36,16 +36,8 @@ class ScaledDotProduct(nn.Module):
         causal = self.causal and mask is None
         if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
             causal = False
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-            scale=self.scale,
-            enable_gqa=self.grouped,
-        )
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=self.grouped)
 
 
 class Eager(nn.Module):

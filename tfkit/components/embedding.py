@@ -32,7 +32,7 @@ from tfkit.component import (
     same_length,
 )
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Past, Program, Table, Value, count_positions
+from tfkit.nn import Linear, Past, Program, Table, Value, count_positions, within
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -48,7 +48,8 @@ class EmbeddingConfig(BlockConfig):
     vocab_size: Shared[Dim]
     """Rows of the token table."""
     max_len: Shared[Immaterial[Dim]] | None = None
-    """The longest sequence that the model is meant for."""
+    """The longest sequence that the model reads, padding included. Nothing else depends on it where positions are not
+    learned, so that a model of other positions reads longer ones with the same weights: `--set max_len=8192`."""
     d_embed: Dim | None = None
     """Width of the token table, if it is narrower than d_model and projected up."""
     project_bias: bool = True
@@ -143,6 +144,8 @@ class EmbeddingConfig(BlockConfig):
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program = Program()
         tokens = program.input("tokens")
+        if (limit := self._limit()) is not None:
+            tokens = program.apply("within_limit", within, tokens, limit)
         table = program.input("tie") if self.tie is not None else None
         optional = any(signal.optional for signal in inputs.get("tables", ()))
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
@@ -159,6 +162,11 @@ class EmbeddingConfig(BlockConfig):
             else:
                 x = self._stage(stage, make, program, x, mask, past)
         return program.build(x, "Embedding")
+
+    def _limit(self) -> int | None:
+        """The longest sequence that tokens and positions allow."""
+        limits = (self.max_len, self.position.longest if self.position is not None else None)
+        return min((one for one in limits if one is not None), default=None)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces(past=self.position is not None)

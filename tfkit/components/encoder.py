@@ -1,25 +1,17 @@
-"""Encoder: a stack that reads the whole sequence in both directions."""
+"""Encoder: a stack that reads the whole sequence in both directions; with a memory, its layers have cross-attention too.
+
+With a memory it reads one sequence, which needs no order, in the light of another: the image features of a diffusion
+model and their text, the object queries of a detector and the image, the queries of a Q-Former.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from tfkit.components.stack import StackConfig
-from tfkit.errors import Invalid
 
 
 class EncoderConfig(StackConfig):
-    """Layers that read the whole sequence."""
+    """Layers that read the whole sequence; with a memory, they have cross-attention too."""
 
     block: Literal["encoder"] = "encoder"
-
-    def check(self) -> None:
-        """Refuse cross-attention: an encoder has no memory."""
-        super().check()
-        for path, layer in self.distinct():
-            if (place := layer.place_of_cross_attention()) is not None:
-                raise Invalid(
-                    f"{path}{place}",
-                    "an encoder has no cross-attention: it has no memory to read",
-                    help="use `block: decoder` and `memory: NODE`",
-                )

@@ -22,6 +22,10 @@ class LearnedConfig(InputPositionConfig):
     offset: Extent = 0
     """Unused rows in front of position 0, as in OPT and BART (2)."""
 
+    @property
+    def longest(self) -> int:
+        return self.max_len
+
     def build(self, make: Make, width: int) -> nn.Module:
         return Learned(self, width)
 

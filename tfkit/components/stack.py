@@ -9,6 +9,7 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
@@ -19,6 +20,7 @@ from tfkit.component import (
     Make,
     MaskConfig,
     MaskedWire,
+    MemoryWire,
     NormConfig,
     Pieces,
     Signal,
@@ -26,11 +28,11 @@ from tfkit.component import (
     divisors,
     expect,
 )
-from tfkit.components.context import SharedContext, View
+from tfkit.components.context import SharedContext, View, additive
 from tfkit.components.layer import LayerConfig, SublayerName, build_layer
 from tfkit.components.pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
-from tfkit.nn import Context, Past, is_scripting, own, recomputed
+from tfkit.nn import Cache, Context, Past, is_scripting, own, recomputed
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -38,6 +40,8 @@ class StackConfig(LayerConfig, BlockConfig):
 
     input: MaskedWire | None = None
     """The sequence to read."""
+    memory: MemoryWire | None = None
+    """The sequence that cross-attention reads."""
     n_layers: Count
     """Number of layers."""
     layers: LayersConfig | None = None
@@ -67,6 +71,26 @@ class StackConfig(LayerConfig, BlockConfig):
                 if width != self.d_model:
                     message = f"`{name}` keeps the width of its stack, {self.d_model}"
                     raise Invalid(f"{path}{name}.d_model", message)
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Refuse cross-attention without a memory, and a memory that no layer reads."""
+        reads = False
+        for path, layer in self.distinct():
+            place = layer.place_of_cross_attention()
+            if self.memory is None and place is not None:
+                raise Invalid(
+                    f"{path}{place}",
+                    "cross-attention needs a memory to read",
+                    help=f"add `memory: NODE` to the {self.kind_name()}",
+                )
+            if self.memory is not None and any(s.sublayer == "cross_attention" for s in layer.steps(memory=True)):
+                reads = True
+                if layer.cross() is None:
+                    raise Invalid(f"{path}cross_attention", "a layer that reads a memory needs an attention to do so")
+        if self.memory is not None and not reads:
+            message = "`memory` has no effect: no sublayer reads it"
+            raise Invalid("memory", message, help="add `cross_attention` to `sublayers`")
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
         """Name and config of each layer that has weights of its own, in order."""
@@ -107,11 +131,14 @@ class StackConfig(LayerConfig, BlockConfig):
         return given
 
     def output(self, inputs: Signals) -> Signal:
-        return expect(inputs, "input", "sequence", width=self.d_model)
+        signal = expect(inputs, "input", "sequence", width=self.d_model)
+        if "memory" in inputs:
+            expect(inputs, "memory", "sequence")
+        return signal
 
     def module(self, inputs: Signals) -> type[Stack]:
         """The class of the module that runs the layers."""
-        return Stack
+        return MemoryStack if "memory" in inputs else Stack
 
     def view(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> View:
         """What a layer's self-attention shares with that of others."""
@@ -234,3 +261,35 @@ class Stack(nn.Module):
                 n_slots = cache[self.first_kept[i]].size(2) - 1
             contexts.append(shared(x, mask, prefix, past, n_slots))
         return contexts
+
+
+class MemoryStack(Stack):
+    """Layers that also read a memory. Where the sequence comes in pieces, it is given with the first one."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: list[Tensor] | None = None,
+        memory_cache: list[Tensor] | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
+        contexts = self.contexts(x, mask, None, cache, past)
+        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
+        place = memory_place = 0
+        for i, layer in enumerate(self.layers):
+            for _ in range(self.repeats):
+                kept: Cache | None = None
+                if memory_cache is not None:
+                    kept = Cache(memory_cache[memory_place : memory_place + self.memory_kept[i]], x, 0, 0)
+                cross = Context(tokens, None, memory, kept)
+                context = own(contexts[self.views[i]], cache, place, self.kept[i])
+                if is_scripting() or not self.recompute:
+                    x = layer(x, context, cross)
+                else:
+                    x = recomputed(layer, x, context, cross)
+                place += self.kept[i]
+                memory_place += self.memory_kept[i]
+        return x if self.final_norm is None else self.final_norm(x)

@@ -14,9 +14,9 @@ from tfkit.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
+from tfkit.graph.limits import beyond, max_len
 from tfkit.graph.pieces import take_apart
-from tfkit.nn import Past
+from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
@@ -118,7 +118,7 @@ class CachedModel:
         """
         if not self._batch:
             self.start(tokens.size(0))
-        mask = None if mask is None else mask.to(torch.bool)
+        mask = is_token(mask, "mask")
         self._check_piece(tokens, mask, inputs)
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
@@ -242,7 +242,7 @@ def _checked_length(length: int | None, graph: Graph) -> int:
     if length < 1:
         raise ValueError(f"length ({length}) must be positive")
     if limit is not None and length > limit:
-        raise ValueError(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}")
+        raise ValueError(f"a length of {length} tokens is more than {beyond(limit)}")
     return length
 
 

@@ -14,8 +14,9 @@ from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.sampling import Sampler, Sampling
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len, rows_of
+from tfkit.graph.limits import beyond, max_len, rows_of
 from tfkit.graph.pieces import take_apart
+from tfkit.nn import is_token
 from tfkit.wrapped import unwrapped
 
 End: TypeAlias = Literal["stop", "length"]
@@ -191,7 +192,8 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         shape = ", ".join(map(str, tokens.shape))
         raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
     tokens = tokens.long()
-    mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(tokens.device, torch.bool)
+    known = None if mask is None else is_token(mask.cpu(), "mask")
+    mask = torch.ones_like(tokens, dtype=torch.bool) if known is None else known.to(tokens.device)
     if mask.shape != tokens.shape:
         raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}, not {list(mask.shape)}")
     empty = [row for row, count in enumerate(mask.sum(dim=1).tolist()) if count == 0]
@@ -229,7 +231,7 @@ def _check_input(graph: Graph, name: str, tokens: Tensor) -> None:
     """Raise ValueError for a sequence beyond the model's `max_len`, and for token ids that are not in its table."""
     limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
-        raise ValueError(f"`{name}` has {tokens.size(1)} tokens, and a sequence of this model can have {limit}")
+        raise ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
     if rows is None or not tokens.numel():
         return
     least, most = (int(one) for one in tokens.aminmax())

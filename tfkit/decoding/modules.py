@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tfkit.builder import call, masks_in_use
+from tfkit.builder import call, mask_inputs, masks_in_use
 from tfkit.component import Pieces
 from tfkit.graph.expand import Graph, Node, table_owner
 from tfkit.graph.pieces import Parts
@@ -61,7 +61,7 @@ def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterab
     """The padding masks of inputs and nodes, as arguments, where one of the `nodes` reads them."""
     signals = [graph.inputs[name] if name in graph.inputs else graph.node(name).output for name in sources]
     names = dict.fromkeys(signal.mask for signal in signals if signal.mask in masks_in_use(nodes))
-    return {name: program.input(name, optional=True) for name in names if name is not None}
+    return mask_inputs(program, [name for name in names if name is not None])
 
 
 def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import parts_to_decode
+from tfkit.graph.pieces import read_whole
 
 
 def input_shapes(
@@ -18,7 +18,7 @@ def input_shapes(
         length: positions of each; an input whose length its spec fixes has that.
         memory_length: positions of what is read once and as a whole, such as an encoder's input; `length` unless given.
     """
-    once = () if memory_length is None else given_once(graph)
+    once = () if memory_length is None else read_whole(graph)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, config in graph.spec.model.inputs.items():
         t = config.length or (memory_length if name in once and memory_length is not None else length)
@@ -28,12 +28,6 @@ def input_shapes(
         else:
             shapes[name] = (batch,) if config.type == "lengths" else (batch, t)
     return shapes
-
-
-def given_once(graph: Graph) -> tuple[str, ...]:
-    """Inputs that another sequence reads as a whole, as that of an encoder; none if a model has no other part."""
-    parts = parts_to_decode(graph)
-    return () if parts is None else parts.given_once
 
 
 def fixed_lengths(graph: Graph) -> dict[str, int]:

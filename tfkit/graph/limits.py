@@ -14,6 +14,11 @@ def max_len(graph: Graph) -> int | None:
     return min(_limits(graph), default=None)
 
 
+def beyond(limit: int) -> str:
+    """What is exceeded, in the words of every error about it; a model's forward has the same (`tfkit.nn.within`)."""
+    return f"max_len ({limit}), which can be set when building"
+
+
 def _limits(graph: Graph) -> Iterator[int]:
     pending: list[object] = [node.config for node in graph.nodes]
     while pending:

@@ -69,6 +69,13 @@ def parts_to_decode(graph: Graph) -> Parts | None:
         return None
 
 
+def read_whole(graph: Graph) -> tuple[str, ...]:
+    """The inputs that other sequences read only as a whole: that of an encoder, a memory, the lengths of a prefix."""
+    nodes = {node.name: node for node in graph.nodes}
+    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
+    return tuple(name for name in graph.inputs if name not in flowing)
+
+
 def wire_of(node: Node, field: str) -> WireMarker:
     """The marker of a field that is a wire."""
     found = marker(type(node.config).model_fields[field], WireMarker)

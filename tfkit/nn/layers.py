@@ -78,6 +78,7 @@ class StackedLinear(nn.Module):
 
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
+is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

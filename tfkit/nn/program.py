@@ -3,6 +3,7 @@
 import hashlib
 import linecache
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -82,6 +83,16 @@ class Program:
         return module
 
 
+class CallTracer(fx.Tracer):
+    """Reads the code of a model again, as unpickling does, and leaves the functions that it calls as calls."""
+
+    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        forward = cast(Any, type(root).forward if isinstance(root, nn.Module) else root)
+        called = {id(value) for value in forward.__globals__.values() if isinstance(value, FunctionType)}
+        self._autowrap_function_ids |= called
+        return super().trace(root, concrete_args)
+
+
 def recomputed(layer: nn.Module, *args: Any) -> Any:
     """The result of a layer, of which only the arguments are kept for the backward: it then runs a second time."""
     return checkpoint(layer, *args, use_reentrant=False) if torch.is_grad_enabled() else layer(*args)
@@ -136,7 +147,7 @@ def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str
 
 
 def _graph(steps: Sequence[Step]) -> fx.Graph:
-    graph = fx.Graph()
+    graph = fx.Graph(tracer_cls=CallTracer)
     nodes: dict[Value, fx.Node] = {}
 
     def node(value: Any) -> Any:

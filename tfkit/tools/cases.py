@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from tfkit.builder import graph_of, inputs_of
 from tfkit.graph.inputs import fixed_length
 from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import Parts, parts_to_decode
+from tfkit.graph.pieces import Parts, read_whole
 from tfkit.tools.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12
@@ -89,12 +89,11 @@ def _inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
     """Inputs of one call; what a model reads once has another length than the rest."""
-    graph, parts, like = graph_of(model), parts_to_decode(graph_of(model)), next(model.parameters())
+    graph, like = graph_of(model), next(model.parameters())
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
     made = random_inputs(graph, length=length, **options)
-    if parts is not None:
-        other = random_inputs(graph, length=max(1, length - 1), **options)
-        made |= {name: other[name] for name in parts.given_once}
+    other = random_inputs(graph, length=max(1, length - 1), **options)
+    made |= {name: other[name] for name in read_whole(graph)}
     if not optional:
         made = {name: value for name, value in made.items() if not graph.inputs[name].optional}
     if padding is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -15,10 +15,16 @@ def forward_code(model: fx.GraphModule, width: int = WIDTH) -> str:
     """`model.code` without the lines that free memory, weights named where they are used, wrapped to `width`."""
     (function,) = ast.parse(model.code.strip()).body
     assert isinstance(function, ast.FunctionDef)
-    inlined = _Inlined()
+    inlined = _Inlined(_functions(model))
     body = [inlined.visit(step) for step in function.body if not _frees(step)]
     lines = [line for step in body if step is not None for line in _wrapped(ast.unparse(step), width - 4)]
     return "\n".join([*_signature(function, width), *(f"    {line}" for line in lines)])
+
+
+def _functions(model: fx.GraphModule) -> dict[str, str]:
+    """The functions that the forward calls, `package_module_name` as fx writes it, and their own names."""
+    called = [node.target for node in model.graph.nodes if node.op == "call_function"]
+    return {f"{one.__module__}.{one.__name__}".replace(".", "_"): one.__name__ for one in called if callable(one)}
 
 
 def _frees(step: ast.stmt) -> bool:
@@ -29,7 +35,8 @@ def _frees(step: ast.stmt) -> bool:
 class _Inlined(ast.NodeTransformer):
     """Replaces the names of weights (`w = self.embedding.tokens.weight`) by the weights themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Mapping[str, str]) -> None:
+        self.functions = functions
         self.weights: dict[str, ast.expr] = {}
 
     def visit_Assign(self, step: ast.Assign) -> ast.AST | None:
@@ -40,6 +47,8 @@ class _Inlined(ast.NodeTransformer):
         return self.generic_visit(step)
 
     def visit_Name(self, name: ast.Name) -> ast.AST:
+        if name.id in self.functions:
+            return ast.Name(self.functions[name.id])
         return self.weights.get(name.id, name)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 from torch import Tensor, fx, nn
 
-from tfkit.builder import graph_of
+from tfkit.builder import checked_mask, graph_of
 from tfkit.component import Pieces
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node
@@ -96,7 +96,7 @@ def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
     if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
         raise ValueError(f"the model's graph was edited: it does not end in `{ends.head}` any more")
     nodes = {node.name: copy for node, copy in copies.items()}
-    found = [nodes.get(name or "") for name in (ends.mask, ends.tokens)]
-    graph.output((head.args[0], *found, dict(head.kwargs)))
+    mask = nodes.get(checked_mask(ends.mask or ""), nodes.get(ends.mask or ""))
+    graph.output((head.args[0], mask, nodes.get(ends.tokens or ""), dict(head.kwargs)))
     graph.erase_node(head)
     return written_forward(graph, "trunk")[0]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import given_once
+from tfkit.graph.pieces import read_whole
 from tfkit.spec.load import shipped_specs
 from tfkit.tools.cache import cache_size
 from tfkit.tools.cost import cost, observe
@@ -45,7 +45,7 @@ def load(name: str) -> Graph:
 
 
 def memory_length(graph: Graph) -> int | None:
-    return S if given_once(graph) else None
+    return S if read_whole(graph) else None
 
 
 def counted(graph: Graph) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def test_an_encoder_is_not_decoded() -> None:
         ({"steps": 1}, r"steps \(1\) must be at least 2"),
         ({"batch": 0}, r"batch \(0\) must be at least 1"),
         ({"warmup": -1}, r"warmup \(-1\) must be at least 0"),
-        ({"length": 65}, r"length \(65\) is beyond the max_len of `small`, 64"),
+        ({"length": 65}, r"65 tokens are more than max_len \(64\)"),
     ],
 )
 def test_wrong_counts(wrong: dict[str, int], says: str, profile: Run) -> None:

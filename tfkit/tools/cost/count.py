@@ -11,9 +11,9 @@ from torch import fx
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_length, fixed_lengths, given_once, length_of
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import parts_to_decode, take_apart
+from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
+from tfkit.graph.limits import beyond, max_len
+from tfkit.graph.pieces import parts_to_decode, read_whole, take_apart
 from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
@@ -103,7 +103,7 @@ def _checked(
     """What is run; raises ValueError and SpecError."""
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer `{optimizer}`; there are {', '.join(OPTIMIZERS)}")
-    limit, once = max_len(graph), given_once(graph)
+    limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
     fixed, fixed_once = fixed_length(graph), once and set(once) <= fixed_lengths(graph).keys()
@@ -118,7 +118,7 @@ def _checked(
             raise ValueError(f"{name} ({value}) must be positive")
     longest = max(0 if fixed else length, 0 if fixed_once else memory_length or 0)
     if limit is not None and longest > limit:
-        raise SpecError(Diagnostic(f"`{graph.name}` reads at most {limit:,} tokens, and these are {longest:,}"))
+        raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))
     if mode == "decode":
         take_apart(graph)
     return Shape(mode, batch, length, memory_length)

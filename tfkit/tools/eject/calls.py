@@ -67,8 +67,10 @@ class Calls(Expressions):
         return self._specialised(self.whole.keys(method.modules, method.name), node, written)
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
-        if function is tfkit.nn.is_scripting:
+        if function in (tfkit.nn.is_scripting, tfkit.nn.can_look):
             return Known(False, literal=True), ast.Constant(False)
+        if function is tfkit.nn.within:  # the limit is not a size of the model: its file has no config for it
+            return self.eval(node.args[0])
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(function,)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):

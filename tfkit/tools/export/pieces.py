@@ -12,6 +12,7 @@ from torch import Tensor
 from tfkit.decoding.modules import made_once
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
+from tfkit.nn import is_token
 from tfkit.tools.export.format import Inputs, Opened, Reader
 from tfkit.tools.export.programs import DECODE, MODEL, PREFILL, READ, Caches, caches_of
 
@@ -55,7 +56,8 @@ class PieceReader:
         if self._used + tokens.size(1) > self._length:
             raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} are read")
         main = self._caches.parts.given_again[0]
-        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(torch.bool)
+        known = is_token(mask, f"{main}_mask")
+        mask = torch.ones_like(tokens, dtype=torch.bool) if known is None else known
         given = {main: tokens, f"{main}_mask": mask, **inputs}
         results = self._prefill(given) if self._lengths is None else self._decode(given, mask)
         read = mask.sum(dim=1)

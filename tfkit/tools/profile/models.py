@@ -15,7 +15,7 @@ import torch
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_length, length_of
-from tfkit.graph.limits import max_len
+from tfkit.graph.limits import beyond, max_len
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
@@ -115,7 +115,7 @@ def _length(graph: Graph, length: int | None) -> int:
     if length == fixed_length(graph):
         return length
     if limit is not None and length > limit:
-        raise SpecError(Diagnostic(f"length ({length}) is beyond the max_len of `{graph.name}`, {limit}"))
+        raise SpecError(Diagnostic(f"{length} tokens are more than {beyond(limit)}"))
     return length
 
 
