@@ -65,8 +65,7 @@ def session(block: str) -> list[tuple[str, str]]:
 def test_every_step_runs_as_printed_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In an empty folder, with the files that the reader has by then. `--plugin-dir` stands for the installation, of the
-    same files."""
+    """In an empty folder, with the files that the reader has by then; `--plugin-dir` stands for the installation."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     shown: dict[str, list[str]] = {}
