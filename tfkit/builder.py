@@ -331,14 +331,29 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                     init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
             elif isinstance(module, nn.Embedding):
                 init.table(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
-            elif callable(reset := getattr(module, "reset_parameters", None)):
+            elif (reset := _reset_of(module)) is not None:
                 torch.manual_seed(_seed(seed, path))
                 reset()
-            elif any(True for _ in module.parameters(recurse=False)) or any(
-                True for _ in module.buffers(recurse=False)
-            ):
+            elif _holds(module) and not _is_filled_above(model, path):
                 message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
                 raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    """What fills a module; torch's attention has it under a private name."""
+    found = [getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters")]
+    return next((one for one in found if callable(one)), None)
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether there are parameters or buffers in it, those of its children aside."""
+    return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+
+
+def _is_filled_above(model: nn.Module, path: str) -> bool:
+    """Whether it is a list or a mapping of parameters, which the module that has it fills."""
+    module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
 
 
 def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:

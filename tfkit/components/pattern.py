@@ -37,8 +37,9 @@ class LayersConfig(Config):
         if BASE in self.variants:
             raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
         for name in self.variants:
-            if not name.isidentifier() or hasattr(nn.ModuleDict, name) or name == "training":
-                help = "use letters, digits and `_`, and no name of a module's own attributes"
+            plain = name.isascii() and name.isidentifier()  # Python would take some other letters for these
+            if not plain or hasattr(nn.ModuleDict, name) or name == "training":
+                help = "use letters from a to z or A to Z, digits and `_`, and no name of a module's own attributes"
                 raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
         used = self._used()
         for place, name in used.items():

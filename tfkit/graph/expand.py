@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
-from tfkit.graph.names import is_identifier, taken
+from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.complaints import crashed, refused
@@ -120,9 +120,8 @@ class _Expansion:
             what = "a node" if part == "graph" else "an input"
             for name in names:
                 if not is_identifier(name):
-                    help = "it becomes a name in Python: a letter, then letters, digits and `_`"
-                    self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=help)
-                elif (why := taken(name)) is not None:
+                    self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=SPELLING)
+                elif (why := taken(name, of_input=part == "inputs")) is not None:
                     self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
                 elif part == "graph" and name in self.model.inputs:
                     self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")

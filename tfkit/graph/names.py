@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 
 RESERVED = frozenset(
@@ -14,17 +15,34 @@ RESERVED = frozenset(
 )
 """Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these, or
 they are arguments where a sequence is read in pieces."""
+WRITTEN = frozenset(
+    """Config F NamedTuple NoneType OrderedDict Tensor add_caches batch config dataclass device empty_state first_value
+    fx_pytree getattr inf keep_value kept_value length like made math min move_on nan nn operator past_of piece pytree
+    read result start state step torch""".split()  # noqa: SIM905
+)
+"""Names that mean something else in code that is written for a model: by torch.fx, by `torch.export`, for the methods
+of a TorchScript file, and in an ejected file."""
+SPELLING = (
+    "it becomes a name in Python and in TorchScript: a letter from a to z or A to Z, then such letters, digits and `_`"
+)
 
 
 def is_identifier(name: str) -> bool:
-    """Whether it can be a public name in Python."""
-    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+    """Whether it can be a public name in Python and in TorchScript.
+
+    TorchScript reads ASCII alone. Python reads more, and takes some letters for others (`ﬁ` for `fi`, by NFKC).
+    """
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
-def taken(name: str) -> str | None:
+def taken(name: str, *, of_input: bool) -> str | None:
     """Who has that name already, if somebody has."""
     if name.endswith("_mask"):
         return "it names a padding mask"
     if name in RESERVED or name.startswith("register_"):
         return "every module has something of this name"
+    if name in WRITTEN:
+        return "the code that is written for a model has another thing of this name"
+    if of_input and hasattr(builtins, name):
+        return "as an argument it would hide what Python has under this name"
     return None

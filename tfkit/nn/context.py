@@ -10,14 +10,17 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """How much of each sequence was read before, when sequences are read in pieces."""
+    """How much of each sequence was read before, when sequences are read in pieces.
+
+    Attributes:
+        start: columns read before, padding among them: no sequence has more tokens than these.
+        length: columns that the caches are made for.
+        lengths: tokens read before, by sequence, int [b]; None where that is `start` for all.
+    """
 
     start: int
-    """Columns read before, padding among them: no sequence has more tokens than these."""
     length: int
-    """Columns that the caches are made for."""
     lengths: Tensor | None
-    """Tokens read before, by sequence, [b]; None where that is `start` for all."""
 
 
 class Cache(NamedTuple):
@@ -26,33 +29,46 @@ class Cache(NamedTuple):
     There are three cases. At the start, the new tokens alone are read: `before` and `after` are 0. Where the slots hold
     all that may be read, old and new, `after` of them are read once the new tokens are written. Where new tokens
     overwrite what others of them still read, `before` of the slots are read together with the new tokens.
+    `tfkit.remember` does all of it.
+
+    Attributes:
+        tensors: what the attention keeps, in the order of its config's `kept`; [b, heads, slots + 1, width] each, where
+            the last slot takes what padding would write. In cross-attention [b, heads, k, width], a slot for each
+            position of the memory.
+        slots: the slots of the last so many new tokens: int [t], or [b, t] where they differ by sequence.
+        before: slots that are read together with the new tokens.
+        after: slots that are read once the new tokens are written.
     """
 
     tensors: list[Tensor]
-    """[b, heads, slots + 1, width] each; the last slot takes what padding would write."""
     slots: Tensor
-    """The slots of the last so many new tokens: [t], or [b, t] where they differ by sequence."""
     before: int
     after: int
 
 
 class Context(NamedTuple):
-    """What attention receives besides x. Computed once per forward by the stack, for all layers that share it.
+    """What attention receives besides x [b, q, d_model]. Computed once per forward by the stack, for all layers alike.
 
-    b batch, h heads, q queries, k keys.
+    b batch, h heads, q queries (the new tokens), k keys (all tokens that are read, those in the cache among them).
+    docs/attention.md shows an attention that is written against it.
+
+    Attributes:
+        mask: which keys a query reads, [b or 1, h or 1, q or 1, k]: bool, True to read, or in the type of x, added to
+            the scores: minus infinity hides a key, and the biases of positions (alibi, t5) stand in it. None hides
+            nothing, or only later keys where the module was built with `causal`.
+        rotary: the table of the rotary positions of the new tokens, as the config in `position` makes it: the rotation
+            that it builds takes it. None without rotary positions, and in cross-attention.
+        memory: the sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once cached.
+        cache: what is kept of each token; None where sequences are read whole.
+        temperature: what multiplies the queries, by their positions, [b or 1, 1, q, 1]; None unless the config has a
+            `temperature`.
     """
 
     mask: Tensor | None
-    """Which keys a query reads: bool, True to read, or float, added to the scores; [b or 1, h or 1, q or 1, k]. None
-    hides nothing, or only later keys where the module was built with `causal`."""
     rotary: Tensor | None
-    """The table of the rotary positions of the new tokens, for the rotation of the same kind."""
     memory: Tensor | None
-    """The sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once it is cached."""
     cache: Cache | None = None
-    """What is kept of each token; None where sequences are read whole."""
     temperature: Tensor | None = None
-    """What multiplies the queries, by their positions, [b or 1, 1, q, 1]."""
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
@@ -71,12 +87,16 @@ def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor
 
 
 def remember(new: Tensor, context: Context, index: int) -> Tensor:
-    """Keep what attention computed of the new tokens, and return it for all tokens that it reads.
+    """Keep what self-attention computed of the new tokens, and return it for all tokens that it reads.
 
     Args:
         new: [b, heads, t, width], for instance the rotated keys.
         context: of this forward; without a cache, `new` comes back.
-        index: which of the cache's tensors it is.
+        index: which of the cache's tensors it is, as in `kept`.
+
+    Returns:
+        [b, heads, k, width], with the keys in the order of the mask's last axis. That is the order of the slots: what
+        depends on the order of tokens belongs into the mask.
     """
     cache = context.cache
     if cache is None:

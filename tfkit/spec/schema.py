@@ -25,7 +25,7 @@ from tfkit.spec.shape import Shape, extra, numeric, shape_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 CHANGES = "changes."
-NAME = r"^(?![_0-9])(?!.*_mask$)[^\s!-/:-@\[-^`{-~]+$"  # as the graph checks it: an identifier
+NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an identifier
 NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
 SHARED = "Taken from the enclosing parts of the spec when it is not given."
 

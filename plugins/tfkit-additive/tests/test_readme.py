@@ -22,6 +22,11 @@ def of_file(name: str) -> list[str]:
     return [block["text"] for block in BLOCKS if block["file"] == name]
 
 
+def written(parts: list[str]) -> str:
+    """A file of which the tutorial shows the parts."""
+    return "\n\n".join(parts)
+
+
 def test_no_block_is_left_unread() -> None:
     assert len(BLOCKS) == TEXT.count("```") / 2
     named = {block["file"] for block in BLOCKS} - {None}
@@ -38,14 +43,10 @@ def test_the_folder_is_as_shown() -> None:
         assert path.is_dir() if line.endswith("/") else path.is_file()
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "src/tfkit_additive.py"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "src/tfkit_additive.py", "tests/test_additive.py"])
 def test_the_files_are_as_shown_and_nothing_is_left_out(name: str) -> None:
-    assert "\n\n".join(of_file(name)) == (ROOT / name).read_text(encoding="utf-8")
-
-
-def test_the_tests_are_among_the_tests() -> None:
-    (shown,) = of_file("tests/test_additive.py")
-    assert shown in (ROOT / "tests" / "test_additive.py").read_text(encoding="utf-8")
+    """So pytest, which runs `tests/test_additive.py`, runs what is printed."""
+    assert written(of_file(name)) == (ROOT / name).read_text(encoding="utf-8")
 
 
 def test_the_spec_builds_and_runs() -> None:
@@ -55,28 +56,42 @@ def test_the_spec_builds_and_runs() -> None:
     assert model(tokens, tokens[:, :3]).shape == (2, 3, 100)
 
 
-def sessions() -> list[tuple[str, str]]:
+def session(block: str) -> list[tuple[str, str]]:
     """Commands and what they print."""
-    parts = [
-        re.split(r"^\$ (.*)\n", block["text"], flags=re.MULTILINE) for block in BLOCKS if block["language"] == "console"
-    ]
-    return [(command, output) for part in parts for command, output in zip(part[1::2], part[2::2], strict=True)]
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize(("command", "output"), sessions(), ids=lambda text: text[:60])
-def test_commands_print_what_is_shown(
-    command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_step_runs_as_printed_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if command == "pip install --editable .":
-        return
+    """In an empty folder, with the files that the reader has by then; `--plugin-dir` stands for the installation."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    Path("translator.yaml").write_text(of_file("translator.yaml")[0], encoding="utf-8")
+    shown: dict[str, list[str]] = {}
+    ran = []
+    for block in BLOCKS:
+        if block["file"] is not None:
+            file = tmp_path / block["file"]
+            file.parent.mkdir(exist_ok=True)
+            shown.setdefault(block["file"], []).append(block["text"])
+            file.write_text(written(shown[block["file"]]), encoding="utf-8")
+            if file.suffix == ".py":
+                exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), {"__name__": "tutorial"})
+        for command, output in session(block["text"]) if block["language"] == "console" else []:
+            ran.append(command)
+            if command != "pip install --editable .":
+                prints(command, output, capsys)
+    assert ran[0] == "pip install --editable ."
+    assert len(ran) == 5
+
+
+def prints(command: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     program, *arguments = shlex.split(command)
     assert program == "tfkit"
     status = main([*arguments, "--plugin-dir", str(ROOT), "--no-plugins"])
     found = capsys.readouterr()
-    assert status == int(output.startswith("error:"))
+    assert status == int(output.startswith("error:")), command
     pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
     printed = "\n".join(line.rstrip() for line in (found.out + found.err).splitlines())
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 _OWN = frozenset(nn.Module().__dict__)
+MADE_WITH = "_tfkit_made_with"
+"""Where torch's modules keep what they were made with while a model is ejected."""
 
 
 class Alikes:
@@ -28,17 +30,23 @@ class Alikes:
     def _visit(self, module: nn.Module) -> nn.Module:
         if module not in self._of:
             children = tuple((n, None if c is None else id(self._visit(c))) for n, c in module._modules.items())
-            tensors = [(n, None if p is None else (p.shape, p.requires_grad)) for n, p in module._parameters.items()]
-            key = (type(module), children, repr(sorted(plain(module).items())), repr(tensors))
+            key = (type(module), children, repr(sorted(plain(module).items())), repr(_tensors(module)))
             self._of[module] = self._first.setdefault(key, module)
         return self._of[module]
+
+
+def _tensors(module: nn.Module) -> list[tuple[Any, ...]]:
+    """What is to be known of the tensors that a module holds itself."""
+    named = [*module._parameters.items(), *module._buffers.items()]
+    passing = module._non_persistent_buffers_set
+    return [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
 
 
 def plain(module: nn.Module) -> dict[str, Any]:
     """The attributes of a module that are neither parameters nor modules."""
     if isinstance(module, torch.fx.GraphModule):
         return {}
-    return {name: value for name, value in module.__dict__.items() if name not in _OWN}
+    return {name: value for name, value in module.__dict__.items() if name not in _OWN and name != MADE_WITH}
 
 
 def is_torch(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
 from tfkit.tools.eject.torch_modules import STANDS_FOR
-from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, join
+from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join
 from tfkit.tools.eject.whole import Key, refuse
 
 
@@ -33,16 +33,43 @@ class Calls(Expressions):
             return self._append(node, node.func.value.id)
         function, written = self.eval(node.func)
         if isinstance(function, Modules):
-            ours = [one for one in function.modules if not (is_torch(one) or type(one) in STANDS_FOR)]
-            if len(ours) == len(function.modules):
-                return self._specialised(self.whole.keys(ours, "forward"), node, written)
-            if ours:
-                raise refuse(ours[0], f"it stands in the same place as {type(function.modules[0]).__name__}")
+            return self._modules(function.modules, node, written)
         if isinstance(function, Method):
             return self._method(function, node, written)
         if isinstance(function, Known):
             return self._known(function.value, node, written)
         return self._opaque(node, written)
+
+    def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
+        """A call of one of these modules. What is not alike is given the same, and so all that the call says."""
+        ours = [one for one in modules if not (is_torch(one) or type(one) in STANDS_FOR)]
+        keys = self.whole.keys(ours, "forward")
+        if len(ours) == len(modules) and len({tuple(self.whole.entry(key).code.parameters) for key in keys}) == 1:
+            return self._specialised(keys, node, written)
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            raise refuse(modules[0], "modules that are not alike are called with a `*`")
+        args = [self.eval(one)[0] for one in node.args]
+        keywords = {one.arg: self.eval(one.value)[0] for one in node.keywords if one.arg}
+        found = [self._passed(module, args, keywords) for module in modules]
+        value = found[0]
+        for other in found[1:]:
+            value = join(value, other)
+        return value, self._opaque(node, written)[1]
+
+    def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
+        """What is known of the result of a module that is given these arguments, all of them."""
+        if type(module) is nn.Sequential:
+            passed = list(args)
+            for child in module:
+                passed = [self._passed(self.whole.alikes[child], passed, {})]
+            return passed[0]
+        if is_torch(module) or type(module) in STANDS_FOR:
+            return SOME
+        key = self.whole.keys([module], "forward")[0]
+        entry = self.whole.entry(key)
+        given = dict(zip(entry.code.parameters, args, strict=False)) | dict(keywords)
+        entry.needed |= set(given)
+        return self.whole.call([key], {name: _not_written(value) for name, value in given.items()})
 
     def _opaque(self, node: ast.Call, written: ast.expr) -> Written:
         """A call of which nothing is known but that it does not return None."""
@@ -61,8 +88,11 @@ class Calls(Expressions):
         module = method.modules[0]
         function = getattr(type(module), method.name)
         if is_library(function):
-            if method.name == "values" and isinstance(module, nn.ModuleDict):
-                return Items(self.items_of(Modules(method.modules))), ast.Call(written, [], [])
+            if method.name in ("values", "items") and isinstance(module, nn.ModuleDict):
+                child = self.items_of(Modules(method.modules))
+                return Items(child if method.name == "values" else Record(None, (SOME, child))), ast.Call(
+                    written, [], []
+                )
             return self._opaque(node, written)
         return self._specialised(self.whole.keys(method.modules, method.name), node, written)
 
@@ -78,6 +108,8 @@ class Calls(Expressions):
         arguments = [self.eval(one) for one in node.args]
         if function is enumerate:
             return Items(Record(None, (SOME, self.item_of(arguments[0][0])))), _rebuilt(written, arguments)
+        if function in (list, tuple, reversed):
+            return Items(self.item_of(arguments[0][0])), _rebuilt(written, arguments)
         if function is zip:
             items = tuple(self.item_of(value) for value, _ in arguments)
             return Items(Record(None, items)), self._opaque(node, written)[1]
@@ -100,8 +132,7 @@ class Calls(Expressions):
             if isinstance(argument, ast.Starred) and isinstance(value, Record):
                 assert isinstance(written, ast.Starred)
                 for index, item in enumerate(value.items):  # they come together: none of them can be left out
-                    item = Known(item.value) if isinstance(item, Known) else item
-                    found[next(rest)] = item, (written if index == 0 else ast.Constant(...))
+                    found[next(rest)] = _not_written(item), (written if index == 0 else ast.Constant(...))
             else:
                 found[next(rest)] = value, written
         positional = len(found)
@@ -140,6 +171,11 @@ class Calls(Expressions):
             return value, given[only][1]
         args, keywords = _written(given, self.whole.fields(kind), positional)
         return value, ast.Call(written, args, keywords)
+
+
+def _not_written(value: Value) -> Value:
+    """A value that is an argument even where it is a constant."""
+    return Known(value.value) if isinstance(value, Known) else value
 
 
 def _rebuilt(written: ast.expr, arguments: list[Written]) -> ast.expr:

@@ -152,13 +152,24 @@ class Expressions(Conditions):
             if all(Known(one) == Known(base.value[0]) for one in base.value) and isinstance(base.value[0], int):
                 return Known(base.value[0], literal=True), made
         if isinstance(base, Modules):
-            return self.items_of(base), made
+            return self._items_at(base, node.slice, index), made
         return SOME, made
 
+    def _items_at(self, base: Modules, node: ast.expr, index: Value) -> Value:
+        """What stands at an index of lists and mappings of modules."""
+        if isinstance(node, ast.Slice):
+            return Items(self.items_of(base))
+        if not isinstance(index, Known):
+            return self.items_of(base)
+        found = [module[index.value] for module in base.modules]  # type: ignore[index]
+        if not all(isinstance(one, nn.Module) for one in found):
+            return SOME
+        return Modules(tuple(dict.fromkeys(self.whole.alikes[one] for one in found)))
+
     def items_of(self, container: Modules) -> Value:
-        """The children of lists and mappings of modules."""
+        """The children of lists and mappings of modules; of those of parameters, tensors."""
         children = [self.whole.alikes[child] for one in container.modules for child in one.children()]
-        return Modules(tuple(dict.fromkeys(children)))
+        return Modules(tuple(dict.fromkeys(children))) if children else SOME
 
     def _slice(self, node: ast.Slice) -> Written:
         return SOME, ast.Slice(*(one and self.written(one) for one in (node.lower, node.upper, node.step)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 
-FILES_OWN = frozenset({"Config", "F", "NamedTuple", "Tensor", "dataclass", "nn", "torch"})
+FILES_OWN = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
 """What a name means in every file."""
 AXES = {"0": "width", "1": "d_out", "2": "d_in"}
 """What the axes of a parameter are called, those of stacked matrices among them."""

@@ -20,6 +20,8 @@ WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
 """Primes that no width of a model is: where they turn up in a shape, it is the batch or a length."""
 LETTERS = "tsuv"
+MOST_CALLS = 100_000
+"""Calls of Python's within one step after which the run ends: a recurrence, which takes minutes for such lengths."""
 
 
 def with_shapes(text: str, graph: Graph) -> str:
@@ -65,13 +67,18 @@ class _Watch:
         self.found: dict[int, str] = {}
         self.unsure: set[int] = set()
         self.running: dict[FrameType, int] = {}
+        self.calls = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
         """What Python calls for every function; only those of the file are followed."""
+        self.calls += 1
+        if self.calls > MOST_CALLS:
+            raise RuntimeError("a recurrence")
         return self.line if frame.f_code.co_filename == FILE else None
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
         """What it calls for every line of them: the one before has just run."""
+        self.calls = 0
         done = self.running.pop(frame, None)
         if done in self.targets:
             self._note(done, frame.f_locals)

@@ -2,35 +2,93 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tfkit.nn
+from tfkit.tools.eject.alike import MADE_WITH, is_torch, plain
+from tfkit.tools.eject.whole import refuse
 
 STANDS_FOR: dict[type, type] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
 """Modules that are torch's but for how they are filled."""
+CONTAINERS = {"nn.ModuleList": nn.ModuleList, "nn.ModuleDict": nn.ModuleDict, "nn.Sequential": nn.Sequential}
+OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
+_LEFT_OUT = ("self", "device", "_weight", "_freeze")
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether it is a plain list or mapping of modules."""
-    return type(module) in (nn.ModuleList, nn.ModuleDict)
+    """Whether it is a plain list, mapping or sequence of modules."""
+    return type(module) in CONTAINERS.values()
+
+
+def base_of(module: nn.Module) -> str:
+    """What the class of a module derives from in the file."""
+    return next((name for name, kind in CONTAINERS.items() if isinstance(module, kind)), "nn.Module")
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Within it, torch's modules remember what they are made with; their copies do so too."""
+    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    bases = {base for kind in kinds for base in kind.__mro__ if "__init__" in vars(base)}
+    bases -= {object, nn.Module, *CONTAINERS.values(), *OF_PARAMETERS}
+    originals = {base: base.__dict__["__init__"] for base in bases if issubclass(base, nn.Module)}
+    for base, original in originals.items():
+        base.__init__ = _remembering(original)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for base, original in originals.items():
+            base.__init__ = original  # type: ignore[method-assign]
+
+
+def _remembering(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.setdefault(MADE_WITH, (args, dict(kwargs)))
+        original(self, *args, **kwargs)
+
+    return init
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
     """What torch's module of that kind is made with, as far as it is not the default."""
     kind: Callable[..., Any] = STANDS_FOR.get(type(module), type(module))
+    parameters = inspect.signature(kind).parameters
+    given = _attributes(module, list(parameters)) if type(module) in STANDS_FOR else _remembered(module)
+    default = {name: parameter.default for name, parameter in parameters.items()}
+    return {name: value for name, value in given.items() if name not in _LEFT_OUT and not _is(value, default.get(name))}
+
+
+def _is(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, bool | int | float | str | tuple) and bool(value == default))
+
+
+def _attributes(module: nn.Module, names: list[str]) -> dict[str, Any]:
+    """The arguments of a module that keeps them under their names."""
+    found = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return {n: v is not None if n == "bias" and not isinstance(v, bool) else v for n, v in found.items()}
+
+
+def _remembered(module: nn.Module) -> dict[str, Any]:
+    """The arguments that it was made with; those without a name are `arg_0`, `arg_1`, ..."""
+    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
     found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if name in ("self", "device", "dtype", "_weight", "_freeze") or not hasattr(module, name):
-            continue
-        value = getattr(module, name)
-        value = value is not None if name == "bias" and not isinstance(value, bool) else value
-        if value != parameter.default:
-            found[name] = value
+    signature = inspect.signature(type(module))
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"arg_{index}": one for index, one in enumerate(value)}
+        else:
+            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return found
 
 
@@ -39,8 +97,44 @@ def made_by_torch(module: nn.Module, values: Mapping[str, str]) -> str:
     kind = STANDS_FOR.get(type(module), type(module))
     signature = inspect.signature(kind).parameters
     values = {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in values.items()}  # a width of one axis
-    parts = [
-        text if signature[name].default is inspect.Parameter.empty else f"{name}={text}"
-        for name, text in values.items()
-    ]
+    parts = [text if _is_positional(name, signature) else f"{name}={text}" for name, text in values.items()]
     return f"nn.{kind.__name__}({', '.join(parts)})"
+
+
+def _is_positional(name: str, signature: Mapping[str, inspect.Parameter]) -> bool:
+    if name not in signature:
+        return name.startswith("arg_")
+    return signature[name].default is inspect.Parameter.empty
+
+
+def check_as_made(module: nn.Module) -> None:
+    """Raise SpecError unless torch's module is what its class makes of its arguments."""
+    kind = type(module)
+    if kind in STANDS_FOR or kind in OF_PARAMETERS:
+        return
+    if getattr(nn, kind.__name__, None) is not kind:
+        raise refuse(module, "torch.nn has it under no name of its own")
+    if any(not is_torch(one) for one in module.modules()):
+        raise refuse(module, "it calls modules that are not torch's own")
+    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
+    with torch.device("meta"):
+        again = kind(*args, **kwargs)
+    if _seen(again) != _seen(module):
+        raise refuse(module, "it was changed after it was made; make it with these arguments, or in a class of yours")
+
+
+def _seen(module: nn.Module) -> object:
+    """What a change of a module would show in."""
+    inner = [
+        (path, type(one), {n: repr(v) for n, v in plain(one).items() if not n.startswith("_")})
+        for path, one in module.named_modules()
+    ]
+    return inner, [(name, tensor.shape) for name, tensor in module.state_dict().items()]
+
+
+def name_of(value: Any) -> str | None:
+    """The public name of one of torch's functions or classes."""
+    for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
+        if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
+            return f"{prefix}.{name}"
+    return None

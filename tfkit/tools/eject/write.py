@@ -27,7 +27,14 @@ from tfkit.tools.eject.inline import drawn_in
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.symbols import with_names
-from tfkit.tools.eject.torch_modules import arguments_of, is_container, made_by_torch
+from tfkit.tools.eject.torch_modules import (
+    CONTAINERS,
+    OF_PARAMETERS,
+    arguments_of,
+    is_container,
+    made_by_torch,
+    remembering,
+)
 from tfkit.tools.inputs import random_inputs
 
 
@@ -43,14 +50,27 @@ def eject(graph: Graph) -> str:
     """
     named, numbers = with_names(graph)
     sizes = _Sizes()
-    with torch.device("meta"), sizes:
+    with torch.device("meta"), sizes, remembering():
         model = assemble(named)
+    _check_apart(model)
     whole = Specialiser(model)
     whole.run()
     whole.functions = drawn_in(whole.functions, whole.read)
     file = _File(graph, model, whole, Classes(graph, whole, sizes.found, numbers), numbers)
     with tried():
         return with_shapes(formatted(file.text()), graph)
+
+
+def _check_apart(model: nn.Module) -> None:
+    """Raise SpecError where a tensor has two names: each class makes its own."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (other := names.setdefault(id(parameter), name)) != name:
+            message = f"the model cannot be ejected: `{other}` and `{name}` are one tensor under two names"
+            raise SpecError(Diagnostic(message, help="have one module, and call it twice"))
+
+
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
 
 
 class _Sizes(TorchFunctionMode):
@@ -63,7 +83,7 @@ class _Sizes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.empty:
+        if func in _MAKERS and args:
             sizes = args[0] if isinstance(args[0], tuple | list) else args
             self.found[result.untyped_storage()._cdata] = tuple(sizes)
             self._kept.append(result)
@@ -128,6 +148,8 @@ class _File:
         lines = {"import torch", "from torch import Tensor, nn", "from dataclasses import dataclass"}
         if "(NamedTuple)" in body:
             lines.add("from typing import NamedTuple")
+        if "nn.Sequential(OrderedDict(" in body:
+            lines.add("from collections import OrderedDict")
         for name, value in self.names.items():
             if value in (torch, nn, torch.Tensor) or _is_constant(value):
                 continue
@@ -179,21 +201,30 @@ class _File:
         head = ", ".join(["self", *([f"{CONFIG}: Config"] if one.takes_config else []), *typed])
         lines = [f"def __init__({head}) -> None:", "    super().__init__()"]
         lines += [f"    self.{name} = {self.attribute(one, name)}" for name in self.classes.attributes(module)]
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                sizes = ", ".join(one.value(f"{name}@{index}", module) for index in range(parameter.dim()))
-                frozen = "" if parameter.requires_grad else ", requires_grad=False"
-                lines.append(f"    self.{name} = nn.Parameter(torch.empty({sizes}){frozen})")
-        item = one.base == "nn.ModuleDict"
+        lines += [f"    {self.tensor(one, name, tensor)}" for name, tensor in self.classes.tensors(module).items()]
         for name, child in self.classes.children(module).items():
-            place = f"self[{name!r}]" if item else f"self.{name}"
-            lines.append(f"    {place} = {self.child(one, name, child)}")
+            made = self.child(one, name, child)
+            lines.append(
+                f"    {f'self.add_module({name!r}, {made})' if one.base in CONTAINERS else f'self.{name} = {made}'}"
+            )
+        for name in self.classes.frozen(module):
+            if "." in name:
+                lines.append(f"    self.get_parameter({name!r}).requires_grad_(False)")
         reset = self.whole.functions.get((module, "reset_parameters"))
         if reset is not None and reset.body:
             lines += ["    " + line for line in steps_text(reset.body).splitlines()]
         else:
-            lines += [f"    {_fill(name, one)}" for name, one in module._parameters.items() if one is not None]
+            lines += [f"    {_fill(name, tensor)}" for name, tensor in self.classes.tensors(module).items()]
         return "\n".join(lines)
+
+    def tensor(self, one: Class, name: str, tensor: torch.Tensor) -> str:
+        """How a class makes a parameter or a buffer of its own."""
+        module = one.modules[0]
+        empty = self.classes.empty(", ".join(one.value(f"{name}@{i}", module) for i in range(tensor.dim())), tensor)
+        if name in module._parameters:
+            return f"self.{name} = nn.Parameter({empty}{'' if tensor.requires_grad else ', requires_grad=False'})"
+        passing = ", persistent=False" if name in module._non_persistent_buffers_set else ""
+        return f"self.register_buffer({name!r}, {empty}{passing})"
 
     def attribute(self, one: Class, name: str) -> str:
         value = getattr(one.modules[0], name)
@@ -205,7 +236,7 @@ class _File:
     def child(self, one: Class, name: str, child: nn.Module) -> str:
         """How a child is made inside its parent's class."""
         module = one.modules[0]
-        if is_container(child):
+        if is_container(child) or isinstance(child, OF_PARAMETERS):
             return one.value(name, module)
         if child in self.classes.of:
             owner = self.classes.of[child]
@@ -217,7 +248,7 @@ class _File:
         slot = next(slot for slot, argument in one.arguments.items() if argument == name)
         text = one.slots[slot][one.modules[0]]
         if text.startswith("nn."):
-            return f"{name}: nn.ModuleList"
+            return f"{name}: {text.partition('(')[0]}"
         values = [self.classes.value(text) for text in one.slots[slot].values()]
         kinds = {type(value) for value in values}
         value = values[0]
@@ -239,7 +270,7 @@ class _File:
         return "\n".join(lines)
 
 
-def _fill(name: str, parameter: nn.Parameter) -> str:
+def _fill(name: str, parameter: torch.Tensor) -> str:
     """How a parameter starts of which its class does not say it."""
     if parameter.dim() < 2:
         return f"nn.init.zeros_(self.{name})"

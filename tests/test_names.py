@@ -1,0 +1,135 @@
+"""Names of nodes, inputs, variants and models: refused where the spec is read, or good for all that is written."""
+
+from __future__ import annotations
+
+import copy
+import keyword
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.cli import main
+from tfkit.graph.names import RESERVED, WRITTEN
+from tfkit.tools.eject import check, eject
+
+SPEC = """
+tfkit: 1
+name: mine
+d_model: 8
+vocab_size: 13
+max_len: 32
+inputs: [INPUT]
+graph:
+  NODE: {block: embedding, input: INPUT}
+  decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 12}}
+  logits: {block: lm_head, tie: NODE}
+"""
+LETTERS = [
+    "λ",
+    "é",
+    "naïve",
+    "ﬁ",
+    "ｄecoder",
+    "µ",
+    "a·b",
+    "ª",
+    "x²",
+    "名",
+    "a b",
+    "a-b",
+    "a.b",
+    "2nd",
+    "_x",
+    "__init__",
+]
+PYTHON = ["print", "len", "int", "list", "input", "isinstance", "super", "object", "slice", "range", "__name__", "id"]
+ALLOWED = """Any Decoder Dict Embedding List Mine Optional Parameter Union add annotate aten bias case cast clone cuda_
+    fn fx gelu hook int64 jit layers linear mask match memory mul name operators ops output prim relu setattr_ shape
+    size sqrt tables tie uint8 values weight wrap x""".split()  # noqa: SIM905
+"""Names that a careless writer of code would use himself."""
+BUILTINS = ["sum", "print", "len", "int", "list", "isinstance", "object", "id", "input", "super", "slice"]
+
+
+def spec(node: str = "embedding", given: str = "tokens") -> str:
+    return SPEC.replace("NODE", f'"{node}"').replace("INPUT", f'"{given}"')
+
+
+@pytest.mark.parametrize(
+    "name", [*LETTERS, *sorted(WRITTEN), *sorted(RESERVED), *keyword.kwlist, "a_mask", "register_x"]
+)
+def test_names_that_would_break_what_is_written_are_refused(name: str) -> None:
+    for what, text in (("a node", spec(node=name)), ("an input", spec(given=name))):
+        with pytest.raises(tfkit.SpecError, match=f"cannot be the name of {what}"):
+            tfkit.loads(text)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_an_input_does_not_hide_what_python_has(name: str) -> None:
+    with pytest.raises(tfkit.SpecError, match="cannot be the name of an input"):
+        tfkit.loads(spec(given=name))
+
+
+@pytest.mark.parametrize("name", ["λ", "ﬁ", "forward", "a b", "training", "keys"])
+def test_names_of_variants(name: str) -> None:
+    layers = f'layers: {{variants: {{"{name}": {{ffn: {{d_ff: 16}}}}}}, pattern: [base, "{name}"]}}'
+    with pytest.raises(tfkit.SpecError, match="cannot be the name of a variant"):
+        tfkit.loads(spec().replace("n_layers: 1", f"n_layers: 2, {layers}"))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model with all names that are allowed: of nodes, inputs, a further table, a variant and the model itself."""
+    nodes = [f"node_{name}" if name in ("K",) else name for name in (*ALLOWED, *BUILTINS)]
+    norms = "".join(f"  {name}: {{block: norm}}\n" for name in nodes)
+    text = spec(node="e", given="K").replace('["K"]', "[K, Types]").replace("name: mine", "name: torch")
+    text = text.replace('input: "K"', "input: K, tables: {Types: 2}").replace("  decoder:", f"{norms}  decoder:")
+    text = text.replace("n_layers: 1", "n_layers: 2, layers: {variants: {F: {ffn: {d_ff: 16}}}, pattern: [F, base]}")
+    path = tmp_path_factory.mktemp("names") / "names.yaml"
+    path.write_text(text + "outputs: [logits, sum]\n", encoding="utf-8")
+    return path
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    return {"K": torch.randint(13, (2, 5)), "Types": torch.randint(2, (2, 5))}
+
+
+def test_the_model_is_copied_as_it_is(path: Path) -> None:
+    model, given = tfkit.build(path).eval(), inputs()
+    compile(model.code, "code", "exec")
+    wanted = model(**given)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(copied(**given), wanted)
+
+
+def test_it_decodes(path: Path) -> None:
+    model, given = tfkit.build(path).eval(), inputs()
+    cached = tfkit.CachedModel(model, length=8)
+    parts = [cached(given["K"][:, part], Types=given["Types"][:, part]) for part in (slice(0, 3), slice(3, 5))]
+    for index, wanted in enumerate(model(**given)):
+        torch.testing.assert_close(torch.cat([part[index] for part in parts], dim=1), wanted)
+
+
+@pytest.mark.parametrize("given", ["K", "Any", "Tokens", "x"])
+def test_the_next_tokens_are_found_whatever_the_input_is_called(given: str) -> None:
+    model, tokens = tfkit.build(tfkit.loads(spec(given=given))).eval(), torch.randint(13, (2, 5))
+    loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(tfkit.Loss(model)(tokens), loss)
+
+
+def test_it_is_ejected(path: Path) -> None:
+    graph = tfkit.load(path)
+    assert check(graph, eject(graph)).ran
+
+
+FORMATS = ["ts", "safetensors", *(pytest.param(one, marks=pytest.mark.slow) for one in ("pt2", "onnx", "aoti"))]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_it_is_exported(form: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command reads each file again, and compares it with the model."""
+    ending = "pt2" if form == "aoti" else form
+    chosen = ["--format", "aoti"] if form == "aoti" else []
+    assert main(["export", str(path), "-o", str(tmp_path / f"out.{ending}"), *chosen]) == 0, capsys.readouterr().err
