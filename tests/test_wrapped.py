@@ -219,9 +219,7 @@ def test_parameters_that_are_sharded_are_not_read_as_if_they_were_whole(use: str
 
 def test_parameters_that_fsdp_has_flattened() -> None:
     flat = type("FullyShardedDataParallel", (nn.Module,), {"__module__": "torch.distributed.fsdp"})()
-    with pytest.raises(
-        ValueError, match=r"flattens the parameters of a model: use `torch\."
-    ):
+    with pytest.raises(ValueError, match=r"flattens the parameters of a model: use `torch\."):
         tfkit.generate(flat, TOKENS, max_new_tokens=1)
 
 
