@@ -92,7 +92,8 @@ def generate(
     _check_counts(max_new_tokens, n_samples, sampling)
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
-    model = model if isinstance(model, CachedModel) else unwrapped(model)
+    if isinstance(model, nn.Module) or not hasattr(model, "start"):  # what else has the methods of a CachedModel is one
+        model = unwrapped(model)
     with evaluating(model if isinstance(model, fx.GraphModule) else model.model):
         cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
         graph, device = graph_of(cached.model), next(cached.model.parameters()).device

@@ -205,13 +205,16 @@ class LatentAttention(nn.Module):
         k = torch.cat((k_nope, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
         if self.eager:
             return self.weights(q @ k.transpose(2, 3), mask) @ v
+        causal = self.causal and mask is None
+        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
+            causal = False
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
+            is_causal=causal,
             scale=self.scale,
         )
 
