@@ -147,4 +147,5 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     out = run("compare", "encoder.yaml", "one.yaml", status=1)
     assert "only in A: encoder\nonly in B: decoder\n" in out
     assert "they part at embedding: " in out
+    assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
     assert "reads nothing like it" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

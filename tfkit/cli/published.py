@@ -206,6 +206,8 @@ def compare(
     """Find the first component in which two models differ."""
     from tfkit.cli import output as out
 
+    if device == "meta":
+        raise click.UsageError("on the meta device there are no values to compare")
     graph, other = reader.load(a), _other(reader, b)
     own = None if isinstance(other, Path) or weights is not None else reader.weights(b, None)
     source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
