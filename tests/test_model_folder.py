@@ -144,6 +144,11 @@ def test_folders_that_are_no_model(folder: Path, run: Run, golden: Callable[[str
         assert "--allow-change has no effect without weights" in run(*command, "--allow-change", status=2, stderr=True)
 
 
+def test_names_that_are_no_folder(folder: Path, run: Run) -> None:
+    for name in ("", "a" * 300, "nowhere"):
+        assert run("params", name, status=1, stderr=True).startswith("error: there is no spec named")
+
+
 def test_a_name_that_comes_with_tfkit_is_not_a_folder(folder: Path, run: Run) -> None:
     Path("out").rename("gpt2")
     assert "the folder is ./gpt2" in run("params", "gpt2", stderr=True)
