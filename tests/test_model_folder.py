@@ -63,6 +63,13 @@ def test_commands_that_need_no_weights(command: str, folder: Path, run: Run) -> 
     assert "small" in run("diff", "out", "small.yaml")
 
 
+def test_what_solve_writes_finds_the_folder_again(folder: Path, run: Run) -> None:
+    Path("deep").mkdir()
+    run("solve", "out", "--params", "20K", "--keep", "n_layers", "-o", "deep/solved.yaml")
+    assert "extends: ../out/spec.yaml" in Path("deep/solved.yaml").read_text()
+    assert run("validate", "deep/solved.yaml") == "deep/solved.yaml: ok\n"
+
+
 def test_commands_that_run_the_model_take_its_weights(folder: Path, run: Run) -> None:
     given = run("generate", "small.yaml", "--weights", "out", "--prompt", "ab", "--max-new-tokens", "9", "--json")
     text = run("generate", "out", "--prompt", "ab", "--max-new-tokens", "9", "--json")
