@@ -25,6 +25,7 @@ graph:
   logits: {block: lm_head, tie: embedding}
 """
 GPT2 = ["decoder.n_layers=2", "d_model=32", "vocab_size=61", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=64"]
+SLOW = pytest.param("eject", marks=pytest.mark.slow)
 SETS = [word for one in GPT2 for word in ("--set", one)]
 
 
@@ -56,7 +57,7 @@ def test_in_python(folder: Path) -> None:
         tfkit.build("small.yaml", allow_change=True)
 
 
-@pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", "eject"])
+@pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", SLOW])
 def test_commands_that_need_no_weights(command: str, folder: Path, run: Run) -> None:
     more = {"draw": ["-o", "out.svg"], "eject": ["-o", "out.py"]}.get(command, [])
     assert run(command, "out", *more)
@@ -92,6 +93,7 @@ def test_two_folders_are_compared_with_their_own_weights(folder: Path, run: Run)
         assert "equal to 1e-05" in run("compare", *pair)
 
 
+@pytest.mark.slow
 def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tfkit.tools.profile import measure
 

@@ -123,6 +123,7 @@ def test_both_get_the_same_tokens_below_the_smaller_vocabulary() -> None:
     assert ours["tokens"].shape == (4, 16)
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_other_inputs(tmp_path: Path) -> None:
     example = {"image": torch.zeros(2, 16, 4)}
     program = torch.export.export(tfkit.build(graph(FEATURES.replace("WIDTH", "4"))).eval(), (), kwargs=example)
