@@ -25,6 +25,7 @@ graph:
   logits: {block: lm_head, tie: embedding}
 """
 GPT2 = ["decoder.n_layers=2", "d_model=32", "vocab_size=61", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=64"]
+SLOW = pytest.param("eject", marks=pytest.mark.slow)
 SETS = [word for one in GPT2 for word in ("--set", one)]
 
 
@@ -56,11 +57,18 @@ def test_in_python(folder: Path) -> None:
         tfkit.build("small.yaml", allow_change=True)
 
 
-@pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", "eject"])
+@pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", SLOW])
 def test_commands_that_need_no_weights(command: str, folder: Path, run: Run) -> None:
     more = {"draw": ["-o", "out.svg"], "eject": ["-o", "out.py"]}.get(command, [])
     assert run(command, "out", *more)
     assert "small" in run("diff", "out", "small.yaml")
+
+
+def test_what_solve_writes_finds_the_folder_again(folder: Path, run: Run) -> None:
+    Path("deep").mkdir()
+    run("solve", "out", "--params", "20K", "--keep", "n_layers", "-o", "deep/solved.yaml")
+    assert "extends: ../out/spec.yaml" in Path("deep/solved.yaml").read_text()
+    assert run("validate", "deep/solved.yaml") == "deep/solved.yaml: ok\n"
 
 
 def test_commands_that_run_the_model_take_its_weights(folder: Path, run: Run) -> None:
@@ -85,6 +93,7 @@ def test_two_folders_are_compared_with_their_own_weights(folder: Path, run: Run)
         assert "equal to 1e-05" in run("compare", *pair)
 
 
+@pytest.mark.slow
 def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tfkit.tools.profile import measure
 
@@ -142,6 +151,11 @@ def test_folders_that_are_no_model(folder: Path, run: Run, golden: Callable[[str
     golden("folder/no_weights_to_save", run("save", "gpt2", "--layout", "tfkit", "-o", "x", status=2, stderr=True))
     for command in (["build", "gpt2"], ["generate", "gpt2", "--tokens", "1"], ["export", "gpt2", "-o", "a.pt2"]):
         assert "--allow-change has no effect without weights" in run(*command, "--allow-change", status=2, stderr=True)
+
+
+def test_names_that_are_no_folder(folder: Path, run: Run) -> None:
+    for name in ("", "a" * 300, "nowhere"):
+        assert run("params", name, status=1, stderr=True).startswith("error: there is no spec named")
 
 
 def test_a_name_that_comes_with_tfkit_is_not_a_folder(folder: Path, run: Run) -> None:

@@ -123,6 +123,7 @@ def test_both_get_the_same_tokens_below_the_smaller_vocabulary() -> None:
     assert ours["tokens"].shape == (4, 16)
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_other_inputs(tmp_path: Path) -> None:
     example = {"image": torch.zeros(2, 16, 4)}
     program = torch.export.export(tfkit.build(graph(FEATURES.replace("WIDTH", "4"))).eval(), (), kwargs=example)
@@ -147,4 +148,5 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     out = run("compare", "encoder.yaml", "one.yaml", status=1)
     assert "only in A: encoder\nonly in B: decoder\n" in out
     assert "they part at embedding: " in out
+    assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
     assert "reads nothing like it" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

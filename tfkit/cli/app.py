@@ -49,7 +49,8 @@ SECTIONS = {
     tfkit show my_model.yaml --set decoder.n_layers=2
     """,
     notes="""
-    SPEC is a YAML file, or the name of a spec that comes with tfkit.
+    SPEC is a YAML file, the name of a spec that comes with tfkit, or the folder of
+    a model that `tfkit build -o` or `tfkit save` wrote.
 
     Exit status: 0; 1 if a spec is wrong or cannot be built; 2 for wrong usage.
     With --json, standard output is always one JSON document: the result, or

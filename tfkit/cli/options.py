@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Reader:
         from tfkit.graph.expand import expand
         from tfkit.spec.load import is_folder, read_spec
 
-        if Path(spec, "spec.yaml").exists() and not is_folder(spec):
+        if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         read = read_spec(spec, self.plugins, sets=self.sets)
         for note in read.notes:

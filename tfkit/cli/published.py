@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -206,6 +207,8 @@ def compare(
     """Find the first component in which two models differ."""
     from tfkit.cli import output as out
 
+    if device == "meta":
+        raise click.UsageError("on the meta device there are no values to compare")
     graph, other = reader.load(a), _other(reader, b)
     own = None if isinstance(other, Path) or weights is not None else reader.weights(b, None)
     source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
@@ -236,10 +239,12 @@ def compare(
 
 def _other(reader: Reader, b: str) -> Graph | Path:
     """What B is: a spec; or the path of a program, or of a folder that is a model of transformers."""
+    from tfkit.spec.load import is_folder
+
     path = Path(b)
-    if path.is_dir() and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+    if is_folder(b) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
         return path
-    return path if path.is_file() and path.suffix not in (".yaml", ".yml") else reader.load(b)
+    return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 
 
 def _show_comparison(found: Comparison) -> None:

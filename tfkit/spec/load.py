@@ -71,13 +71,13 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
     if is_folder(text, beside=beside):
         return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:
-        if path.exists() or span is None:
+        if os.path.exists(path) or span is None:
             return path
         near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     shipped = specs_folder() / f"{text}.yaml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):  # which a name that no system takes is not
         return shipped
     near = closest(text, shipped_specs())
     raise SpecError(
@@ -93,8 +93,8 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
 def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bool:
     """Whether the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
     text = os.fspath(name)
-    known = os.sep not in text and (specs_folder() / f"{text}.yaml").is_file()
-    return not known and os.path.isdir((beside or Path()) / text)
+    known = os.sep not in text and os.path.isfile(specs_folder() / f"{text}.yaml")
+    return bool(text) and not known and os.path.isdir((beside or Path()) / text)
 
 
 def weights_beside(name: str | os.PathLike[str]) -> Path | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.document import ModelSpec
-from tfkit.spec.load import SUFFIXES, find_spec, read_tree
+from tfkit.spec.load import SUFFIXES, find_spec, is_folder, read_tree
 from tfkit.spec.merge import assign, word_key
 from tfkit.spec.render import render_tree
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
@@ -42,7 +42,7 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **kn
 
 def _reference(spec: str, folder: Path) -> str:
     """How a spec in `folder` names another one."""
-    if not spec.endswith(SUFFIXES) and os.sep not in spec:
+    if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec):
         return spec
     relative = os.path.relpath(find_spec(spec).resolve(), folder.resolve())
     return relative if os.sep in relative else f".{os.sep}{relative}"
