@@ -23,6 +23,7 @@ from tfkit.tools.params import active_of
 from tfkit.tools.parts import parts_of
 from tfkit.tools.trial import failed
 
+
 class UncountableError(SpecError):
     """A model that does not run on the meta device, as that of a plugin may not."""
 
