@@ -15,7 +15,6 @@ from torch import Tensor, fx, nn
 from tfkit.builder import assemble, evaluating, initialize
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
-from tfkit.plugin.registry import slot_base
 from tfkit.spec.complaints import kind_of
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 
@@ -72,11 +71,11 @@ def check_repeatable(model: fx.GraphModule, inputs: Inputs) -> None:
 
 
 def check_fields(graph: Graph, config: type[Component]) -> None:
-    """Every field that a component adds to those of its slot is read when its model is built or runs.
+    """Every field that the class of a component declares itself is read when its model is built or runs.
 
     One whose name stands in the component's file as that of an attribute may be read elsewhere, and passes.
     """
-    own = config.model_fields.keys() - slot_base(config).model_fields.keys() - {str(config.word_key)}
+    own = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
     with _reading(config) as read:
         model = assemble(graph)
         initialize(model, graph)
