@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import pytest
@@ -124,6 +125,70 @@ class BreaksTheGraph(Wrong):
         return x
 
 
+class Broadcasts(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(x) * self.weight).mean(-1, keepdim=True)
+
+
+class ChangesItsInput(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(self.weight)
+
+
+class IsRandom(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(torch.tanh(x) * self.weight, 0.5)
+
+
+class LosesItsBuffer(Wrong):
+    """A buffer that no state dict has, and that nothing fills once the model has memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.arange(16.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.weight + self.steps
+
+
+class KeepsATensor(Wrong):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = torch.arange(16.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.weight + self.steps
+
+
+class LooksBack(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x.cumsum(1)) * self.weight
+
+
+class MixesTheBatch(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x - x.mean(0, keepdim=True)) * self.weight
+
+
+class Fails(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) @ self.weight[:3]
+
+
+class TwoFaults(Upcasts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.other = nn.Parameter(torch.empty(2)), nn.Parameter(torch.empty(2))
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+
+def _kinds(of: type[nn.Module]) -> dict[str, type[nn.Module]]:
+    return {of.__name__: of} | {name: one for below in of.__subclasses__() for name, one in _kinds(below).items()}
+
+
 class FFNConfig(tfkit.FFNConfig):
     """Builds the module class that stands in `wrong`."""
 
@@ -131,32 +196,132 @@ class FFNConfig(tfkit.FFNConfig):
     wrong: str
 
     def build(self, make: tfkit.Make) -> nn.Module:
-        return {one.__name__: one for one in (Wrong, *Wrong.__subclasses__())}[self.wrong]()
+        return _kinds(Wrong)[self.wrong]()
 
 
-BROKEN = {
-    LooksAhead: "outputs before 1 change by",
-    LeaksItsGradient: "has a gradient of .* to later tokens",
-    CountsTheLength: "padding on the right changes",
-    Unfilled: "`stack.layers.0.ffn.weight` is not filled",
-    HiddenState: "the state dict misses something",
-    Upcasts: "a model of torch.bfloat16 fails: mixed dtype",
-    Unused: "`stack.layers.0.ffn.weight` gets no gradient",
-    NaNGradient: "the gradient of .* is not finite",
-    DoesNotScript: "variable number of arguments",
-    BreaksTheGraph: "[Dd]ata-dependent|Could not guard",
+ONE = "ffn kind `wrong` breaks a promise"
+FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
+WEIGHT = "`stack.layers.0.ffn.weight` "
+STEPS = "`stack.layers.0.ffn.steps` "
+BROKEN: dict[type[nn.Module], list[str]] = {
+    Broadcasts: [
+        "building",
+        "ffn kind `wrong` returns [2, 3, 1], and [2, 3, 16] belongs there: the shape of its input",
+    ],
+    ChangesItsInput: ["building", "ffn kind `wrong` changes its input in place"],
+    LooksAhead: ["each position alone", f"{FFN}looks ahead: positions change by"],
+    LooksBack: ["each position alone", f"{FFN}looks back: positions change by"],
+    CountsTheLength: ["each position alone", f"{FFN}depends on how many positions there are: among fewer, they change"],
+    MixesTheBatch: ["each position alone", f"{FFN}mixes the rows of a batch: alone, one changes by"],
+    IsRandom: ["eval mode", "something is random in eval mode: two forwards differ by"],
+    LosesItsBuffer: ["weights", f"{STEPS}is not filled when the model is built"],
+    Unfilled: ["weights", f"{WEIGHT}is not filled when the model is built"],
+    HiddenState: ["state dict", "the state dict misses something: the model that loads it differs"],
+    Upcasts: [
+        "types",
+        "a model of torch.bfloat16 fails: ffn kind `wrong` returns float32 for bfloat16: it must keep the type",
+    ],
+    Unused: ["gradients", f"{WEIGHT}gets no gradient: nothing uses it"],
+    DoesNotScript: ["TorchScript", "ffn kind `wrong` cannot be scripted by TorchScript: "],
+    BreaksTheGraph: ["torch.compile", "torch.compile does not capture the model whole: "],
 }
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what takes seconds, and finds none of these faults."""
+    monkeypatch.setattr("tfkit.testing.checks.check_capture", lambda *args: None)
+    monkeypatch.setattr("tfkit.testing.report.check_cached_step", lambda *args: None)
+
+
+def findings(wrong: type[nn.Module], within: Literal["encoder", "decoder"] = "encoder") -> list[str]:
+    """The lines of the error, the first one first."""
+    with pytest.raises(AssertionError) as caught:
+        check_component(FFNConfig, fields={"wrong": wrong.__name__}, within=[within])
+    return str(caught.value).splitlines()
+
+
 def test_the_right_one_passes() -> None:
-    check_component(FFNConfig, fields={"wrong": "Wrong"})
+    check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["encoder", "memory"])
 
 
 @pytest.mark.parametrize("wrong", BROKEN, ids=lambda one: one.__name__)
-def test_a_broken_promise_is_named(wrong: type[nn.Module]) -> None:
-    within = "decoder" if wrong in (LooksAhead, LeaksItsGradient) else "encoder"
-    with pytest.raises(Exception, match=BROKEN[wrong]):
-        check_component(FFNConfig, fields={"wrong": wrong.__name__}, within=[within])
+def test_a_broken_promise_is_named(wrong: type[nn.Module], request: pytest.FixtureRequest) -> None:
+    """And no other promise with it."""
+    promise, text = BROKEN[wrong]
+    if wrong is not BreaksTheGraph:
+        request.getfixturevalue("no_compiler")
+    first, *lines = findings(wrong)
+    assert (first, len(lines)) == (ONE, 1), lines
+    assert lines[0].startswith(f"- {promise}, in an encoder: {text}")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_gradient_to_later_tokens_is_named() -> None:
+    first, line = findings(LeaksItsGradient, "decoder")
+    assert first == ONE
+    assert re.match(
+        r"- no look-ahead, in a decoder: the model looks ahead: output \d has a gradient of \S+ to later tokens", line
+    )
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_gradient_that_is_not_finite_is_named() -> None:
+    _, *lines = findings(NaNGradient)
+    assert any(line.startswith("- gradients, in an encoder: the gradient of ") for line in lines)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_tensor_that_is_no_buffer_is_named() -> None:
+    _, *lines = findings(KeepsATensor)
+    assert lines[0] == (
+        f"- weights, in an encoder: {STEPS}is neither parameter nor buffer: it has no values once the model has memory"
+    )
+
+
+def test_a_forward_that_fails_is_named_with_its_place() -> None:
+    first, line = findings(Fails)
+    assert first == ONE
+    assert line.startswith(
+        "- forward, in an encoder: the forward of ffn kind `wrong` fails, in `stack.layers.0.ffn`: RuntimeError: "
+    )
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_all_broken_promises_are_named_with_the_models_that_break_them() -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_component(FFNConfig, fields={"wrong": "TwoFaults"}, within=["encoder", "decoder"])
+    first, types, gradients = str(caught.value).splitlines()
+    assert first == "ffn kind `wrong` breaks 2 promises"
+    assert types.startswith("- types, in an encoder and a decoder: a model of torch.bfloat16 fails: ffn kind `wrong` ")
+    unused = "each of `stack.layers.0.ffn.spare`, `stack.layers.0.ffn.other` gets no gradient: nothing uses it"
+    assert gradients == f"- gradients, in an encoder and a decoder: {unused}"
+
+
+class IdleConfig(tfkit.FFNConfig):
+    """A field that nothing reads, beside one that `build` reads."""
+
+    kind: Literal["idle"] = "idle"
+    scale: float = 1.0
+    wrong: str = "Wrong"
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return _kinds(Wrong)[self.wrong]()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_field_without_effect_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"- fields, in an encoder: ffn kind `idle` never reads its field `sc"):
+        check_component(IdleConfig, within=["encoder"])
+
+
+class NoLiteral(FFNConfig):
+    kind: str = "plain"  # type: ignore[assignment]
+
+
+def test_a_kind_that_is_no_literal_is_named() -> None:
+    with pytest.raises(TypeError, match=r"`NoLiteral.kind` must be a Literal of one name: write `kind: Literal"):
+        check_component(NoLiteral)
 
 
 # ---- attention that is wrong when sequences come in pieces ----
@@ -192,11 +357,13 @@ class WholeConfig(MultiHeadConfig):
         return None
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_what_is_kept_is_checked() -> None:
-    with pytest.raises(AssertionError, match=r"^read in uneven pieces, columns 3 to 3 differ from the whole by"):
+    with pytest.raises(AssertionError, match=r"- decoding in pieces, in a decoder: read in uneven pieces, columns 3"):
         check_component(ForgetfulConfig, within=["decoder"])
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_attention_may_need_the_whole() -> None:
     check_component(WholeConfig, within=["decoder"])
 

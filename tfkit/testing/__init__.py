@@ -5,7 +5,7 @@
 
 `check_component` builds small models around one component and runs every check on them. The checks can be called one
 by one too, on any model that `tfkit.build` returned. One that fails raises AssertionError and says which promise is
-broken, where, and by how much.
+broken, where, and by how much; `check_component` and `check_model` say it of all promises that are broken.
 """
 
 from tfkit.testing.cached import check_cached, check_cached_step
@@ -21,19 +21,23 @@ from tfkit.testing.checks import (
 )
 from tfkit.testing.component import check_component, check_model, small_spec
 from tfkit.testing.inputs import call, example_inputs
+from tfkit.testing.parts import check_alone, check_fields, check_repeatable
 
 __all__ = [
     "call",
+    "check_alone",
     "check_cached",
     "check_cached_step",
     "check_capture",
     "check_causal",
     "check_component",
     "check_dtype",
+    "check_fields",
     "check_filled",
     "check_gradients",
     "check_model",
     "check_padding",
+    "check_repeatable",
     "check_script",
     "check_state_dict",
     "example_inputs",

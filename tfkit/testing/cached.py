@@ -14,8 +14,7 @@ from torch import Tensor, fx
 from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.pieces import take_apart
-from tfkit.testing.checks import TOLERANCE, distance
-from tfkit.testing.inputs import Inputs, call
+from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance
 
 Piece: TypeAlias = int | Tensor
 """So many columns without a mask, or a mask [b, t], True where a token stands."""

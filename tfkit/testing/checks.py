@@ -12,27 +12,45 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import assemble, build, evaluating, initialize, inputs_of
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.testing.inputs import Inputs, call, example_inputs
-
-TOLERANCE = 1e-5
+from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
+from tfkit.tools.export.torchscript import refusal
+from tfkit.tools.trial import run_watched
 
 
 def check_filled(graph: Graph) -> None:
-    """Every parameter and buffer is filled from the seed: none is left as memory was, one seed gives one model."""
+    """Every parameter and buffer is filled from the seed: none is left as memory was, one seed gives one model.
+
+    Buffers that no state dict has are among them, and tensors that are neither are refused.
+    """
     models = []
     for rubbish in (float("nan"), 0.0):
         with torch.device("meta"):
             model = assemble(graph)
+        plain = [f"`{path}.{name}`" for path, module in model.named_modules() for name in _plain_tensors(module)]
+        assert not plain, f"{_all(plain)} is neither parameter nor buffer: it has no values once the model has memory"
         model.to_empty(device="cpu")
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
         with torch.no_grad():
-            for tensor in model.state_dict(keep_vars=True).values():
-                tensor.fill_(rubbish if tensor.is_floating_point() else 0)
+            for tensor in tensors.values():
+                tensor.fill_(rubbish if tensor.is_floating_point() else rubbish == 0)
         initialize(model, graph, seed=1)
-        models.append(model.state_dict())
-    for name, tensor in models[0].items():
-        assert tensor.isfinite().all(), f"`{name}` is not filled when the model is built"
-        assert torch.equal(tensor, models[1][name]), f"`{name}` is not the same when a model is built again"
+        models.append(tensors)
+    first, second = models
+    empty = [f"`{name}`" for name, tensor in first.items() if not tensor.isfinite().all()]
+    assert not empty, f"{_all(empty)} is not filled when the model is built"
+    other = [f"`{name}`" for name, tensor in first.items() if not torch.equal(tensor, second[name])]
+    assert not other, f"{_all(other)} is not the same when a model is built again"
+
+
+def _plain_tensors(module: nn.Module) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+
+
+def _all(names: Sequence[str]) -> str:
+    """Names as the subject of a sentence about one of them."""
+    return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
 
 
 def check_state_dict(graph: Graph) -> None:
@@ -47,14 +65,14 @@ def check_state_dict(graph: Graph) -> None:
 
 def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
     """A model of another type computes in that type, and stays finite."""
-    model = build(graph, dtype=dtype).eval()
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in example_inputs(graph).items()}
+    try:
+        model = build(graph, dtype=dtype).eval()
+        run_watched(model, {name: x for name, x in inputs.items() if name in inputs_of(model)})
+    except SpecError as wrong:
+        raise AssertionError(f"a model of {dtype} fails: {in_words(wrong)}") from wrong
     with torch.no_grad():
-        try:
-            outputs = call(model, inputs)
-        except RuntimeError as wrong:
-            raise AssertionError(f"a model of {dtype} fails: {wrong}") from wrong
-        for output in outputs:
+        for output in call(model, inputs):
             assert output.dtype == dtype, f"a model of {dtype} returns {output.dtype}"
             assert output.isfinite().all(), f"a model of {dtype} returns values that are not finite"
 
@@ -68,7 +86,8 @@ def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
             changed = torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)
             for before, after in zip(outputs, call(model, {**inputs, along: changed}), strict=True):
                 error = distance(after[:, :t], before[:, :t])
-                assert error <= TOLERANCE, f"outputs before {t} change by {error:.1e} with `{along}` from {t} on"
+                why = f"outputs before position {t} change by {error:.1e} with `{along}` from {t} on"
+                assert error <= TOLERANCE, f"the model looks ahead: {why}"
     with evaluating(model), _leaves(model, along) as leaves:
         if x.is_floating_point():
             leaves.append(x.detach().requires_grad_())
@@ -82,7 +101,8 @@ def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
             found = [grad for grad in grads if grad is not None and grad.any()]
             assert found, f"output {t} has no gradient to any token of `{along}`"
             leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
-            assert leak <= TOLERANCE, f"output {t} has a gradient of {leak:.1e} to later tokens of `{along}`"
+            why = f"output {t} has a gradient of {leak:.1e} to later tokens of `{along}`"
+            assert leak <= TOLERANCE, f"the model looks ahead: {why}"
 
 
 @contextmanager
@@ -150,9 +170,10 @@ def check_gradients(model: nn.Module, inputs: Inputs) -> None:
         assert output.isfinite().all(), "outputs are not finite in train mode"
     torch.stack([(output * torch.randn_like(output)).sum() for output in outputs]).sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, gradient in gradients.items():
-        assert gradient is not None, f"`{name}` gets no gradient: nothing uses it"
-        assert gradient.isfinite().all(), f"the gradient of `{name}` is not finite"
+    unused = [f"`{name}`" for name, gradient in gradients.items() if gradient is None]
+    assert not unused, f"{_all(unused)} gets no gradient: nothing uses it"
+    wild = [f"`{name}`" for name, one in gradients.items() if one is not None and not one.isfinite().all()]
+    assert not wild, f"the gradient of {_all(wild)} is not finite"
     assert any(gradient.any() for gradient in gradients.values() if gradient is not None), "every gradient is zero"
 
 
@@ -161,7 +182,12 @@ def check_script(model: nn.Module, *calls: Inputs) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's, all of it
         warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
-        scripted = torch.jit.script(model)
+        try:
+            scripted = torch.jit.script(model)
+        except Exception as error:
+            assert isinstance(model, fx.GraphModule)
+            why = refusal(model, error)
+            raise AssertionError(f"{why.message}: {why.notes[0]}") from error
         _agree("the scripted model", model, scripted, calls)
 
 
@@ -181,7 +207,12 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
     dynamic = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with dynamic:  # two sizes that are equal in one call may differ in the next
-        _agree("the compiled model", model, compiled, calls)
+        try:
+            _agree("the compiled model", model, compiled, calls)
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(f"torch.compile does not capture the model whole: {in_words(error)}") from error
     assert len(graphs) == 1, f"the model was captured {len(graphs)} times for {len(calls)} lengths"
 
 
@@ -195,9 +226,11 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
                 assert error <= TOLERANCE, f"{what} differs from the model by {error:.1e}"
 
 
-def distance(found: Tensor, want: Tensor) -> float:
-    """The largest difference, as a part of the largest value that is wanted where that is above 1."""
-    if not found.numel():
-        return 0.0
-    found, want = found.detach(), want.detach()
-    return float((found - want).abs().max() / want.abs().max().clamp(min=1))
+def in_words(error: Exception) -> str:
+    """What went wrong, in one line: what tfkit says of it, or the first line of what others do."""
+    if isinstance(error, SpecError):
+        return "; ".join(one.message for one in error.diagnostics)
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return (
+        first if isinstance(error, AssertionError) and first else f"{type(error).__name__}: {first}".removesuffix(": ")
+    )

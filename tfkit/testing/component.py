@@ -7,26 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 import yaml
 
-from tfkit.builder import build
 from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
 from tfkit.graph.expand import Graph, loads
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import parts_to_decode
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.testing import checks
-from tfkit.testing.cached import check_cached, check_cached_step
-from tfkit.testing.inputs import example_inputs
+from tfkit.plugin.registry import check_config
+from tfkit.spec.complaints import kind_of
+from tfkit.testing.report import broken_promises, in_lines
 
 Layout = Literal["encoder", "decoder", "memory"]
 
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
+IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
 """What `check_component` says for fields of these names that a component requires."""
-CACHED = 12
-"""Tokens of the sequences that are read in pieces."""
 
 
 def check_component(
@@ -49,20 +44,27 @@ def check_component(
         plugins: where a kind is looked up; everything that is installed unless given.
 
     Raises:
-        AssertionError: a promise is broken.
-        SpecError: the component refuses its fields or the place, or its `build` failed.
+        AssertionError: promises are broken; the message has all of them, each with the models that show it.
+        SpecError: the component refuses its fields or the place.
+        TypeError: the class is not a proper config.
+        ValueError: there is no such kind or slot, or no small model for it.
     """
     plugins = plugins or load_plugins()
     if not isinstance(component, str):
+        check_config(component)
         plugins = _with(plugins, component)
         slot, component = component.slot, component.kind_name()
     found = plugins.registry.find(slot or "", component)
     if found is None:
         raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
     part = {"kind": component, **_required(found.config), **(fields or {})}
+    broken: dict[str, dict[str, str]] = {}
     for layout in within:
         spec = small_spec(layout, found.config, part)
-        check_model(loads(yaml.safe_dump(spec, sort_keys=False), plugins=plugins), causal=_read_by(layout))
+        graph = loads(yaml.safe_dump(spec, sort_keys=False), plugins=plugins)
+        broken[IN_WORDS[layout]] = broken_promises(graph, causal=_read_by(layout), component=found.config)
+    if any(broken.values()):
+        raise AssertionError(in_lines(f"{kind_of(found.config)} `{component}`", broken))
 
 
 def _with(plugins: Plugins, config: type[Component]) -> Plugins:
@@ -119,22 +121,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
 def check_model(graph: Graph, *, causal: str | None = None) -> None:
     """Run every check on the model of a graph; `causal` names the input along which it must not look ahead.
 
-    What is read in pieces is checked where the model can read so.
+    What is read in pieces is checked where the model can read so. Raises AssertionError with all promises that are
+    broken, but for what follows from another one.
     """
-    checks.check_filled(graph)
-    checks.check_state_dict(graph)
-    checks.check_dtype(graph, torch.bfloat16)
-    model = build(graph)
-    inputs = example_inputs(graph)
-    if causal is not None:
-        checks.check_causal(model, inputs, along=causal)
-    checks.check_padding(model, inputs)
-    checks.check_gradients(model, inputs)
-    checks.check_gradients(model, example_inputs(graph, padding="rows"))
-    calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8)]
-    checks.check_script(model, inputs, *calls)
-    checks.check_capture(model, *calls)
-    if parts_to_decode(graph) is not None:
-        inputs = example_inputs(graph, length=min(CACHED, max_len(graph) or CACHED))
-        check_cached(model, inputs)
-        check_cached_step(model, inputs)
+    if broken := broken_promises(graph, causal=causal):
+        raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))

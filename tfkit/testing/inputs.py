@@ -14,6 +14,8 @@ from tfkit.tools.inputs import random_inputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]
+TOLERANCE = 1e-5
+"""Differences up to this are rounding, as a part of the largest value where that is above 1."""
 
 
 def example_inputs(
@@ -43,3 +45,11 @@ def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -
     names = inputs_of(model) if names is None else names
     result = model(**{name: value for name, value in inputs.items() if name in names})
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def distance(found: Tensor, want: Tensor) -> float:
+    """The largest difference, as a part of the largest value that is wanted where that is above 1."""
+    if not found.numel():
+        return 0.0
+    found, want = found.detach(), want.detach()
+    return float((found - want).abs().max() / want.abs().max().clamp(min=1))

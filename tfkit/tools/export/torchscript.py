@@ -97,7 +97,7 @@ def scripted(model: fx.GraphModule) -> Any:
     try:
         return _script(with_methods(model))
     except Exception as error:
-        raise SpecError(_refused(model, error)) from error
+        raise SpecError(refusal(model, error)) from error
 
 
 def _script(module: nn.Module) -> Any:
@@ -110,7 +110,7 @@ def _script(module: nn.Module) -> Any:
             raise
 
 
-def _refused(model: fx.GraphModule, error: Exception) -> Diagnostic:
+def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
     """Which component is to blame: the innermost one that is not taken alone either."""
     components = model.meta["components"]
     for path in sorted(components, key=lambda path: -path.count(".")):
