@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tfkit.decoding.generate import generate as generate
     from tfkit.decoding.prepare import Prepared as Prepared
     from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
+    from tfkit.errors import FirstLossWarning as FirstLossWarning
     from tfkit.errors import Invalid as Invalid
     from tfkit.errors import SpecError as SpecError
     from tfkit.graph.expand import Graph as Graph
@@ -129,7 +130,7 @@ _NAMES = {
     "tfkit.decoding.cached": ["CachedModel"],
     "tfkit.decoding.generate": ["Generated", "generate"],
     "tfkit.decoding.prepare": ["Prepared", "prepare_decoding"],
-    "tfkit.errors": ["Invalid", "SpecError"],
+    "tfkit.errors": ["FirstLossWarning", "Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
     "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "remember"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,14 +11,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
-from tfkit.graph.expand import Graph, Node, load, table_owner
+from tfkit.first_loss import warn_of_first_losses
+from tfkit.graph.expand import Graph, Node, load
 from tfkit.graph.pieces import wire_of
 from tfkit.graph.places import place_of
-from tfkit.nn import Program, StackedLinear, Value, is_token
+from tfkit.graph.tables import table_owner
+from tfkit.initialize import initialize
+from tfkit.nn import Program, Value, is_token
 from tfkit.promises import check_promises
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.load import weights_beside
@@ -119,9 +121,8 @@ def build(
     if device.type != "meta":
         allocate(model, device)
         initialize(model, graph, seed)
-        if attention_backend != "flex":  # which a forward would compile
-            with evaluating(model):
-                check_promises(model, graph)
+        warn_of_first_losses(model, graph)
+        _check_kept(model, graph, attention_backend)
     return model
 
 
@@ -150,7 +151,15 @@ def build_filled(
         if len(list(model.buffers())):  # those that no file holds
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
+    _check_kept(model, graph, options.get("attention_backend", "sdpa"))
     return model
+
+
+def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
+    """Raise SpecError where a component breaks a promise; a forward of `flex` would compile."""
+    if attention_backend != "flex":
+        with evaluating(model):
+            check_promises(model, graph)
 
 
 def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.fx.GraphModule:
@@ -312,61 +321,3 @@ def _class_name(name: str) -> str:
     words = "".join(c if c.isalnum() else " " for c in name).split()
     title = "".join(word[:1].upper() + word[1:] for word in words)
     return title if title[:1].isalpha() else f"Model{title}"
-
-
-def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
-    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
-    init = graph.spec.model.init
-    depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for path, module in model.named_modules():
-            if isinstance(module, nn.Linear | StackedLinear):
-                residual = getattr(module, "residual", False)
-                for i, part in enumerate(_matrices(module)):
-                    generator = generator_of(seed, f"{path}.weight.{i}", part.device)
-                    depth = depths.get(path.partition(".")[0])
-                    init.linear(part, residual=residual, n_layers=depth, generator=generator)
-                if module.bias is not None:
-                    generator = generator_of(seed, f"{path}.bias", module.bias.device)
-                    init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
-            elif isinstance(module, nn.Embedding):
-                init.table(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
-            elif (reset := _reset_of(module)) is not None:
-                torch.manual_seed(_seed(seed, path))
-                reset()
-            elif _holds(module) and not _is_filled_above(model, path):
-                message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
-                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
-
-
-def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """What fills a module; torch's attention has it under a private name."""
-    found = [getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters")]
-    return next((one for one in found if callable(one)), None)
-
-
-def _holds(module: nn.Module) -> bool:
-    """Whether there are parameters or buffers in it, those of its children aside."""
-    return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-
-
-def _is_filled_above(model: nn.Module, path: str) -> bool:
-    """Whether it is a list or a mapping of parameters, which the module that has it fills."""
-    module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
-    return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
-
-
-def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
-    """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
-    parts = getattr(module, "parts", None)
-    for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
-        yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
-
-
-def _seed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
-
-
-def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
-    """Random numbers of their own for a name: no other name's change when more are drawn."""
-    return torch.Generator(device).manual_seed(_seed(seed, name))

@@ -75,6 +75,7 @@ def build(
 ) -> None:
     """Build a model, run it once, and show what it is made of."""
     from tfkit.cli import output as out
+    from tfkit.errors import FirstLossWarning
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
@@ -92,7 +93,7 @@ def build(
 
     if output is not None:
         check_folder(output, force=force, beside=weights)
-    with out.stages() as stage:
+    with out.said(FirstLossWarning), out.stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
         model, trial = try_model(graph, device=device_of(device), stage=stage, **options)

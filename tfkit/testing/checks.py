@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import assemble, build, evaluating, initialize, inputs_of
+from tfkit.builder import assemble, build, evaluating, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
+from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 from tfkit.tools.export.torchscript import refusal
 from tfkit.tools.trial import run_watched

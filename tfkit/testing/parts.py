@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import assemble, evaluating, initialize
+from tfkit.builder import assemble, evaluating
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
+from tfkit.initialize import initialize
 from tfkit.spec.complaints import kind_of
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 
