@@ -14,7 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
-from tfkit.spec.merge import assign, is_null, left_out, merge, without
+from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
@@ -162,8 +162,8 @@ def _nothing_to_take(name: str, node: Node) -> Diagnostic:
     if left_out(node):
         help = f"`--set {name}=null` takes away what the spec has at its top"
         return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
-    help = "null takes away what the spec has at its top, or inherits there: remove it"
-    return Diagnostic(f"there is no `{name}` to take away", node.span, name, help=help)
+    message = f"`{name}` is null, and there is no `{name}` to take away"
+    return Diagnostic(message, node.span, name, help="give it a value, or leave it out")
 
 
 def _idle(name: str, key: Span) -> Diagnostic:
@@ -242,7 +242,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
     base = _extended(path, chain, read)
-    return merge(without(base, {"parameters"}), without(root, {"extends"}))
+    return extended(without(base, {"parameters"}), without(root, {"extends"}))
 
 
 def shortest(path: Path) -> Path:
