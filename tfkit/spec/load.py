@@ -105,8 +105,9 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
-    """A tree without the values at its top that no part of the model takes."""
-    return without(root, _resolved(root, plugins).idle)
+    """A tree without the values at its top that no part of the model takes, or that say nothing to those that do."""
+    found = _resolved(root, plugins)
+    return root if found.errors else without(root, {*found.idle, *_nulls(root, plugins)})
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
@@ -115,8 +116,9 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     changes = list(sets)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
-    found = _resolved(changed, plugins)
-    errors += found.errors
+    found, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
+    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
+    errors += [one for one in found.errors if one.span not in [node.span for node in nulls.values()]]
     idle = [] if errors else found.idle
     before = _resolved(root, plugins).idle if idle and changes else idle
     notes = []
@@ -150,11 +152,15 @@ def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
     model = resolver.config(ModelSpec, own, (), scope)
-    nulls = {name: given.node for name, given in scope.items() if is_null(given.node)}
-    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
-    errors += [one for one in resolver.diagnostics if one.span not in [node.span for node in nulls.values()]]
+    errors += resolver.diagnostics
     idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
     return _Resolved(model, resolver.provenance, errors, idle)
+
+
+def _nulls(root: Mapping, plugins: Plugins) -> dict[str, Node]:
+    """The shared keys at the top that are null."""
+    shared = plugins.registry.shared_names()
+    return {name: node for name, node in root.items.items() if name in shared and is_null(node)}
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
