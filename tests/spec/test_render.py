@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +16,7 @@ from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import Registry
 from tfkit.spec.load import parse_spec, read_spec
-from tfkit.spec.render import SCHEMA_COMMENT, render
+from tfkit.spec.render import render, schema_line
 
 from ..shipped import one_of_each_family
 
@@ -36,7 +37,7 @@ def test_shipped_specs_load_again_as_the_same_model(name: str) -> None:
     model = read_spec(name, INSTALLED).model
     rendered = render(model)
     assert parse_spec(rendered, INSTALLED).model == model
-    assert rendered.startswith(f"{SCHEMA_COMMENT}\ntfkit: 1\nname: {name}\n")
+    assert rendered.startswith(f"tfkit: 1\nname: {name}\n")
     assert max(map(len, rendered.splitlines())) <= 120
 
 
@@ -62,7 +63,6 @@ def test_how_it_reads() -> None:
         head="source: 'https://x.org/a#b'\ndescription: \"two: a, b\"\n" + HEAD,
     )
     assert round_trip(text) == (
-        f"{SCHEMA_COMMENT}\n"
         "tfkit: 1\n"
         "name: m\n"
         'source: "https://x.org/a#b"\n'
@@ -240,3 +240,9 @@ def test_any_spec(specs: st.SearchStrategy[dict[str, Any]], data: st.DataObject)
     except SpecError:
         assume(False)
     round_trip(text)
+
+
+def test_a_spec_names_the_schema_that_lies_beside_it(tmp_path: Path) -> None:
+    assert schema_line(tmp_path) == ""
+    (tmp_path / "schema.json").write_text("{}")
+    assert schema_line(tmp_path) == "# yaml-language-server: $schema=schema.json\n"

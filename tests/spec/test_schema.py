@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jsonschema.exceptions import best_match
 from pydantic import ConfigDict
 
 from tfkit.component import FFNConfig, Make, PositiveFloat
@@ -21,15 +22,18 @@ from tfkit.spec.load import find_spec, parse_spec, read_spec, read_tree, shipped
 from tfkit.spec.render import render
 from tfkit.spec.schema import json_schema
 from tfkit.spec.source import parse, plain, read
+from tfkit.tools.specs import shipped
 
 from ..shipped import one_of_each_family
 
 PLUGINS = load_plugins(entry_points=False)
 SCHEMA = json_schema(PLUGINS)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-INSTALLED = load_plugins()
-WITH_PLUGINS = jsonschema.Draft202012Validator(json_schema(INSTALLED))
 ROOT = Path(__file__).parents[2]
+INSTALLED = load_plugins()
+NEEDED = sorted({name for spec in shipped() for name in spec.requires})
+OF_THE_SPECS = json_schema(load_plugins(plugin_dirs=[ROOT / "plugins" / name for name in NEEDED], entry_points=False))
+WITH_PLUGINS = jsonschema.Draft202012Validator(OF_THE_SPECS)
 BROKEN = ROOT / "tests" / "broken"
 
 
@@ -48,10 +52,16 @@ def test_every_reference_is_there() -> None:
 
 def test_the_file_beside_the_specs_is_up_to_date(request: pytest.FixtureRequest) -> None:
     path = ROOT / "specs" / "schema.json"
-    text = json.dumps(SCHEMA, indent=2) + "\n"  # what `tfkit schema` writes
+    text = json.dumps(OF_THE_SPECS, indent=2) + "\n"  # what `tfkit schema` writes with the plugins that the specs need
     if request.config.getoption("--renew-golden"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text, "pytest --renew-golden"
+
+
+def test_specs_name_a_schema_that_is_there() -> None:
+    for spec in (ROOT / "specs").rglob("*.yaml"):
+        named = re.findall(r"^# yaml-language-server: \$schema=(.*)$", spec.read_text(encoding="utf-8"), re.MULTILINE)
+        assert all((spec.parent / one).is_file() for one in named), spec
 
 
 def test_it_is_the_same_each_time() -> None:
@@ -61,7 +71,9 @@ def test_it_is_the_same_each_time() -> None:
 @pytest.mark.parametrize("name", shipped_specs())
 def test_shipped_specs_are_valid(name: str) -> None:
     spec = plain(read(find_spec(name)))
-    (WITH_PLUGINS if "requires" in plain(read_tree(name)) else VALIDATOR).validate(spec)
+    WITH_PLUGINS.validate(spec)
+    if "requires" not in plain(read_tree(name)):
+        VALIDATOR.validate(spec)
 
 
 @pytest.mark.parametrize("name", one_of_each_family())
@@ -93,8 +105,47 @@ MISTYPED = ("key", "kind", "name", "place", "range", "type", "version")
     [p for p in sorted(BROKEN.glob("*.yaml")) if p.stem.startswith(MISTYPED) and p.stem not in BEYOND],
     ids=lambda path: path.stem,
 )
-def test_what_is_mistyped_is_not_valid(path: Path) -> None:
-    assert not VALIDATOR.is_valid(plain(read(path)))
+def test_what_is_mistyped_is_found_where_it_is(path: Path) -> None:
+    """An editor marks the key that the loader names; a bare word that stands for a kind as a whole."""
+    with pytest.raises(SpecError) as caught:
+        read_spec(path, PLUGINS)
+    best = best_match(VALIDATOR.iter_errors(plain(read(path))))
+    where = [str(part) for part in best.absolute_path]
+    assert any(marks(where, best.message, one.path.split(".")) for one in caught.value.diagnostics), best.message
+    assert "any of the given schemas" not in best.message
+
+
+def marks(where: list[str], message: str, wanted: list[str]) -> bool:
+    """Whether an editor marks what is meant: that place, or a mapping and its key, or a word for a whole mapping."""
+    *around, key = wanted
+    return where[: len(wanted)] == wanted or (
+        where == around and (f"'{key}'" in message or key in ("kind", "type", "sublayer"))
+    )
+
+
+DEEP = {
+    "decoder: {ffn: {d_fff: 3}}": "decoder.ffn d_fff",
+    "decoder: {ffn: {kind: relu, approximate: tanh}}": "decoder.ffn approximate",
+    "decoder: {attention: {kind: gqa, n_kv_headss: 2}}": "decoder.attention n_kv_headss",
+    "decoder: {attention: {position: {kind: rope, scaling: {kind: yarn, factr: 2}}}}": (
+        "decoder.attention.position.scaling factr"
+    ),
+    "decoder: {attention: {n_heads: many}}": "decoder.attention.n_heads many",
+    "decoder: {attention: {qk_norm: {epsilon: 1}}}": "decoder.attention.qk_norm epsilon",
+    "decoder: {n_layers: -1}": "decoder.n_layers -1",
+    "decoder: {layers: {variants: {v: {ffn: {d_fff: 3}}}, pattern: [v]}}": "decoder.layers.variants.v.ffn d_fff",
+    "decoder: {sublayers: [ffn, {sublayer: ffn, norm_inn: true}]}": "decoder.sublayers.1 norm_inn",
+    "more: {block: decoder, n_layer: 3}": "more n_layer",
+    "more: {block: decoderr}": "more.block decoderr",
+}
+
+
+@pytest.mark.parametrize("node", DEEP)
+def test_a_deep_mistake_in_a_change_is_found_where_it_is(node: str) -> None:
+    best = best_match(VALIDATOR.iter_errors(plain(parse(f"extends: gpt2\nname: m\ngraph: {{{node}}}", "test"))))
+    path, culprit = DEEP[node].split(" ")
+    assert ".".join(str(part) for part in best.absolute_path) == f"graph.{path}"
+    assert culprit in best.message
 
 
 def tiny(decoder: str, *top: str) -> str:
@@ -150,6 +201,8 @@ def test_the_top() -> None:
     assert is_valid(tiny("n_layers: 1", "bias: {q: true}", "norm: {kind: rmsnorm, eps: 1e-5}", "inputs: [a]"))
     assert is_valid("extends: gpt2\nname: mine\ngraph: {decoder: {n_layers: 2, attention: {position: rope}}}")
     assert is_valid("extends: gpt2\nnorm: {eps: 1e-3}")
+    assert is_valid("extends: gpt2\nbias: null\ninit: null\nmax_len: null")
+    assert not is_valid(tiny("n_layers: 1", "bias: null"))
     assert not is_valid("name: mine\ngraph: {}")
     assert not is_valid("extends: gpt2\nname: mine\ngraph: {decoder: {n_layer: 2}}")
     assert not is_valid(tiny("n_layers: 1", "n_heads: 3"))
@@ -159,11 +212,18 @@ def test_the_top() -> None:
 
 def test_what_an_editor_shows() -> None:
     defs = SCHEMA["$defs"]
+
+    def field(config: str, name: str) -> Any:
+        found = defs[config]["properties"][name]
+        return defs[found["$ref"].removeprefix("#/$defs/")] if "$ref" in found else found
+
     assert defs["attention.gqa"]["description"] == "Groups of query heads share one head of keys and values."
-    assert defs["attention.gqa"]["properties"]["n_kv_heads"]["description"] == "Heads of keys and values."
-    assert defs["norm.rmsnorm"]["properties"]["eps"]["default"] == 1e-6
-    assert defs["block.decoder"]["properties"]["norm"]["default"] == "layernorm"
-    assert {"const": "rmsnorm", "description": "Divide by the root mean square, then scale."} in defs["norm"]["anyOf"]
+    assert field("attention.gqa", "n_kv_heads")["description"] == "Heads of keys and values."
+    assert field("norm.rmsnorm", "eps")["default"] == 1e-6
+    assert field("block.decoder", "norm")["default"] == "layernorm"
+    words = field("block.decoder", "norm")["else"]
+    assert words["enum"] == ["layernorm", "rmsnorm"]
+    assert words["enumDescriptions"][1] == "Divide by the root mean square, then scale."
 
 
 class Opaque:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import tfkit
 from tfkit.errors import SpecWarning
 from tfkit.graph.expand import Graph
+from tfkit.tools.importing import import_config
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 BASE = """\
@@ -116,6 +118,14 @@ def test_null_that_takes_nothing_away(files: Callable[..., Path], tmp_path: Path
 def test_nothing_after_the_sign_takes_nothing_away(files: Callable[..., Path]) -> None:
     assert "`bias` is given no value" in refusal(files(), "bias=")
     assert "not null" in refusal(files(), "extra=")
+
+
+def test_null_in_a_config_takes_nothing_away(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 16}
+    for nulls, wrong in (({"n_positions": None}, "max_len"), ({"vocab_size": None}, "vocab_size")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **nulls}))
+        with pytest.raises(tfkit.SpecError, match=f"{wrong}.*not null|no `{wrong}`"):
+            import_config(tmp_path / "config.json", plugins=PLUGINS)
 
 
 def test_null_in_a_variant_still_means_nothing_there(files: Callable[..., Path]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tfkit
 from tfkit.cli import main
 from tfkit.tools.params import count_params
+from tfkit.tools.solve.text import extending
 
 
 def test_table_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,3 +106,13 @@ def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no spec named `gpt`" in capsys.readouterr().err
     assert main(["solve", "gpt2", "--params", "1M", "--json"]) == 1
     assert "as small as" in json.loads(capsys.readouterr().out)["errors"][0]["message"]
+
+
+def test_what_set_took_away_is_away_in_the_spec_that_is_written(tmp_path: Path) -> None:
+    plugins, path = tfkit.load_plugins(entry_points=False), tmp_path / "small.yaml"
+    path.write_text(extending("llama_7b", ["bias=null", "checkpoint=null"], path, plugins))
+    assert "\nbias: null\n" in path.read_text()
+    written, wanted = (tfkit.load(spec, sets=sets, plugins=plugins).spec.model for spec, sets in (
+        (path, ()), ("llama_7b", ["bias=null", "checkpoint=null", "name=small"])
+    ))  # fmt: skip
+    assert written.model_copy(update={"parameters": None}) == wanted

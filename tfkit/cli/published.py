@@ -48,9 +48,10 @@ def import_(
 
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
     if output is not None:
+        from tfkit.spec.render import schema_line
         from tfkit.tools.writing import write_file
 
-        write_file(output, imported.text)
+        write_file(output, schema_line(output.parent) + imported.text)
     if json:
         print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
     elif output is None:

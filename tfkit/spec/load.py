@@ -15,7 +15,7 @@ from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.folder import has_weights, spec_of
-from tfkit.spec.merge import assign, is_null, left_out, merge, without
+from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
@@ -125,8 +125,9 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
-    """A tree without the values at its top that no part of the model takes."""
-    return without(root, _resolved(root, plugins).idle)
+    """A tree without the values at its top that no part of the model takes, or that say nothing to those that do."""
+    found = _resolved(root, plugins)
+    return root if found.errors else without(root, {*found.idle, *_nulls(root, plugins)})
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
@@ -135,8 +136,9 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     changes = list(sets)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
-    found = _resolved(changed, plugins)
-    errors += found.errors
+    found, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
+    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
+    errors += [one for one in found.errors if one.span not in [node.span for node in nulls.values()]]
     idle = [] if errors else found.idle
     before = _resolved(root, plugins).idle if idle and changes else idle
     notes = []
@@ -170,11 +172,15 @@ def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
     model = resolver.config(ModelSpec, own, (), scope)
-    nulls = {name: given.node for name, given in scope.items() if is_null(given.node)}
-    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
-    errors += [one for one in resolver.diagnostics if one.span not in [node.span for node in nulls.values()]]
+    errors += resolver.diagnostics
     idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
     return _Resolved(model, resolver.provenance, errors, idle)
+
+
+def _nulls(root: Mapping, plugins: Plugins) -> dict[str, Node]:
+    """The shared keys at the top that are null."""
+    shared = plugins.registry.shared_names()
+    return {name: node for name, node in root.items.items() if name in shared and is_null(node)}
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
@@ -182,8 +188,8 @@ def _nothing_to_take(name: str, node: Node) -> Diagnostic:
     if left_out(node):
         help = f"`--set {name}=null` takes away what the spec has at its top"
         return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
-    help = "null takes away what the spec has at its top, or inherits there: remove it"
-    return Diagnostic(f"there is no `{name}` to take away", node.span, name, help=help)
+    message = f"`{name}` is null, and there is no `{name}` to take away"
+    return Diagnostic(message, node.span, name, help="give it a value, or leave it out")
 
 
 def _idle(name: str, key: Span) -> Diagnostic:
@@ -262,7 +268,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
     base = _extended(path, chain, read)
-    return merge(without(base, {"parameters"}), without(root, {"extends"}))
+    return extended(without(base, {"parameters"}), without(root, {"extends"}))
 
 
 def shortest(path: Path) -> Path:

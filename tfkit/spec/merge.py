@@ -15,8 +15,7 @@ from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_REMOVABLE = {
-    (),
+_NAMED = {
     ("graph",),
     ("inputs",),
     *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "zeros", "constants", "only")),
@@ -33,16 +32,22 @@ def word_key(path: tuple[str, ...]) -> str:
 
 
 def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
-    """`base`, which stands at `path`, with the changes of `patch`; every value keeps the place where it was written."""
+    """`base` with the changes of `patch`; every value keeps the place where it was written."""
     items, keys = dict(base.items), dict(base.keys)
     for name, value in patch.items.items():
         here = (*path, name)
-        if name in items and _takes_away(value, path):
+        if path in _NAMED and name in items and is_null(value):
             del items[name], keys[name]
             continue
         items[name] = _merged(items[name], value, here) if name in items else value
         keys[name] = patch.keys[name]
     return Mapping(items, keys, patch.span)
+
+
+def extended(base: Mapping, patch: Mapping) -> Mapping:
+    """A spec changed by one that extends it: what is null at the top of that one is taken away."""
+    gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
+    return merge(without(base, gone), without(patch, gone))
 
 
 def nested(keys: Iterable[str], value: Node) -> Mapping:
@@ -70,11 +75,6 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
     if kind is not None and _word(kind) != _word(old.items.get(key)):
         return new
     return merge(old, new, path)
-
-
-def _takes_away(value: Node, path: tuple[str, ...]) -> bool:
-    """Whether this value, for a key of the mapping at `path`, takes the old one away."""
-    return path in _REMOVABLE and is_null(value) and not left_out(value)
 
 
 def is_null(value: Node) -> bool:
@@ -149,7 +149,8 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
         raise SpecError(Diagnostic(message, span, ".".join((*path, head)), help=f"set `{'.'.join(path)}` itself"))
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
-    if not rest and head in node.items and _takes_away(value, path):
+    removable = not path or path in _NAMED
+    if removable and not rest and head in node.items and is_null(value) and not left_out(value):
         return without(node, {head})
     child = _assigned(node.items.get(head), rest, value, (*path, head))
     place = node.keys.get(head, span) if rest else span  # what is on the way to the change stands where it stood

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMarker, marker
@@ -19,7 +20,7 @@ from tfkit.spec.source import UNWELCOME, plain
 from tfkit.spec.tree import MERGE
 from tfkit.spec.tree import Mapping as Tree
 
-SCHEMA_COMMENT = "# yaml-language-server: $schema=schema.json"
+SCHEMA = "schema.json"
 WIDTH = 110
 INDENT = "  "
 TOKENS = InputConfig(type="tokens")
@@ -41,7 +42,7 @@ def render(model: ModelSpec) -> str:
     takes entries out of a mapping of its stack's.
     """
     data = document(model)
-    lines = [SCHEMA_COMMENT]
+    lines = []
     for key, value in data.items():
         if key == "graph" and isinstance(value, dict) and value:
             lines += ["", "graph:", *_mapping(value, 1), ""]
@@ -53,11 +54,16 @@ def render(model: ModelSpec) -> str:
 def render_tree(root: Tree) -> str:
     """The YAML text of a spec that is not resolved: what its parts share is written once."""
     data = {key: plain(node) for key, node in root.items.items()}
-    lines = [SCHEMA_COMMENT]
+    lines = []
     for key, value in data.items():
-        apart = key in ("graph", "checkpoint")
+        apart = key in ("graph", "checkpoint") and isinstance(value, dict)
         lines += ["", f"{key}:", *_mapping(value, 1), ""] if apart else _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n").replace("\n\n\n", "\n\n") + "\n"
+
+
+def schema_line(folder: Path) -> str:
+    """The line that leads editors to the schema in the folder where a spec is going to lie; empty without one."""
+    return f"# yaml-language-server: $schema={SCHEMA}\n" if (folder / SCHEMA).is_file() else ""
 
 
 def document(model: ModelSpec) -> dict[str, Data]:

@@ -156,7 +156,7 @@ class Resolver:
         for name, patch in node.items.items():
             here = (*path, name)
             if isinstance(patch, Mapping):
-                found[name] = self.config(shape.config, merge(layer, patch, path[:-2]), here, scope)
+                found[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
                 message = f"variant `{name}` takes a mapping of changes, not {complaints.found(patch)}"
                 found[name] = self._error(message, None, patch.span, here)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
@@ -21,6 +20,7 @@ from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered
 from tfkit.spec.checkpoint import CheckpointConfig
 from tfkit.spec.document import ModelSpec
+from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
 from tfkit.spec.shape import Shape, extra, numeric, shape_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,21 +29,20 @@ NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an iden
 NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
 SHARED = "Taken from the enclosing parts of the spec when it is not given."
 
-Schema = dict[str, Any]
-
 
 def json_schema(plugins: Plugins) -> Schema:
     """The schema of a spec: plain data, in the same order for the same plugins."""
     language = _Language(plugins)
     whole, changes = language.document(partial=False), language.document(partial=True)
-    defs = {"spec": whole, f"{CHANGES}spec": changes, "arithmetic": language.arithmetic(), **language.defs}
+    every = {"spec": whole, f"{CHANGES}spec": changes, "arithmetic": language.arithmetic(), **language.defs}
+    defs = with_fields_once(told_apart(every))
     return {
         "$schema": DRAFT,
         "title": "A transformer as tfkit reads it",
         "type": "object",
         "if": {"required": ["extends"]},
-        "then": _ref(f"{CHANGES}spec"),
-        "else": _ref("spec"),
+        "then": ref(f"{CHANGES}spec"),
+        "else": ref("spec"),
         "$defs": dict(sorted(defs.items())),
     }
 
@@ -70,6 +69,9 @@ class _Language:
             "type": "string",
             "description": "The spec, by path or bare name, that this one changes.",
         }
+        if partial:  # null takes away what is inherited
+            for name in properties.keys() - {"tfkit", "name", "extends"}:
+                properties[name] = {**_about(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
         return whole
 
     def arithmetic(self) -> Schema:
@@ -77,8 +79,8 @@ class _Language:
         fields = [field for config in self.configs.values() for field in config.model_fields.items()]
         names = "|".join(sorted({name for name, info in fields if numeric(info.annotation)[0]}))
         return {
-            "type": "string",
             "pattern": rf"^(?!\s*[\d.]+\s*$)(?:[\s\d.()+*/%-]|\d[eE]|\b(?:{names})\b)+$",
+            "patternErrorMessage": "Neither a number nor arithmetic over the spec's own fields.",
             "maxLength": 200,
             "description": "Arithmetic over the spec's own fields, such as d_head ** -0.5.",
         }
@@ -97,7 +99,7 @@ class _Language:
             bare = _bare(self._field(config, name, info, partial=partial))
             options += [option for option in bare.get("anyOf", [bare]) if option not in options]
             users |= {config.slot} if issubclass(config, Component) else set()
-        return {**_documented(f"Shared by every part that takes it: {', '.join(sorted(users))}."), **_any(options)}
+        return {**_documented(f"Shared by every part that takes it: {', '.join(sorted(users))}."), **any_of(options)}
 
     def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
         """A reference to the definition of a config's mapping."""
@@ -108,7 +110,7 @@ class _Language:
         if key not in self.defs:
             self.defs[key] = {}  # its fields may lead back to it
             self.defs[key] |= {"title": name, **self._mapping(config, partial=partial), **_documented(about)}
-        return _ref(key)
+        return ref(key)
 
     def _mapping(self, config: type[Config], *, partial: bool) -> Schema:
         fields = config.model_fields
@@ -147,20 +149,21 @@ class _Language:
         # A list in a change takes the place of the old one: its items are whole.
         options = self._one(shape.config, implied, partial=partial and shape.container != "list")
         if shape.container == "list":
-            options = [{"type": "array", "items": _any(options)}]
+            options = [{"type": "array", "items": any_of(options)}]
         elif shape.container == "dict":
-            options = [{"type": "object", "additionalProperties": _any(options)}]
+            options = [{"type": "object", "additionalProperties": any_of(options)}]
         options += [{"type": "boolean"}] if shape.boolean else []
         options += [NOTHING] if shape.null and shape.container == "one" else []
         options += [{"type": "null"}] if shape.null and shape.container != "one" else []
-        return _any(options)
+        return any_of(options)
 
     def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
         """What one config is written as: a mapping, or a bare word."""
         if issubclass(config, Component):
-            options = [self._slot(config, partial=partial)]
-            one = self.registry.kinds(config.slot, config).get(implied or "")
-            return options if one is None or partial else [*options, self._kind(one, partial=False)]
+            kinds = self.registry.kinds(config.slot, config)
+            words = {kind: _about_kind(one) for kind, one in kinds.items() if not _required(one.config)}
+            listed = [{"enum": list(words), "enumDescriptions": list(words.values())}] if words else []
+            return [*listed, self._slot(config, implied if implied in kinds else None, partial=partial)]
         options = [self._config(config, partial=partial, name=config.__name__.removesuffix("Config"))]
         return [self._word(config, config.word_key), *options] if config.word_key else options
 
@@ -171,24 +174,51 @@ class _Language:
             return _plain(config, key)
         return {"type": "string", **_bare(self._field(config, key, info, partial=False))}
 
-    def _slot(self, base: type[Component], *, partial: bool) -> Schema:
-        """A reference to the definition of a slot, or of the part of it that `base` takes."""
-        name = base.slot if "slot" in vars(base) else f"{base.slot}.{base.__name__.removesuffix('Config')}"
-        key = f"{CHANGES}{name}" if partial else name
-        if key not in self.defs:
-            self.defs[key] = {}
-            self.defs[key] |= {"title": name, **self._kinds(base, partial=partial)}
-        return _ref(key)
+    def _slot(self, base: type[Component], implied: str | None, *, partial: bool) -> Schema:
+        """A reference to the definition of what fills a slot, or the part of it that `base` takes, as a mapping.
 
-    def _kinds(self, base: type[Component], *, partial: bool) -> Schema:
-        kinds = self.registry.kinds(base.slot, base)
-        words = [
-            {"const": kind, **_documented(_about_kind(one))} for kind, one in kinds.items() if not _required(one.config)
+        Its kind says which keys it has. Without one it is of the `implied` kind; in a change, of that which is changed.
+        """
+        name = base.slot if "slot" in vars(base) else f"{base.slot}.{base.__name__.removesuffix('Config')}"
+        key = f"{CHANGES}{name}" if partial else f"{name}.or.{implied}" if implied else name
+        if key not in self.defs:
+            self.defs[key] = {}  # its fields may lead back to it
+            self.defs[key] |= {"title": name, **_documented(inspect.cleandoc(base.__doc__ or ""))}
+            self.defs[key] |= self._mapping_of(base, name, implied, partial=partial)
+        return ref(key)
+
+    def _mapping_of(self, base: type[Component], name: str, implied: str | None, *, partial: bool) -> Schema:
+        kinds, word = self.registry.kinds(base.slot, base), str(base.word_key)
+        given = {"required": [word]}
+        if implied and not partial:
+            whole, alone = self._slot(base, None, partial=False), self._kind(kinds[implied], partial=False)
+            return {"type": "object", "if": given, "then": whole, "else": alone}
+        cases = [
+            {"if": {"properties": {word: {"const": kind}}, **given}, "then": self._kind(one, partial=partial)}
+            for kind, one in kinds.items()
         ]
-        mappings = [self._kind(one, partial=partial) for one in kinds.values()]
-        if not partial:
-            mappings = [{"allOf": [mapping, {"required": [base.word_key]}]} for mapping in mappings]
-        return {**_documented(inspect.cleandoc(base.__doc__ or "")), **_any([*words, *mappings])}
+        if partial:
+            cases.append({"if": given, "else": self._of_some_kind(kinds.values(), name)})
+        return {
+            "type": "object",
+            "properties": {word: {"enum": list(kinds)}},
+            **({} if partial else given),
+            "allOf": cases,
+        }
+
+    def _of_some_kind(self, kinds: Iterable[Registered], name: str) -> Schema:
+        """A reference to the definition of a change of a component whose kind stands elsewhere: any kind's keys."""
+        key = f"{CHANGES}{name}.any"
+        self.defs[key] = {}
+        fields: dict[str, list[Schema]] = {}
+        for one in kinds:
+            for field, info in one.config.model_fields.items():
+                schema = self._field(one.config, field, info, partial=True)
+                if field != one.config.word_key and schema not in fields.setdefault(field, []):
+                    fields[field].append(schema)
+        properties = {field: {**_about(some[0]), **any_of(map(_bare, some))} for field, some in fields.items()}
+        self.defs[key] |= {"type": "object", "properties": properties, "additionalProperties": False}
+        return ref(key)
 
     def _kind(self, one: Registered, *, partial: bool) -> Schema:
         name = f"{one.config.slot}.{one.config.kind_name()}"
@@ -201,7 +231,7 @@ def _with_null_entries(schema: Schema) -> Schema:
         return {**schema, "anyOf": [_with_null_entries(option) for option in schema["anyOf"]]}
     if not isinstance(schema.get("additionalProperties"), dict):
         return schema
-    return {**schema, "additionalProperties": _any([schema["additionalProperties"], {"type": "null"}])}
+    return {**schema, "additionalProperties": any_of([schema["additionalProperties"], {"type": "null"}])}
 
 
 def _required(config: type[Config]) -> list[str]:
@@ -231,7 +261,7 @@ def _properties(config: type[Config]) -> Schema:
 def _computed(schema: Schema) -> Schema:
     if schema.get("type") in ("integer", "number"):
         default = {"default": schema["default"]} if "default" in schema else {}
-        return {**default, **_any([_bare(schema), _ref("arithmetic")])}
+        return {**default, **any_of([_bare(schema), ref("arithmetic")])}
     if "anyOf" in schema:
         options = [_computed(option) for option in schema["anyOf"]]
         return {**schema, "anyOf": [inner for option in options for inner in option.get("anyOf", [option])]}
@@ -251,15 +281,6 @@ def _bare(schema: Schema, *keep: str) -> Schema:
 def _about(schema: Schema) -> Schema:
     """What a schema says to people."""
     return {key: value for key, value in schema.items() if key in ABOUT}
-
-
-def _any(options: Iterable[Schema]) -> Schema:
-    every = list(options)
-    return every[0] if len(every) == 1 else {"anyOf": every} if every else {}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/$defs/{name}"}
 
 
 def _about_kind(one: Registered) -> str:

@@ -12,7 +12,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.load import SUFFIXES, find_spec, is_folder, read_tree
 from tfkit.spec.merge import assign, word_key
-from tfkit.spec.render import render_tree
+from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -37,7 +37,9 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **kn
     name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
     head = node_of({"tfkit": 1, "extends": _reference(spec, path.parent), "name": name, **known}, base.span)
     assert isinstance(head, Mapping)
-    return render_tree(Mapping({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span))
+    return schema_line(path.parent) + render_tree(
+        Mapping({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span)
+    )
 
 
 def _reference(spec: str, folder: Path) -> str:
@@ -60,7 +62,9 @@ def _difference(old: Mapping, new: Mapping, path: tuple[str, ...]) -> Mapping:
             items[name] = _difference(before, node, here)
         else:
             items[name] = node
-    return Mapping(items, {name: new.keys[name] for name in items}, new.span)
+    gone = {name: Scalar(None, new.span) for name in old.items if name not in new.items}
+    keys = {name: new.keys.get(name, new.span) for name in (*items, *gone)}
+    return Mapping({**items, **gone}, keys, new.span)
 
 
 def _kind(node: Mapping, path: tuple[str, ...]) -> object:

@@ -1,0 +1,132 @@
+"""The form of a JSON Schema: alternatives that are told apart by type, and equal fields that are written once.
+
+A value that fits none of several alternatives is `not valid under any of the given schemas`, and nobody learns which
+key of it is wrong. Alternatives of different types need no guess: a mapping is meant as the mapping among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+LEAST_SHARED = 60  # characters below which a field is written out: a reference is no shorter
+ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
+TEXTS = ("title", "description", "markdownDescription")
+
+
+def any_of(options: Iterable[Schema]) -> Schema:
+    """What one of these takes."""
+    every = list(options)
+    return every[0] if len(every) == 1 else {"anyOf": every} if every else {}
+
+
+def ref(name: str) -> Schema:
+    """What the definition of that name takes."""
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def told_apart(schema: Any) -> Any:
+    """The schema with every `anyOf` in it decided by type, where that is possible."""
+    if isinstance(schema, list):
+        return [told_apart(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: told_apart(part) for key, part in schema.items() if key != "anyOf"}
+    return {**found, **_alternatives(told_apart(_flat(schema["anyOf"])))} if "anyOf" in schema else found
+
+
+def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
+    """The definitions, each field that stands in several of them made a definition of its own."""
+    fields = [(name, json.dumps(one)) for part in defs.values() for name, one in part.get("properties", {}).items()]
+    names: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for (name, text), count in Counter(fields).items():
+        if count > 1 and len(text) >= LEAST_SHARED and text not in names:
+            taken[name] += 1
+            names[text] = f"field.{name}" if taken[name] == 1 else f"field.{name}.{taken[name]}"
+    made = {name: json.loads(text) for text, name in names.items()}
+    return {**{name: _with_references(part, names) for name, part in defs.items()}, **made}
+
+
+def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
+    if "properties" not in part:
+        return part
+    keys = {name: (names.get(json.dumps(one)), one) for name, one in part["properties"].items()}
+    properties = {name: ref(key) if key else one for name, (key, one) in keys.items()}
+    return {**part, "properties": properties}
+
+
+def _flat(options: Iterable[Schema]) -> list[Schema]:
+    """The alternatives without those inside others, each once."""
+    found: list[Schema] = []
+    for option in options:
+        inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
+        found += [one for one in inner if one not in found]
+    return found
+
+
+def _alternatives(options: list[Schema]) -> Schema:
+    parts: dict[str, list[Schema]] = {"object": [], "array": [], "string": [], "": []}
+    for option in options:
+        for kind, one in _by_type(option):
+            parts[kind].append(one)
+    merged = {kind: _strings(some) if kind == "string" else _merged(some) for kind, some in parts.items() if some}
+    if merged.get("string") == ARITHMETIC and "type" in merged.get("", {}):
+        merged[""] = {**_widened(merged.pop(""), ["string"]), **merged.pop("string")}
+    *first, last = merged.items()
+    found = _widened(last[1], [kind for kind, _ in first])
+    for kind, one in reversed(first):
+        found = {"if": {"type": kind}, "then": one, "else": found}
+    return found
+
+
+def _by_type(option: Schema) -> list[tuple[str, Schema]]:
+    """An alternative under the type of its values; one that lists values of several types in two parts."""
+    if "enum" in option:
+        words = [value for value in option["enum"] if isinstance(value, str)]
+        others = [value for value in option["enum"] if not isinstance(value, str)]
+        split = [("string", {**option, "enum": words})] if words else []
+        return [*split, ("", {"enum": others})] if others else split
+    if "const" in option:
+        return [("string" if isinstance(option["const"], str) else "", option)]
+    if "$ref" in option:
+        return [("string" if option == ARITHMETIC else "object", option)]
+    kind = option.get("type")
+    return [(kind if kind in ("object", "array", "string") else "", option)]
+
+
+def _strings(options: list[Schema]) -> Schema:
+    """Words in one list, each with what it means, and whatever other texts there are."""
+    words: dict[str, str] = {}
+    for option in options:
+        about = option.get("enumDescriptions") or [option.get("description", "")] * len(option.get("enum", []))
+        words |= dict(zip(option.get("enum", []), about, strict=True))
+    listed: Schema = {"enum": list(words)}
+    if any(words.values()):
+        listed["enumDescriptions"] = list(words.values())
+    rest = [option for option in options if "enum" not in option]
+    return _merged([listed, *rest] if words else rest)
+
+
+def _merged(options: list[Schema]) -> Schema:
+    """Alternatives of similar types as one where none of them says more than its type, but for the first that does."""
+    if {"type": "boolean"} in options:  # which takes the false of "nothing"
+        options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
+    if len(options) == 1:
+        return options[0]
+    limited = [option for option in options if option.keys() != {"type"}]
+    if len(limited) > 1 or any("type" not in option or "enum" in option for option in options):
+        return {"anyOf": options}
+    return {**(limited or options)[0], "type": list(dict.fromkeys(option["type"] for option in options))}
+
+
+def _widened(schema: Schema, types: list[str]) -> Schema:
+    """The schema, with types that another alternative has decided among those that it says it takes."""
+    if "type" not in schema or "enum" in schema or not types:
+        return schema
+    own = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": list(dict.fromkeys([*own, *types]))}
