@@ -15,6 +15,7 @@ from tfkit.cli import main
 from tfkit.graph.names import RESERVED, WRITTEN
 from tfkit.tools.eject import check, eject
 
+PLUGINS = tfkit.load_plugins(entry_points=False)
 SPEC = """
 tfkit: 1
 name: mine
@@ -63,13 +64,13 @@ def spec(node: str = "embedding", given: str = "tokens") -> str:
 def test_names_that_would_break_what_is_written_are_refused(name: str) -> None:
     for what, text in (("a node", spec(node=name)), ("an input", spec(given=name))):
         with pytest.raises(tfkit.SpecError, match=f"cannot be the name of {what}"):
-            tfkit.loads(text)
+            tfkit.loads(text, plugins=PLUGINS)
 
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_an_input_does_not_hide_what_python_has(name: str) -> None:
     with pytest.raises(tfkit.SpecError, match="cannot be the name of an input"):
-        tfkit.loads(spec(given=name))
+        tfkit.loads(spec(given=name), plugins=PLUGINS)
 
 
 @pytest.mark.parametrize("name", ["λ", "ﬁ", "forward", "a b", "training", "keys"])
