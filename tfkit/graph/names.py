@@ -43,6 +43,8 @@ def taken(name: str, *, of_input: bool) -> str | None:
         return "every module has something of this name"
     if name in WRITTEN:
         return "the code that is written for a model has another thing of this name"
+    if of_input and not name.islower():
+        return "torch writes arguments in lower case into an ONNX file"
     if of_input and hasattr(builtins, name):
         return "as an argument it would hide what Python has under this name"
     return None

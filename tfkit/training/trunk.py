@@ -95,8 +95,7 @@ def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
     head = graph.graph_copy(model.graph, copies)
     if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
         raise ValueError(f"the model's graph was edited: it does not end in `{ends.head}` any more")
-    # torch.fx has names of its own for arguments called like something of Python's; their targets are ours.
-    nodes = {str(node.target) if node.op == "placeholder" else node.name: copy for node, copy in copies.items()}
+    nodes = {node.name: copy for node, copy in copies.items()}
     mask = nodes.get(checked_mask(ends.mask or ""), nodes.get(ends.mask or ""))
     graph.output((head.args[0], mask, nodes.get(ends.tokens or ""), dict(head.kwargs)))
     graph.erase_node(head)

@@ -47,6 +47,19 @@ class Own(nn.Module):
         return self.factor * self.linear(x)
 
 
+class Other(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm = nn.LayerNorm(d)
+
+    def forward(self, hidden: Tensor, by: float = 1.0) -> Tensor:
+        return by * self.norm(hidden)
+
+
+class Scaled(nn.Linear):
+    pass
+
+
 class Doubled(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         for module in self:
@@ -216,6 +229,11 @@ CASES = {
         "self.own = Own(d)\nself.own.linear.bias.requires_grad_(False)",
         "return self.own(self.net(x))",
     ),
+    "classes that are not alike": (
+        "self.net = nn.ModuleList([Own(d), Other(d), Other(d)])",
+        "for one in reversed(self.net):\n    x = one(x)\nfor one in self.net[1:]:\n    x = one(x, 2.0)\nreturn x",
+    ),
+    "a subclass of torch's": ("self.net = Scaled(d, d)", "return self.net(x)"),
     "a child that nobody calls": ("self.net = Own(d)\nself.spare = nn.Sequential(Own(d))", "return self.net(x)"),
 }
 TENSORS = {
