@@ -117,8 +117,8 @@ def test_masks_of_two_sequences_are_named(name: str) -> None:
 def test_a_memory_mask_of_cached_decoding(bad: str) -> None:
     with pytest.raises(ValueError, match="source_mask is not bool"):
         tfkit.CachedModel(model_of(PAIR), length=8).start(2, source=tokens_of(5), source_mask=BAD_MASKS[bad])
+    inputs = {"source": tokens_of(5), "source_mask": BAD_MASKS[bad]}
     with pytest.raises(ValueError, match="source_mask is not bool"):
-        inputs = {"source": tokens_of(5), "source_mask": BAD_MASKS[bad]}
         tfkit.generate(model_of(PAIR), [[0], [0]], max_new_tokens=1, **inputs)
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tfkit.decoding.cached import CachedModel as CachedModel
     from tfkit.decoding.generate import Generated as Generated
     from tfkit.decoding.generate import generate as generate
+    from tfkit.errors import FirstLossWarning as FirstLossWarning
     from tfkit.errors import Invalid as Invalid
     from tfkit.errors import SpecError as SpecError
     from tfkit.graph.expand import Graph as Graph
@@ -124,7 +125,7 @@ _NAMES = {
     ],
     "tfkit.decoding.cached": ["CachedModel"],
     "tfkit.decoding.generate": ["Generated", "generate"],
-    "tfkit.errors": ["Invalid", "SpecError"],
+    "tfkit.errors": ["FirstLossWarning", "Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
     "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "remember"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,13 +10,16 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
-from tfkit.graph.expand import Graph, Node, load, table_owner
+from tfkit.first_loss import warn_of_first_losses
+from tfkit.graph.expand import Graph, Node, load
 from tfkit.graph.pieces import wire_of
-from tfkit.nn import Program, StackedLinear, Value, is_token
+from tfkit.graph.tables import table_owner
+from tfkit.initialize import initialize
+from tfkit.nn import Program, Value, is_token
 from tfkit.spec.complaints import crashed, refused
 
 
@@ -82,7 +84,8 @@ def build(
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token. `model.code` is its forward; `model.meta` has `graph`, what `load` returned, and
+        where there is a token; 0 and 1 will do, anything else is an error, and on an accelerator, which nothing waits
+        for, whole numbers are not looked at. Sequences longer than `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, what `load` returned, and
         `components`, slot and kind of each submodule by its path.
 
     Raises:
@@ -102,6 +105,7 @@ def build(
     if device.type != "meta":
         allocate(model, device)
         initialize(model, graph, seed)
+        warn_of_first_losses(model, graph)
     return model
 
 
@@ -258,46 +262,3 @@ def _class_name(name: str) -> str:
     words = "".join(c if c.isalnum() else " " for c in name).split()
     title = "".join(word[:1].upper() + word[1:] for word in words)
     return title if title[:1].isalpha() else f"Model{title}"
-
-
-def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
-    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
-    init = graph.spec.model.init
-    depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for path, module in model.named_modules():
-            if isinstance(module, nn.Linear | StackedLinear):
-                residual = getattr(module, "residual", False)
-                for i, part in enumerate(_matrices(module)):
-                    generator = generator_of(seed, f"{path}.weight.{i}", part.device)
-                    depth = depths.get(path.partition(".")[0])
-                    init.linear(part, residual=residual, n_layers=depth, generator=generator)
-                if module.bias is not None:
-                    generator = generator_of(seed, f"{path}.bias", module.bias.device)
-                    init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
-            elif isinstance(module, nn.Embedding):
-                init.table(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
-            elif callable(reset := getattr(module, "reset_parameters", None)):
-                torch.manual_seed(_seed(seed, path))
-                reset()
-            elif any(True for _ in module.parameters(recurse=False)) or any(
-                True for _ in module.buffers(recurse=False)
-            ):
-                message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
-                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
-
-
-def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
-    """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
-    parts = getattr(module, "parts", None)
-    for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
-        yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
-
-
-def _seed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
-
-
-def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
-    """Random numbers of their own for a name: no other name's change when more are drawn."""
-    return torch.Generator(device).manual_seed(_seed(seed, name))

@@ -101,6 +101,10 @@ class Diagnostic:
         }
 
 
+class FirstLossWarning(UserWarning):
+    """A model that is to be trained would start far from even guesses."""
+
+
 class SpecError(ValueError):
     """Everything that is wrong with a spec, in file order and without repetitions, as `diagnostics`."""
 

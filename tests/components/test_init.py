@@ -54,6 +54,7 @@ def formula(kind: str, fan_in: int, fan_out: int, *, residual: bool) -> tuple[st
     """The distribution and its standard deviation, or bound, as the paper or the code that it is named after."""
     return {
         "torch": ("uniform", 1 / math.sqrt(fan_in)),
+        "fan_in": ("normal", math.sqrt(2 / (5 * fan_in)) / (math.sqrt(2 * LAYERS) if residual else 1)),
         "gpt2": ("normal", 0.02 / math.sqrt(2 * LAYERS) if residual else 0.02),
         "normal": ("normal", 0.02),
         "xavier": ("uniform", math.sqrt(6 / (fan_in + fan_out))),
@@ -62,7 +63,14 @@ def formula(kind: str, fan_in: int, fan_out: int, *, residual: bool) -> tuple[st
 
 
 def table_std(kind: str) -> float:
-    return {"torch": 1.0, "gpt2": 0.02, "normal": 0.02, "xavier": D**-0.5, "small": math.sqrt(2 / (5 * D))}[kind]
+    return {
+        "torch": 1.0,
+        "fan_in": 0.02,
+        "gpt2": 0.02,
+        "normal": 0.02,
+        "xavier": D**-0.5,
+        "small": math.sqrt(2 / (5 * D)),
+    }[kind]
 
 
 def check_spread(x: Tensor, shape: str, size: float) -> None:
@@ -93,6 +101,14 @@ def test_each_part_of_a_linear_layer_has_the_spread_of_the_formula(kind: str, ro
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(kind: str, name: str) -> None:
     check_spread(weights(kind)[name], "normal", table_std(kind))
+
+
+@pytest.mark.parametrize("d_model", [64, 1024])
+def test_a_table_that_a_head_shares_is_small_where_it_is_wide(d_model: int) -> None:
+    sets = [f"d_model={d_model}", "graph.decoder.n_layers=1", "graph.logits.tie=embedding"]
+    found = weights("fan_in", *sets)
+    check_spread(found["embedding.tokens.weight"], "normal", min(0.02, 4 / d_model))
+    check_spread(found["embedding.position.table.weight"], "normal", 0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)

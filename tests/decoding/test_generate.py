@@ -18,6 +18,8 @@ from ..families.case import Trial
 from ..families.cases import CASES
 from .recomputed import Recomputed
 
+pytestmark = pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")  # sure of its tokens on purpose
+
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 60, 1, 4]]
 SPEC = """\
 tfkit: 1

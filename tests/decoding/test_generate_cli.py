@@ -27,6 +27,8 @@ from tfkit.tools.save import save
 
 from .test_text import END, byte_level
 
+pytestmark = pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")  # sure of its tokens on purpose
+
 SPEC = """\
 tfkit: 1
 name: small

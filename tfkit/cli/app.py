@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -25,7 +26,7 @@ from tfkit.cli.profile import profile
 from tfkit.cli.published import compare, import_, save, tensors
 from tfkit.cli.solve import solve
 from tfkit.cli.specs import diff, list_, show, validate
-from tfkit.errors import SpecError
+from tfkit.errors import FirstLossWarning, SpecError
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -98,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with cli.make_context("tfkit", arguments) as context:
+        with cli.make_context("tfkit", arguments) as context, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FirstLossWarning)  # `build` says it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as wrong:
         click.echo(wrong.format_message())

@@ -71,6 +71,7 @@ def build(
 ) -> None:
     """Build a model, run it once, and show what it is made of."""
     from tfkit.cli import output as out
+    from tfkit.errors import FirstLossWarning
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
@@ -86,7 +87,7 @@ def build(
 
     if output is not None:
         check_folder(output, force=force)
-    with out.stages() as stage:
+    with out.said(FirstLossWarning), out.stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         model, trial = try_model(graph, device=device_of(device), dtype=kind, seed=seed, weights=weights, stage=stage)
         files: list[str] = []

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,19 @@ def show(*parts: RenderableType) -> None:
         for part in parts:
             out.print(part)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()), color=out.is_terminal)
+
+
+@contextmanager
+def said(category: type[Warning]) -> Iterator[None]:
+    """Say warnings of this kind as any other text for the user, once what is going on has ended."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", category)
+        yield
+    for one in found:
+        if issubclass(one.category, category):
+            click.echo(f"warning: {one.message}", err=True)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def table(

@@ -277,6 +277,10 @@ class InitConfig(Component):
     def table(self, weight: torch.Tensor, *, generator: torch.Generator) -> None:
         """Fill the `weight` [rows, width] of an embedding table in place."""
 
+    def tied_table(self, weight: torch.Tensor, *, generator: torch.Generator) -> None:
+        """Fill a token table that is the output matrix of a head, too; as any other unless overridden."""
+        self.table(weight, generator=generator)
+
 
 def divisors(number: int, limit: int = 16) -> str:
     """The divisors of `number` in words, at most `limit` of them."""

@@ -2,6 +2,7 @@
 
 Xavier: https://proceedings.mlr.press/v9/glorot10a.html. GPT-2: https://github.com/openai/gpt-2, and its paper's
 section 2.3. Small: https://aclanthology.org/2019.iwslt-1.17.
+Fan-in: https://link.springer.com/chapter/10.1007/978-3-642-35289-8_3, section 1.4.6; its residual scaling is GPT-2's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,27 @@ class ZeroBiasInitConfig(InitConfig):
 
     def bias(self, bias: Tensor, *, fan_in: int, generator: torch.Generator) -> None:
         nn.init.zeros_(bias)
+
+
+class FanInInitConfig(ZeroBiasInitConfig):
+    """Normal with deviation sqrt(2 / (5 fan_in)), which gives a sane first loss at any width; the default.
+
+    Projections into the residual stream are divided by sqrt(2 n_layers). Tables have deviation 0.02, and one that a
+    head shares at most 4 / width: then the logit of the token just read, its row times itself, is at most 4 after a
+    norm, and no placement of norms and no `scale` of the embedding makes a model start out sure that tokens repeat.
+    """
+
+    kind: Literal["fan_in"] = "fan_in"
+
+    def linear(self, weight: Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
+        parts = 2 * n_layers if residual and n_layers else 1
+        nn.init.normal_(weight, std=math.sqrt(2 / (5 * weight.size(1) * parts)), generator=generator)
+
+    def table(self, weight: Tensor, *, generator: torch.Generator) -> None:
+        nn.init.normal_(weight, std=0.02, generator=generator)
+
+    def tied_table(self, weight: Tensor, *, generator: torch.Generator) -> None:
+        nn.init.normal_(weight, std=min(0.02, 4 / weight.size(1)), generator=generator)
 
 
 class GPT2InitConfig(ZeroBiasInitConfig):

@@ -10,8 +10,9 @@ from torch import Tensor, fx
 
 from tfkit.builder import call, mask_inputs, masks_in_use
 from tfkit.component import Pieces
-from tfkit.graph.expand import Graph, Node, table_owner
+from tfkit.graph.expand import Graph, Node
 from tfkit.graph.pieces import Parts
+from tfkit.graph.tables import table_owner
 from tfkit.nn import Past, Program, Value
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tfkit.builder import generator_of
+from tfkit.initialize import generator_of
 
 GRID = 2**32
 """Draws are multiples of 1 / GRID: fine for any vocabulary, and times a sum always less than that sum in float64."""

@@ -283,14 +283,3 @@ def _input_signal(name: str, config: InputConfig) -> Signal:
         return Signal("lengths")
     kind = "sequence" if config.type == "features" else "tokens"
     return Signal(cast(Any, kind), width=config.width, mask=f"{name}_mask", optional=config.optional)
-
-
-def table_owner(graph: Graph, node: str) -> str:
-    """The node whose module holds the table that `node` uses: its own, or that of the node it is tied to."""
-    seen = {node}
-    while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
-        node = tie
-        if node in seen:
-            raise AssertionError("a cycle of ties is refused when the graph is expanded")
-        seen.add(node)
-    return node

@@ -55,7 +55,7 @@ class ModelSpec(Config):
     """The nodes, in order."""
     outputs: tuple[str, ...] | None = None
     """The nodes whose values the model returns; the last one unless given."""
-    init: InitConfig = slot("torch")
+    init: InitConfig = slot("fan_in")
     """How the weights start."""
     parameters: int | None = Field(default=None, ge=0)
     """How many parameters it has; checked when it is built. Specs that extend this one count their own."""

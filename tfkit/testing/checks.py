@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import assemble, build, evaluating, initialize, inputs_of
+from tfkit.builder import assemble, build, evaluating, inputs_of
 from tfkit.graph.expand import Graph
+from tfkit.initialize import initialize
 from tfkit.testing.inputs import Inputs, call, example_inputs
 
 TOLERANCE = 1e-5

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from tfkit.builder import build
-from tfkit.graph.expand import Graph, table_owner
+from tfkit.graph.expand import Graph
+from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
 from tfkit.tools.parts import Part, in_rows, parts_of

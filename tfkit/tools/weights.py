@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from tfkit.builder import allocate, build, graph_of, initialize
+from tfkit.builder import allocate, build, graph_of
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.report import FLOATS, check
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.graph.expand import Graph
+from tfkit.initialize import initialize
 from tfkit.tools.memory import check_memory
 
 

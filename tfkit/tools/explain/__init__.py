@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tfkit.component import Signal
-from tfkit.graph.expand import Graph, Node, table_owner
+from tfkit.graph.expand import Graph, Node
 from tfkit.graph.limits import rows_of
 from tfkit.graph.order import as_list
+from tfkit.graph.tables import table_owner
 from tfkit.tools.cache import CacheSize, cache_size
 from tfkit.tools.cost import PartCost, cost
 from tfkit.tools.explain.parts import Part, part_of

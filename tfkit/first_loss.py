@@ -1,0 +1,187 @@
+"""Where the loss of a model starts, from its shapes and from how its weights start: nothing is run.
+
+A model that knows nothing says every token is as likely as any other: a loss of ln V. One whose logits are large at
+the start says something, and it is wrong. Two things make them large. Weights of the head: logits of deviation s cost
+s^2 / 2. And a head that shares the table of the embedding: as far as its input is still the row of the token just read,
+it says that this token comes again. How far follows from the sizes of what the layers add to the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from tfkit.errors import FirstLossWarning
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.tables import table_owner
+from tfkit.nn import StackedLinear
+
+DEFAULT = "fan_in"
+FAR = 1.0
+"""A first loss that is so much above ln V is warned of."""
+SAMPLE = 4096
+"""Values of a weight that are looked at for its deviation."""
+AVERAGED = 0.3
+"""What is left of the size of values when attention averages them over a dozen tokens that differ."""
+ACTIVATED = 0.5
+"""What is left of the size of a hidden layer after its activation."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The vectors between two nodes: their root mean square, and its part that is the token's own row."""
+
+    size: float
+    own: float
+
+    def plus(self, other: float) -> Stream:
+        return Stream(math.hypot(self.size, other), self.own)
+
+    def normed(self) -> Stream:
+        return Stream(1.0, self.own / self.size if self.size else 0.0)
+
+    def times(self, factor: float) -> Stream:
+        return Stream(self.size * factor, self.own * factor)
+
+
+@dataclass(frozen=True)
+class FirstLoss:
+    """What the loss of a head is expected to be before the first step, and what it would be of even guesses."""
+
+    head: str
+    loss: float
+    even: float
+    own_token: bool
+    """Whether most of it comes from the token just read."""
+
+
+def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
+    """Warn of heads whose first loss is far from ln V; not where published weights replace what was filled."""
+    if graph.spec.model.checkpoint is not None:
+        return
+    kind = graph.spec.model.init.kind_name()
+    look = "`scale`" if kind == DEFAULT else f"`init: {kind}`: the default, {DEFAULT}, keeps rows and logits small"
+    for one in first_losses(model, graph):
+        if one.loss > one.even + FAR:
+            why = (
+                "the head shares the embedding's table, and its logits repeat the token just read"
+                if one.own_token
+                else "the logits of the head are large"
+            )
+            text = f"`{one.head}` starts at a loss of about {one.loss:.0f}, and even guesses have ln V, {one.even:.1f}"
+            warnings.warn(f"{text}: {why}; look at {look}", FirstLossWarning, stacklevel=3)
+
+
+def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
+    """The expected first loss of each head over a vocabulary; weights are as `tfkit.build` fills them."""
+    heads = [node for node in graph.nodes if node.output.type == "logits" and hasattr(node.config, "vocab_size")]
+    return [_loss(model, graph, node) for node in heads if _matrix(model, graph, node) is not None]
+
+
+def _loss(model: nn.Module, graph: Graph, node: Node) -> FirstLoss:
+    weight, config, tie = _matrix(model, graph, node), node.config, node.wires.get("tie")
+    assert weight is not None
+    assert node.output.width is not None
+    owner = table_owner(graph, tie) if isinstance(tie, str) else None
+    stream = _stream(model, graph, str(node.wires["input"]), owner)
+    if getattr(config, "transform", None) is not None or getattr(config, "d_embed", None):
+        stream = Stream(1.0, 0.0)  # another dense layer lies between: its rows are not those of the table
+    factor = _deviation(weight) * (getattr(config, "scale", None) or 1.0)
+    cap = getattr(config, "softcap", None) or math.inf
+    spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
+    own = min(factor * weight.size(1) * stream.own, cap)
+    even = math.log(node.output.width)
+    most = spread * math.sqrt(2 * even)  # of V numbers, where the formula would need more of them
+    others = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
+    loss = max(own, others) + math.log1p(math.exp(-abs(own - others)))
+    return FirstLoss(node.name, loss, even, own > others)
+
+
+def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
+    """The matrix that makes the logits; None where it cannot be told."""
+    tie = node.wires.get("tie")
+    if isinstance(tie, str):
+        return model.get_parameter(f"{table_owner(graph, tie)}.tokens.weight")
+    layers = [one for one in model.get_submodule(node.name).modules() if isinstance(one, nn.Linear)]
+    found = [one.weight for one in layers if one.out_features == node.output.width]
+    return found[-1] if found else None
+
+
+def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
+    """What a node gives; of a kind that is not known, vectors of size one that have forgotten their token."""
+    if name in graph.inputs:
+        return Stream(1.0, 0.0)
+    node, module = graph.node(name), model.get_submodule(name)
+    config: Any = node.config
+    if node.config.table() is not None:
+        return _embedded(module, config, table_owner(graph, name) == owner, model, graph, name)
+    if hasattr(config, "plan") and hasattr(config, "steps"):
+        return _stacked(module, config, _stream(model, graph, str(node.wires["input"]), owner), "memory" in node.wires)
+    return Stream(1.0, 0.0)
+
+
+def _embedded(module: nn.Module, config: Any, same: bool, model: nn.Module, graph: Graph, name: str) -> Stream:
+    table = model.get_parameter(f"{table_owner(graph, name)}.tokens.weight")
+    scale = getattr(config, "scale", None) or 1.0
+    size = _deviation(table) * (config.d_model**0.5 if scale == "sqrt_d_model" else scale)
+    stream = Stream(size, size if same and not getattr(config, "d_embed", None) else 0.0)
+    if (position := getattr(config, "position", None)) is not None:
+        tables = [one.weight for one in module.get_submodule("position").modules() if isinstance(one, nn.Embedding)]
+        stream = stream.plus(_deviation(tables[0]) if tables else math.sqrt(0.5) if position else 0.0)
+    return stream.normed() if getattr(config, "norm", None) is not None else stream
+
+
+def _stacked(module: nn.Module, config: Any, stream: Stream, memory: bool) -> Stream:
+    added: dict[str, list[float | None]] = {}
+    for index, (name, layer) in enumerate(config.plan()):
+        steps = layer.steps(memory=memory)
+        if name not in added:
+            parts = module.get_submodule(f"layers.{index}")
+            added[name] = [_gain(parts.get_submodule(step.name), step.sublayer) for step in steps]
+        for _ in range(config.repeats()):
+            stream = _through(layer, steps, added[name], stream)
+    return stream.normed() if config.closing_norm() is not None else stream
+
+
+def _through(layer: Any, steps: list[Any], gains: list[float | None], stream: Stream) -> Stream:
+    """A layer: what each sublayer gives of vectors of size one, where it gets such, is added to the stream."""
+    first = 1.0 if layer.norm_of_input() is not None else stream.size
+    for step, gain in zip(steps, gains, strict=True):
+        size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
+        given = 1.0 if step.norm_out is not None or gain is None else gain * size
+        base = stream.normed() if step.residual.onto == "normed" else stream
+        stream = base.plus(step.residual.scale * given)
+        stream = stream.normed() if step.norm_after is not None else stream
+    return stream
+
+
+def _gain(module: nn.Module, sublayer: str) -> float | None:
+    """How large a sublayer makes vectors of size one; None where it does not say which layer is its last."""
+    layers = list(_linear(module))
+    last = [(weight, residual) for weight, residual in layers if residual]
+    if not last:
+        return None
+    first = [weight for weight, residual in layers if not residual]
+    inner = _gain_of(first[-1]) if first else 1.0
+    inner *= ACTIVATED if sublayer == "ffn" else AVERAGED
+    return inner * _gain_of(last[-1][0])
+
+
+def _linear(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
+    for one in module.modules():
+        if isinstance(one, nn.Linear | StackedLinear):
+            yield one.weight, bool(getattr(one, "residual", False))
+
+
+def _gain_of(weight: Tensor) -> float:
+    return _deviation(weight) * math.sqrt(weight.size(-1))
+
+
+def _deviation(weight: Tensor) -> float:
+    """The deviation of a weight, from some of its values."""
+    return float(weight.detach().reshape(-1)[:SAMPLE].float().std(correction=0))

@@ -1,0 +1,26 @@
+"""Which node holds the token table that another one uses."""
+
+from __future__ import annotations
+
+from tfkit.graph.expand import Graph
+
+
+def table_owner(graph: Graph, node: str) -> str:
+    """The node whose module holds the table that `node` uses: its own, or that of the node it is tied to."""
+    seen = {node}
+    while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
+        node = tie
+        if node in seen:
+            raise AssertionError("a cycle of ties is refused when the graph is expanded")
+        seen.add(node)
+    return node
+
+
+def heads_of_tables(graph: Graph) -> dict[str, list[str]]:
+    """The nodes whose table is the output matrix of heads, and those heads."""
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        tie = node.wires.get("tie")
+        if node.output.type == "logits" and isinstance(tie, str):
+            found.setdefault(table_owner(graph, tie), []).append(node.name)
+    return found

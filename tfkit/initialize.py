@@ -1,0 +1,59 @@
+"""How weights start: each filled by the spec's `init`, from the seed and its own name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.tables import heads_of_tables
+from tfkit.nn import StackedLinear
+
+
+def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
+    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
+    init = graph.spec.model.init
+    tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
+    depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for path, module in model.named_modules():
+            if isinstance(module, nn.Linear | StackedLinear):
+                residual = getattr(module, "residual", False)
+                for i, part in enumerate(_matrices(module)):
+                    generator = generator_of(seed, f"{path}.weight.{i}", part.device)
+                    depth = depths.get(path.partition(".")[0])
+                    init.linear(part, residual=residual, n_layers=depth, generator=generator)
+                if module.bias is not None:
+                    generator = generator_of(seed, f"{path}.bias", module.bias.device)
+                    init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
+            elif isinstance(module, nn.Embedding):
+                fill = init.tied_table if path in tied else init.table
+                fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
+            elif callable(reset := getattr(module, "reset_parameters", None)):
+                torch.manual_seed(_seed(seed, path))
+                reset()
+            elif any(True for _ in module.parameters(recurse=False)) or any(
+                True for _ in module.buffers(recurse=False)
+            ):
+                message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
+                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+
+
+def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
+    """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
+    parts = getattr(module, "parts", None)
+    for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
+        yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
+
+
+def _seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+
+
+def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
+    """Random numbers of their own for a name: no other name's change when more are drawn."""
+    return torch.Generator(device).manual_seed(_seed(seed, name))
