@@ -85,8 +85,8 @@ def build(
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
         where there is a token; 0 and 1 will do, anything else is an error, and on an accelerator, which nothing waits
-        for, whole numbers are not looked at. Sequences longer than `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, what `load` returned, and
-        `components`, slot and kind of each submodule by its path.
+        for, whole numbers are not looked at. Sequences longer than `max_len` are an error. `model.code` is its forward;
+        `model.meta` has `graph`, what `load` returned, and `components`, slot and kind of each submodule by its path.
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed.
