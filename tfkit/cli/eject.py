@@ -43,12 +43,13 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
     graph = reader.load(spec)
     with stages() as stage:
         stage("writing the code")
-        from tfkit.tools.eject import check
+        from tfkit.tools.eject import Alone, check
         from tfkit.tools.eject import eject as written
 
-        text = written(graph)
-        stage("comparing it with the model")
-        proof = check(graph, text)
+        with Alone() as alone:  # which begins to import torch
+            text = written(graph)
+            stage("comparing it with the model")
+            proof = check(graph, text, alone)
     lines = len(text.splitlines())
     if output is not None:
         from tfkit.tools.writing import write_file

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.eject.check import FILE, loaded, made
+from tfkit.tools.eject.runner import FILE, loaded, made
 from tfkit.tools.inputs import random_inputs
 
 WIDTH = 120

@@ -158,7 +158,7 @@ class _File:
         return "\n".join([*head, *lines]) if lines else ""
 
     def record(self, kind: type) -> str:
-        return record_text(kind, self.whole.fields(kind))
+        return record_text(kind, self.whole.fields(kind), self.whole)
 
     def constant(self, name: str, value: Any) -> str:
         return f"{name} = {value!r}"
