@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import click
 
 from tfkit.cli.models import DTYPES, device_of
 from tfkit.cli.options import Reader, command, json_option
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.compare import Comparison
@@ -43,18 +45,19 @@ def import_(
     """Make a spec from a config.json."""
     from tfkit.cli.output import print_json
     from tfkit.tools.importing import import_config
+    from tfkit.tools.writing import check_file, write_file
 
+    if output is not None:
+        check_file(output)
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
     if output is not None:
-        from tfkit.tools.writing import write_file
-
         write_file(output, imported.text)
     if json:
         print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
     elif output is None:
         click.echo(imported.text, nl=False)
     else:
-        click.echo(f"wrote {output}: {imported.graph.name}, in the words of {imported.family}")
+        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, in the words of {imported.family}")
 
 
 @command(
@@ -102,7 +105,7 @@ def save(
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})
     else:
-        click.echo("\n".join(f"wrote {file}" for file in files))
+        click.echo("\n".join(f"wrote {printable(file)}" for file in files))
 
 
 @command(
@@ -184,7 +187,7 @@ def compare(
         stage("running both")
         found = run(
             graph,
-            Path(b) if Path(b).exists() and Path(b).suffix not in (".yaml", ".yml") else reader.load(b),
+            Path(b) if os.path.exists(b) and Path(b).suffix not in (".yaml", ".yml") else reader.load(b),
             weights=weights,
             length=length,
             batch=batch,

@@ -54,13 +54,13 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
     text = os.fspath(name)
     path = (beside or Path()) / text
     if text.endswith(SUFFIXES) or os.sep in text:
-        if path.exists() or span is None:
+        if os.path.exists(path) or span is None:
             return path
         near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     shipped = specs_folder() / f"{text}.yaml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):
         return shipped
     near = closest(text, shipped_specs())
     raise SpecError(
@@ -179,7 +179,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 
 def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=_shown(path)), path.parent, (*chain, path.resolve()), read)
+    return _with_base(read(path, name=_shown(path)), path.parent, (*chain, _real(path)), read)
 
 
 def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
@@ -191,8 +191,8 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = find_spec(word.value, beside=folder, span=word.span)
-    if path.resolve() in chain:
-        names = [_shown(one) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
+    if _real(path) in chain:
+        names = [_shown(one) for one in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
@@ -204,6 +204,11 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
 def _shown(path: Path) -> str:
     """A path as errors show it: relative where the file lies below the current folder."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(_real(path).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; unlike `Path.resolve`, of a loop of links and of a name that is too long as well."""
+    return Path(os.path.realpath(path))

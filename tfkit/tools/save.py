@@ -19,7 +19,7 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.render import render
 from tfkit.tools.importing import CONFIG, export_config
-from tfkit.tools.writing import fresh_folder
+from tfkit.tools.writing import fresh_folder, names_in
 
 SPEC = "spec.yaml"
 Layout = Literal["tfkit", "huggingface"]
@@ -27,11 +27,7 @@ Layout = Literal["tfkit", "huggingface"]
 
 def check_folder(folder: Path, *, force: bool) -> None:
     """Raise SpecError when `folder` must not be written: it exists, or it holds more than a model."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} is a file"))
-    names = sorted(path.name for path in folder.iterdir())
+    names = names_in(folder) or []
     others = [name for name in names if name not in (SPEC, WEIGHTS, INDEX, CONFIG) and not SHARD.fullmatch(name)]
     if others:
         message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
@@ -45,8 +41,8 @@ def save(
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
-    They are written to a folder beside it, which is renamed when all is on the disk: an interrupt or a full disk
-    leaves `folder` as it was.
+    They are written to a folder beside it, which takes its place in one step when all is on the disk: an interrupt, a
+    full disk or the end of the process leaves `folder` as it was.
 
     Args:
         model: what `tfkit.build` returned.
