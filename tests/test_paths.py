@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_a_folder_that_cannot_be_written(name: str, bad: str, capsys: pytest.Cap
 def test_a_folder_where_a_file_is_wanted(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, suffix = FILES[name]
     (folder / f"there{suffix}").mkdir()
-    assert "is a folder" in refused(capsys, *words, f"there{suffix}")
+    assert re.search("is a (folder|directory)", refused(capsys, *words, f"there{suffix}"))
     assert "its folder does not exist" in refused(capsys, *words, f"nowhere/a{suffix}")
 
 

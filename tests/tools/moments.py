@@ -19,7 +19,7 @@ from tfkit.tools import workshop
 
 State = dict[str, bytes | None]
 """Of each path below a folder its bytes; None for a folder."""
-CALLS = [(os, name) for name in ("open", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "remove", "close")]
+CALLS = [(os, name) for name in ("open", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "remove")]
 CALLS += [(io, "open"), (builtins, "open"), (workshop, "exchange")]
 
 
@@ -59,7 +59,8 @@ def moments(folder: Path) -> Iterator[list[State]]:
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            look()
+            if "dir_fd" in kwargs or not isinstance(args[0], str | Path) or str(args[0]).startswith(str(folder)):
+                look()
             return call(*args, **kwargs)
 
         return run

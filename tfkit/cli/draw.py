@@ -37,7 +37,7 @@ ENDINGS = (".svg", ".png", ".html")
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Where to: a name that ends in .svg, .png or .html.",
 )

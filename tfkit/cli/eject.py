@@ -31,7 +31,7 @@ from tfkit.errors import printable
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Write to this file.  [default: print it]",
 )
 @json_option
