@@ -148,6 +148,30 @@ def test_parts_that_are_about_to_be_named_stay(tmp_path: Path, monkeypatch: pyte
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_three_at_once(name: str, tmp_path: Path) -> None:
+    target, children = tmp_path / "target", []
+    for text in ("first", "second", "third"):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                for _ in range(12):
+                    WRITERS[name](target, text)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    wanted = []
+    for text in ("first", "second", "third"):
+        WRITERS[name](alone / "target", text)
+        wanted.append(shown(alone / "target"))
+    assert shown(target) in wanted
+    assert left(tmp_path) == []
+
+
 def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:

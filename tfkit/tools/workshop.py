@@ -38,18 +38,15 @@ def workshop(place: Path) -> Iterator[Path]:
         (folder / NEW).mkdir()
         yield folder
     finally:
-        _restore(folder)
-        _clear(folder)
-        os.close(lock)
+        _finish(folder, lock)
 
 
 def sweep(place: Path) -> None:
     """Take away what processes left that no longer live, once what they had moved away is back in its place."""
     for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
         if (lock := _taken(folder)) is not None:
-            _restore(folder)
-            _clear(folder)
-            os.close(lock)
+            with suppress(OSError):
+                _finish(folder, lock)
 
 
 def put(folder: Path, place: Path) -> None:
@@ -58,9 +55,13 @@ def put(folder: Path, place: Path) -> None:
     Where folders cannot be exchanged in one step, the old one is in the workshop for a moment.
     """
     new = folder / NEW / place.name
-    if not place.is_dir():
+    try:
         new.replace(place)
-    elif not exchange(new, place):
+        return
+    except OSError:  # a folder cannot replace one that has something in it
+        if not new.is_dir() or not place.is_dir():
+            raise
+    if not exchange(new, place):
         (folder / OLD).mkdir()
         place.rename(folder / OLD / place.name)
         new.rename(place)
@@ -89,7 +90,8 @@ def drop_parts(folder: Path, place: Path) -> None:
     dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
     for part in dead:
         if not _names(place, part.name):
-            part.rename(folder / NEW / part.name)
+            with suppress(FileNotFoundError):  # somebody else takes it away as well
+                part.rename(folder / NEW / part.name)
 
 
 def _lives(part: Path, place: Path) -> bool:
@@ -105,7 +107,7 @@ def _names(place: Path, name: str) -> bool:
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(name.encode()) >= 0
-    except ValueError:  # it is empty
+    except (ValueError, FileNotFoundError):  # it is empty, or gone
         return False
 
 
@@ -170,6 +172,14 @@ def _held(lock: int) -> bool:
     except BlockingIOError:
         return False
     return os.fstat(lock).st_nlink > 0
+
+
+def _finish(folder: Path, lock: int) -> None:
+    try:
+        _restore(folder)
+        _clear(folder)
+    finally:
+        os.close(lock)
 
 
 def _restore(folder: Path) -> None:
