@@ -235,7 +235,9 @@ class _File:
         lines.append(f"        model = {root.name}({'Config()' if root.takes_config else ''})")
         lines.append(f"        output = model({', '.join(given)})")
         count = "sum(parameter.numel() for parameter in model.parameters())"
-        lines.append(f'    print(f"{{{count}:,}} parameters, {{output.shape=}}")')
+        one = len(self.graph.outputs) == 1
+        lines += [] if one else ["    shapes = [one.shape for one in output]"]
+        lines.append(f'    print(f"{{{count}:,}} parameters, {{{"output.shape" if one else "shapes"}=}}")')
         return "\n".join(lines)
 
 
