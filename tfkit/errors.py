@@ -85,8 +85,8 @@ class Diagnostic:
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
         lines += _excerpt(span, margin) if span else []
         for note in [*self.notes, *([f"help: {self.help}"] if self.help else [])]:
-            lines += _wrapped(_printable(note), f"{margin} = ")
-        return "\n".join(_printable(line).rstrip() for line in lines)
+            lines += _wrapped(printable(note), f"{margin} = ")
+        return "\n".join(printable(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data, for `--json`. Without a position, file, line and column are None."""
@@ -117,7 +117,7 @@ class SpecError(ValueError):
         texts = [diagnostic.render() for diagnostic in self.diagnostics]
         if len(texts) > 1:
             names = dict.fromkeys(d.span.source.name for d in self.diagnostics if d.span)
-            where = f" in {_printable(', '.join(names))}" if names else ""
+            where = f" in {printable(', '.join(names))}" if names else ""
             texts.append(f"error: {len(texts)} errors{where}")
         return "\n\n".join(texts)
 
@@ -173,7 +173,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def quoted(text: str, limit: int = 60) -> str:
     """A user's own words between backticks, shortened: a message stays readable whatever the spec holds."""
-    shown = _printable(text[: limit + 1])
+    shown = printable(text[: limit + 1])
     return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
 
 
@@ -261,10 +261,11 @@ def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, in
 
 def _cell(char: str) -> str:
     """How one character of a source line is shown: a tab as blanks, what a terminal might obey escaped."""
-    return TAB if char == "\t" else _printable(char)
+    return TAB if char == "\t" else printable(char)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text with what a terminal might obey, or cannot show, escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import tfkit
+from tfkit.tools.eject import Alone
 
 DECODER = """\
 tfkit: 1
@@ -48,3 +51,10 @@ def small() -> tfkit.Graph:
 def captions() -> tfkit.Graph:
     """A model with inputs of every type."""
     return tfkit.loads(CAPTIONS)
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[Alone]:
+    """One process without tfkit for all ejected files."""
+    with Alone() as process:
+        yield process

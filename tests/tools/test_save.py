@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import tfkit
 from tfkit.tools import save as module
+from tfkit.tools import writing
 from tfkit.tools.save import check_folder, save
 from tfkit.tools.writing import write_file
 
@@ -38,16 +39,13 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
         Path(path).write_bytes(b"half")
         raise error
 
-    def rename(path: Path, target: Path) -> Path:
-        if path.name.endswith(".new"):
-            raise error
-        os.rename(path, target)
-        return target
+    def fail(*names: Path) -> None:
+        raise error
 
     if when == "writing":
         monkeypatch.setattr(module, "save_model", half)
     else:
-        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setattr(writing, "put", fail)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
         save(tfkit.build(small, seed=2), small, folder, force=True)

@@ -11,7 +11,7 @@ import torch
 import tfkit
 from tfkit.tools.cost import cost
 from tfkit.tools.draw import to_svg
-from tfkit.tools.eject import check, eject
+from tfkit.tools.eject import Alone, check, eject
 from tfkit.tools.explain import explain
 from tfkit.tools.export.export import export
 from tfkit.tools.params import count_params
@@ -73,9 +73,9 @@ QUICK = {
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_every_tool(name: str, tmp_path: Path) -> None:
+def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()
-    assert check(graph, eject(graph)).ran
+    assert check(graph, eject(graph), alone).ran
     assert export(tfkit.build(graph), tmp_path / "model.ts").difference <= 1e-5
     found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
     assert (found.total.flops_forward, found.total.flops_backward) == counted(graph)

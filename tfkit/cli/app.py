@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,11 +26,14 @@ from tfkit.cli.models import build, params
 from tfkit.cli.options import Command, Group
 from tfkit.cli.profile import profile
 from tfkit.cli.published import compare, import_, save, tensors
+from tfkit.cli.signals import Ended, ending
 from tfkit.cli.solve import solve
 from tfkit.cli.specs import diff, list_, show, validate
 from tfkit.errors import FirstLossWarning, SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+BY_SIGNAL = 128
+"""What is added to the number of a signal that ended the process, as shells do."""
 
 SECTIONS = {
     "Models": [build, params, generate],
@@ -87,7 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         gc.disable()  # what a command imports is no garbage, and looking for some costs a third of the time
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with ending():
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except Ended as end:
+        click.echo(f"ended by {signal.Signals(end.number).name}", err=True)
+        return BY_SIGNAL + end.number
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return INTERRUPTED

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.cli.options import Reader, command, json_option
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.draw import Theme
@@ -58,6 +59,9 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     if output.suffix not in ENDINGS:
         message = f"`{output.name}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         raise click.BadParameter(message, param_hint="--output")
+    from tfkit.tools.writing import check_file
+
+    check_file(output)
     graphs = out.retitled([reader.load(spec) for spec in specs], specs)
     from tfkit.tools import draw as tool
 
@@ -67,4 +71,4 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     if json:
         out.print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
     else:
-        out.show(f"wrote {output}, {size[0]} x {size[1]}")
+        out.show(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")

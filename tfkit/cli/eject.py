@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.cli.options import Reader, command, json_option
+from tfkit.errors import printable
 
 
 @command(
@@ -40,19 +41,22 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
 
     if output is not None and output.suffix != ".py":
         raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
+    from tfkit.tools.writing import check_file, write_file
+
+    if output is not None:
+        check_file(output)
     graph = reader.load(spec)
     with stages() as stage:
         stage("writing the code")
-        from tfkit.tools.eject import check
+        from tfkit.tools.eject import Alone, check
         from tfkit.tools.eject import eject as written
 
-        text = written(graph)
-        stage("comparing it with the model")
-        proof = check(graph, text)
+        with Alone() as alone:  # which begins to import torch
+            text = written(graph)
+            stage("comparing it with the model")
+            proof = check(graph, text, alone)
     lines = len(text.splitlines())
     if output is not None:
-        from tfkit.tools.writing import write_file
-
         write_file(output, text)
     if json:
         print_json({"name": graph.name, "lines": lines, "ran": proof.ran, "code": text})
@@ -60,4 +64,5 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
         click.echo(text, nl=False)
     else:
         how = "equal to the last bit" if proof.ran else "too large to run here"
-        click.echo(f"wrote {output}: {lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters; {how}")
+        made = f"{lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters"
+        click.echo(f"wrote {printable(str(output))}: {made}; {how}")

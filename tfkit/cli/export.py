@@ -9,6 +9,7 @@ import click
 
 from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, allow_change_option, command, json_option
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
@@ -68,18 +69,19 @@ def export(
     """Write a model to a file that runs without tfkit."""
     from tfkit.cli import output as out
     from tfkit.tools.export.formats import name_by_suffix
+    from tfkit.tools.writing import check_file
 
     format = format or name_by_suffix(output)
+    check_file(output, device=False)
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
     from tfkit.builder import build
-    from tfkit.tools.export.export import check_format, check_place
+    from tfkit.tools.export.export import check_format
     from tfkit.tools.export.export import export as write
     from tfkit.tools.weights import build_with_weights
 
-    check_place(output)
     with out.stages() as stage:
         stage(f"asking whether {format} takes it")
         check_format(graph, format)
@@ -103,6 +105,6 @@ def _show(exported: Exported) -> None:
     from tfkit.tools.units import bytes_text
 
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
-    head = f"wrote {exported.files[0]}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
-    others = [f"wrote {file}" for file in exported.files[1:]]
+    head = f"wrote {printable(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
+    others = [f"wrote {printable(file)}" for file in exported.files[1:]]
     show(head, *others, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"]))

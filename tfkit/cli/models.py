@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tfkit.cli.options import Reader, allow_change_option, command, json_option
-from tfkit.errors import ranges
+from tfkit.errors import printable, ranges
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
     show(
         table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
         *("", trial.code, "", total, times),
-        *(f"wrote {file}" for file in files),
+        *(f"wrote {printable(file)}" for file in files),
     )
 
 

@@ -28,7 +28,8 @@ PATIENCE = 2.0  # seconds until a stage is worth a word
 
 def print_json(data: Any) -> None:
     """Print data, dataclasses among it, as one JSON document."""
-    click.echo(json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False))
+    text = json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False)
+    click.echo(text.encode(errors="backslashreplace").decode())  # the name of a file need not be a text
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -14,6 +14,7 @@ import click
 from tfkit.cli.cost import MODES
 from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, allow_change_option, batch_option, by_option, command, json_option
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.parts import By
@@ -133,7 +134,8 @@ def profile(
         return
     show_profiles(found, by)
     if output is not None:
-        out.show("", f"wrote {output}: open {output / 'report.html'}, or tensorboard --logdir {output}")
+        shown = printable(str(output))
+        out.show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
 
 
 def _device(name: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -97,10 +98,10 @@ def _tokenizer(asked: Asked) -> Tokenizer:
         return NumberTokenizer()
     if asked.tokenizer is not None:
         return load_tokenizer(asked.tokenizer)
-    folder = None if asked.weights is None else asked.weights if asked.weights.is_dir() else asked.weights.parent
+    folder = None if asked.weights is None else asked.weights if os.path.isdir(asked.weights) else asked.weights.parent
     beside = [] if folder is None else [folder / name for name in OURS]
     for path in beside:
-        if path.exists():
+        if os.path.exists(path):
             return load_tokenizer(path)
     where = " beside the weights" if asked.weights is not None else ""
     help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"

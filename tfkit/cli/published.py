@@ -11,6 +11,7 @@ import click
 
 from tfkit.cli.models import DTYPES, device_of
 from tfkit.cli.options import Reader, allow_change_option, command, json_option
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -45,11 +46,13 @@ def import_(
     """Make a spec from a config.json."""
     from tfkit.cli.output import print_json
     from tfkit.tools.importing import import_config
+    from tfkit.tools.writing import check_file, write_file
 
+    if output is not None:
+        check_file(output)
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
     if output is not None:
         from tfkit.spec.render import schema_line
-        from tfkit.tools.writing import write_file
 
         write_file(output, schema_line(output.parent) + imported.text)
     if json:
@@ -57,7 +60,7 @@ def import_(
     elif output is None:
         click.echo(imported.text, nl=False)
     else:
-        click.echo(f"wrote {output}: {imported.graph.name}, in the words of {imported.family}")
+        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, in the words of {imported.family}")
 
 
 @command(
@@ -126,7 +129,7 @@ def save(
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})
     else:
-        click.echo("\n".join(f"wrote {file}" for file in files))
+        click.echo("\n".join(f"wrote {printable(file)}" for file in files))
 
 
 @command(

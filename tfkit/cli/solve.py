@@ -14,6 +14,7 @@ from tfkit.cli.cost import MODES, OPTIMIZERS
 from tfkit.cli.models import DTYPES
 from tfkit.cli.options import Reader, command, json_option
 from tfkit.cli.output import WIDTH
+from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.solve import Budget, Size, Solved
@@ -91,8 +92,11 @@ _NEEDS = {
 def solve(reader: Reader, spec: str, keep: str | None, output: Path | None, json: bool, **given: Any) -> None:
     """Find the sizes of a spec's family that fit a budget."""
     from tfkit.cli.output import print_json, stages
+    from tfkit.tools.writing import check_file
 
     _check(given)
+    if output is not None:
+        check_file(output)
     from tfkit.tools.solve import solve as find
 
     budget = _budget(given)
@@ -159,7 +163,7 @@ def _show(spec: str, solved: Solved, output: Path | None) -> None:
     commands = [line for size in solved.sizes for line in ("", *_command(spec, size))]
     show(title, "", table(columns, rows, right=columns), *commands)
     if output is not None:
-        show("", f"wrote {output}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
+        show("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
 
 
 def _command(spec: str, size: Size) -> Iterator[str]:

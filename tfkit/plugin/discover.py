@@ -116,7 +116,7 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
             continue
         found |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in found}
         if not paths:
-            what = "holds no plugin" if folder.exists() else "does not exist"
+            what = "holds no plugin" if os.path.exists(folder) else "does not exist"
             problems.append(Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"it may hold {LAYOUTS}"))
     if problems:
         raise SpecError(*problems)
@@ -127,7 +127,7 @@ def _plugin_paths(path: Path) -> list[Path]:
     """`path` itself if it is a plugin, otherwise those right below it."""
     if _is_plugin(path):
         return [path]
-    inside = sorted(path.iterdir()) if path.is_dir() else []
+    inside = sorted(path.iterdir()) if os.path.isdir(path) else []
     candidates = [one for one in inside if not LEFT_ALONE.fullmatch(one.name)]
     return [one for one in candidates if _is_plugin(one) or (one / "pyproject.toml").is_file()]
 

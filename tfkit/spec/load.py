@@ -249,7 +249,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 
 def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, path.resolve()), read)
+    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, _real(path)), read)
 
 
 def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
@@ -261,8 +261,8 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = find_spec(word.value, beside=folder, span=word.span)
-    if path.resolve() in chain:
-        names = [str(shortest(one)) for one in (*chain[chain.index(path.resolve()) :], path.resolve())]
+    if _real(path) in chain:
+        names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
@@ -274,6 +274,11 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
 def shortest(path: Path) -> Path:
     """A path as errors show it: relative where it lies below the current folder."""
     try:
-        return path.resolve().relative_to(Path.cwd())
+        return _real(path).relative_to(Path.cwd())
     except ValueError:
         return path
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; unlike `Path.resolve`, of a loop of links and of a name that is too long as well."""
+    return Path(os.path.realpath(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -127,7 +128,7 @@ def compare(
     Raises:
         SpecError: the weights do not fit, or what B is cannot be read; or the two cannot be given the same inputs.
     """
-    folder = b if isinstance(b, Path) and b.is_dir() else None
+    folder = b if isinstance(b, Path) and os.path.isdir(b) else None
     source = weights or folder
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
@@ -166,7 +167,7 @@ def _other(
         ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
-    if b.is_dir():
+    if os.path.isdir(b):
         return _transformers(model, b, device)
     return Other(_exported(b, device), None, {})
 
@@ -184,7 +185,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     if section is None:
         message = f"{quoted(graph.name)} has no `checkpoint`, so that nothing says what its parts are called there"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
-    if not (folder / CONFIG).is_file():
+    if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is no model of transformers"))
     try:
         import transformers

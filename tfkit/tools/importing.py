@@ -64,7 +64,7 @@ def import_config(
         SpecError: there is no such family, or the file says what it cannot.
     """
     path, plugins = Path(path), plugins or load_plugins()
-    path = path / CONFIG if path.is_dir() else path
+    path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config)
     tree, spec = _family(family, plugins)

@@ -21,7 +21,7 @@ from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.render import render
 from tfkit.tools.importing import export_config
 from tfkit.tools.tokenizer_files import tokenizer_files
-from tfkit.tools.writing import fresh_folder
+from tfkit.tools.writing import fresh_folder, names_in
 from tfkit.wrapped import whole
 
 Layout = Literal["tfkit", "huggingface"]
@@ -32,11 +32,7 @@ def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> No
 
     A tokenizer counts as more, unless `beside`, see `save`, brings another.
     """
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} is a file"))
-    names = sorted(path.name for path in folder.iterdir())
+    names = names_in(folder) or []
     replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(beside) else set()
     known = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
     others = [name for name in names if name not in known and not SHARD.fullmatch(name)]
@@ -58,8 +54,8 @@ def save(
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
-    They are written to a folder beside it, which is renamed when all is on the disk: an interrupt or a full disk
-    leaves `folder` as it was.
+    They are written to a folder beside it, which takes its place in one step when all is on the disk: an interrupt, a
+    full disk or the end of the process leaves `folder` as it was.
 
     Args:
         model: what `tfkit.build` returned.

@@ -1,63 +1,148 @@
-"""Files and folders that are written as a whole or not at all."""
+"""Files and folders that are written as a whole or not at all, however the process ends."""
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
-import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.workshop import NEW, drop_parts, parts_of, put, put_parts, sweep, workshop
+
+__all__ = ["check_file", "fresh_file", "fresh_folder", "names_in", "parts_of", "write_file"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, all of it or nothing; raises SpecError when it cannot be written."""
     data = content.encode() if isinstance(content, str) else content
-    place = path.resolve()
-    new = place.with_name(f".{place.name}.{secrets.token_hex(4)}.new")
-    try:
-        if place.exists() and not place.is_file():  # a pipe or a device takes it and stays what it is
-            place.write_bytes(data)
-        else:
+    check_file(path)
+    with _told(path):
+        if _is_device(path):  # it takes what is written and stays what it is
+            path.write_bytes(data)
+            return
+        with fresh_file(path) as new:
             new.write_bytes(data)
-            new.replace(place)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {error.strerror or error}")) from error
-    finally:
-        new.unlink(missing_ok=True)
 
 
 @contextmanager
-def fresh_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, which takes its place when all went well; otherwise `folder` is as it was."""
-    folder = folder.resolve()
-    mark = secrets.token_hex(4)
-    new, old = (folder.parent / f".{folder.name}.{mark}.{end}" for end in ("new", "old"))
-    missing = [parent for parent in folder.parents if not parent.exists()]
+def fresh_file(path: Path) -> Iterator[Path]:
+    """Where to write what takes the place of `path` when all went well; otherwise `path` is as it was.
+
+    What `path` links to is replaced, not the link. Further files go to the folder `parts_of` what is yielded: it must
+    stand in the file by its name, by which it is the file's, and it goes when a file takes its place that does not name
+    it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = _place(path)
+    with workshop(place) as folder:
+        yield folder / NEW / place.name
+        _flush(folder / NEW)
+        put_parts(folder, place)
+        put(folder, place)
+        drop_parts(folder, place)
+
+
+@contextmanager
+def fresh_folder(path: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of `path` when all went well; otherwise `path` is as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = _place(path)
+    missing = [parent for parent in place.parents if not parent.exists()]
     done = False
     try:
-        new.mkdir(parents=True)
-        yield new
-        _flush(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        done = True
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with workshop(place) as folder:
+            new = folder / NEW / place.name
+            new.mkdir()
+            yield new
+            _flush(folder / NEW)
+            put(folder, place)
+            done = True
     finally:
-        if not done and old.exists():
-            old.rename(folder)
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
         for parent in [] if done else missing:
-            if parent.exists():
+            with suppress(OSError):
                 parent.rmdir()
 
 
+def check_file(path: Path, *, device: bool = True) -> None:
+    """Raise SpecError where no file can be written, before work is done for it.
+
+    Args:
+        path: the file.
+        device: whether a pipe or a device will do.
+    """
+    place, shown = _place(path), quoted(str(path))
+    if place.is_dir():
+        raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
+    if _is_device(path):
+        if device:
+            return
+        raise SpecError(Diagnostic(f"{shown} is not a file, but a device or a pipe", help="name a file"))
+    if not place.parent.is_dir():
+        raise SpecError(Diagnostic(f"cannot write {shown}: its folder does not exist"))
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise _cannot_write(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def names_in(path: Path) -> list[str] | None:
+    """What a folder holds that is to be written anew, sorted; None where there is no folder yet.
+
+    Raises:
+        SpecError: it is a file, or cannot be read.
+    """
+    place = _place(path)
+    with _told(path):
+        sweep(place)
+        if not place.exists():
+            return None
+        if not place.is_dir():
+            raise SpecError(Diagnostic(f"{quoted(str(path))} is a file"))
+        return sorted(os.listdir(place))
+
+
+def _place(path: Path) -> Path:
+    """What a path leads to over all links; raises SpecError where it leads nowhere."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a loop of links, a name that is too long, one with a zero byte
+        raise _cannot_write(path, error) from error
+    return Path(os.path.realpath(path))
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is a pipe or a device."""
+    return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+
+
 def _flush(folder: Path) -> None:
-    """Wait until the files are on the disk: a rename must not come before what it renames."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    """Wait until all is on the disk: a rename must not come before what it renames."""
+    for path in [folder, *folder.rglob("*")]:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in one line what the system says."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: Exception) -> SpecError:
+    cause = getattr(error, "strerror", None) or str(error)
+    return SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {cause}"))

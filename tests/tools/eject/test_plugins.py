@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.eject import check, eject
+from tfkit.tools.eject import Alone, check, eject
 
 from ...shipped import reduced
 
@@ -73,8 +74,11 @@ def tfkit_register(register):
 """
 
 
-def graph_with(body: str, folder: Path, init: str = "self.steps = [1, 2]") -> tfkit.Graph:
-    text = PLUGIN.replace("        BODY", textwrap.indent(textwrap.dedent(body).strip(), "        "))
+def graph_with(
+    body: str, folder: Path, init: str = "self.steps = [1, 2]", forward: str = "class Odd", takes: str = "Tensor"
+) -> tfkit.Graph:
+    text = PLUGIN.replace("class Odd(", f"{forward}(").replace("(self, x: Tensor)", f"(self, x: {takes})")
+    text = text.replace("        BODY", textwrap.indent(textwrap.dedent(body).strip(), "        "))
     text = text.replace("self.steps = [1, 2]", init)
     (folder / "odd.py").write_text(text, encoding="utf-8")
     (folder / "mine.yaml").write_text(SPEC, encoding="utf-8")
@@ -129,9 +133,9 @@ def graph_with(body: str, folder: Path, init: str = "self.steps = [1, 2]") -> tf
         """,
     ],
 )
-def test_what_a_forward_may_do(body: str, tmp_path: Path) -> None:
+def test_what_a_forward_may_do(alone: Alone, body: str, tmp_path: Path) -> None:
     graph = graph_with(body, tmp_path)
-    assert check(graph, eject(graph)).ran
+    assert check(graph, eject(graph), alone).ran
 
 
 @pytest.mark.parametrize(
@@ -153,27 +157,70 @@ def test_what_cannot_be_written_out_is_refused(
     assert not output.exists()
 
 
-def test_what_the_code_does_not_say_is_found(tmp_path: Path) -> None:
+def test_what_the_code_does_not_say_is_found(alone: Alone, tmp_path: Path) -> None:
     hooked = "self.register_forward_hook(lambda module, args, output: 2 * output)"
     graph = graph_with("return self.down(self.up(x))", tmp_path, init=hooked)
     with pytest.raises(tfkit.SpecError, match="computes something else"):
-        check(graph, eject(graph))
+        check(graph, eject(graph), alone)
 
 
-def test_the_tutorial_plugin(tmp_path: Path) -> None:
+def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
     graph = tfkit.load("char_relu", sets=["decoder.attention.kind=additive", "decoder.n_layers=2"])
-    assert check(graph, eject(graph)).ran
+    assert check(graph, eject(graph), alone).ran
 
 
-def test_a_bug_in_the_file_is_found() -> None:
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("Optional[Tensor]", "x: Tensor | None)"),
+        ("typing.Union[Tensor, list[Optional[int]], None]", "x: Tensor | list[int | None] | None)"),
+        ("torch.nn.Module", "x: nn.Module)"),
+        ("Sequence[Tensor]", "x)"),
+        ("Signal", "x)"),
+    ],
+)
+def test_a_type_has_a_name_in_the_file(alone: Alone, said: str, written: str, tmp_path: Path) -> None:
+    """Types are read when a file runs, whatever name they have where the component stands."""
+    names = "import typing\nfrom collections.abc import Sequence\nfrom typing import Optional\nSignal = Tensor | None\n"
+    graph = graph_with("return self.down(self.up(x))", tmp_path, forward=f"{names}\n\nclass Odd", takes=said)
+    assert written in (text := eject(graph))
+    assert check(graph, text, alone).ran
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("x: Tensor", "x: Nowhere"), "NameError: name 'Nowhere' is not defined"),
+        (("import torch\n", "import torch\nimport tfkit\n"), "it imports tfkit, and a file needs nothing but torch"),
+        (
+            ("import torch\n", "import torch\nimport importlib\nimportlib.import_module('tfkit')\n"),
+            "ModuleNotFoundError",
+        ),
+        (("model = ", "model = nowhere or "), "NameError: name 'nowhere' is not defined"),
+    ],
+)
+def test_a_file_must_run_alone(alone: Alone, change: tuple[str, str], why: str) -> None:
     graph = reduced("gpt2")
     text = eject(graph)
-    check(graph, text)
+    assert change[0] in text
+    with pytest.raises(tfkit.SpecError, match=re.escape(why)):
+        check(graph, text.replace(*change, 1), alone)
+
+
+def test_a_file_that_ends_its_process_is_found() -> None:
+    with pytest.raises(tfkit.SpecError, match="the process that ran it ended with status 3"):
+        check(reduced("gpt2"), "import os\n\nos._exit(3)\n")
+
+
+def test_a_bug_in_the_file_is_found(alone: Alone) -> None:
+    graph = reduced("gpt2")
+    text = eject(graph)
+    check(graph, text, alone)
     assert "x = x + " in text
     with pytest.raises(tfkit.SpecError, match="computes something else"):
-        check(graph, text.replace("x = x + ", "x = 2 * x + ", 1))
+        check(graph, text.replace("x = x + ", "x = 2 * x + ", 1), alone)
     with pytest.raises(tfkit.SpecError, match="NameError: name 'nowhere' is not defined"):
-        check(graph, text.replace("x = x + ", "x = nowhere + ", 1))
+        check(graph, text.replace("x = x + ", "x = nowhere + ", 1), alone)
     with pytest.raises(tfkit.SpecError, match="other tensors"):
-        check(graph, text.replace("self.down = ", "self.below = ").replace("self.down(", "self.below("))
+        check(graph, text.replace("self.down = ", "self.below = ").replace("self.down(", "self.below("), alone)
     assert torch.is_grad_enabled()

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject import check, eject
-from tfkit.tools.eject.check import loaded, made
+from tfkit.tools.eject import Alone, check, eject
 from tfkit.tools.eject.functions import in_docs
+from tfkit.tools.eject.runner import loaded, made
 
 from ...shipped import one_of_each_family, reduced
 from ..conftest import DECODER
@@ -54,10 +54,10 @@ def quick(specs: list) -> list:
 
 
 @pytest.mark.parametrize("name", quick(one_of_each_family()))
-def test_an_ejected_spec_is_the_model(name: str, tmp_path: Path) -> None:
+def test_an_ejected_spec_is_the_model(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = reduced(name)
     text = eject(graph)
-    proof = check(graph, text)
+    proof = check(graph, text, alone)
     assert proof.ran
     assert proof.tensors == len(tfkit.build(graph, device="meta").state_dict())
     imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
@@ -139,14 +139,14 @@ def test_any_words_stand_in_a_docstring(words: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["description", "source"])
-def test_what_a_spec_says_is_no_code(key: str) -> None:
+def test_what_a_spec_says_is_no_code(alone: Alone, key: str) -> None:
     text = eject(graph := tfkit.loads(f"{key}: {json.dumps(' '.join(HOSTILE))}\n{DECODER}"))
-    assert check(graph, text).ran
+    assert check(graph, text, alone).ran
     assert not [node for node in ast.parse(text).body if isinstance(node, ast.Raise)]
     assert "\\N{BULLET} ab ab" in (ast.get_docstring(ast.parse(text)) or "")
 
 
 @pytest.mark.parametrize("name", ["None", "config", "Tensor", "Layer", "3b"])
-def test_any_name_of_a_model_is_a_class(name: str) -> None:
+def test_any_name_of_a_model_is_a_class(alone: Alone, name: str) -> None:
     graph = tfkit.loads(DECODER.replace("name: small", f"name: {json.dumps(name)}"))
-    assert check(graph, eject(graph)).ran
+    assert check(graph, eject(graph), alone).ran

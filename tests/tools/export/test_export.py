@@ -205,7 +205,7 @@ def test_where_it_cannot_write(model: fx.GraphModule, folder: Path) -> None:
         export(model, folder / "nowhere" / "model.ts")
     with pytest.raises(tfkit.SpecError, match=r"the suffix of `model.bin` says no format"):
         export(model, folder / "model.bin")
-    with pytest.raises(tfkit.SpecError, match=r"`/dev/null` is no file, but a device"):
+    with pytest.raises(tfkit.SpecError, match=r"`/dev/null` is not a file, but a device"):
         export(model, "/dev/null", format="torchscript")
 
 

@@ -5,7 +5,8 @@ is decided once (`specialise.py`), what is then dead falls away (`tidy.py`), mod
 (`classes.py`), and numbers keep the names that the spec gave them (`symbols.py`). No component knows of it.
 """
 
+from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.check import Proof, check
 from tfkit.tools.eject.write import eject
 
-__all__ = ["Proof", "check", "eject"]
+__all__ = ["Alone", "Proof", "check", "eject"]

@@ -1,24 +1,25 @@
-"""Whether an ejected file is the model: it has the same tensors, and computes the same, to the last bit."""
+"""Whether an ejected file is the model: it runs without tfkit, has the same tensors, and computes the same bits."""
 
 from __future__ import annotations
 
-import inspect
+import ast
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
 
 from tfkit.builder import build
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.tools.cases import as_tensors, whole_cases
+from tfkit.tools.eject.alone import Alone
+from tfkit.tools.eject.runner import Given
 from tfkit.tools.memory import free_memory, size_of
 
-FILE = "<ejected>"
 LARGEST = 2**30
 """Parameters up to which both are run: a larger model takes minutes."""
 
@@ -33,34 +34,50 @@ class Proof:
     """Whether both computed the same from the same tokens; else the model is too large for that."""
 
 
-def check(graph: Graph, text: str) -> Proof:
-    """Compare an ejected model with the one that is built.
+def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
+    """Run an ejected file in a process without tfkit, and compare it with the model that is built.
+
+    Args:
+        graph: the model.
+        text: the file.
+        alone: the process, where several files share one; one is started for this file unless given.
 
     Raises:
-        SpecError: they differ, because a component does something that its code does not say.
+        SpecError: they differ, because a component does something that its code does not say; or the file needs more
+            than torch.
     """
-    model = build(graph, device="meta")
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    with tried(), loaded(text) as module, torch.device("meta"):
-        ejected = made(module)
-    theirs = {name: tensor.shape for name, tensor in ejected.state_dict().items()}
-    if list(theirs.items()) != list(shapes.items()):
-        raise _error(f"it has other tensors: {_differing(shapes, theirs)}")
-    count = sum(parameter.numel() for parameter in model.parameters())
-    free = free_memory(torch.device("cpu"))
-    runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
-    if runs:
-        model = build(graph).eval()
-        ejected.load_state_dict(model.state_dict(), assign=True)
-        for case in whole_cases(model):
-            # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
-            with tried(), torch.enable_grad():
-                outputs = as_tensors(ejected.eval()(**case.inputs))
-            with torch.enable_grad():
-                same = all(map(torch.equal, as_tensors(model(**case.inputs)), outputs))
-            if not same:
-                raise _error(f"it computes something else for {case.words} tokens")
-    return Proof(len(shapes), count, runs)
+    if others := sorted(_imported(text) - {"torch", *sys.stdlib_module_names}):
+        raise _error(f"it imports {listing(others)}, and a file needs nothing but torch")
+    with Alone() if alone is None else nullcontext(alone) as process, TemporaryDirectory() as folder:
+        model = build(graph, device="meta")
+        count = sum(parameter.numel() for parameter in model.parameters())
+        free = free_memory(torch.device("cpu"))
+        runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
+        given = _given(graph, runs)
+        if wrong := process.wrong(text, given, Path(folder)):
+            raise _error(wrong)
+    return Proof(len(given["shapes"]), count, runs)
+
+
+def _imported(text: str) -> set[str]:
+    """The packages that a file imports."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    return {name.partition(".")[0] for name in names}
+
+
+def _given(graph: Graph, runs: bool) -> Given:
+    """What the file must have, and compute."""
+    model = build(graph, device="cpu" if runs else "meta").eval()
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    cases = []
+    for case in whole_cases(model) if runs else ():
+        with torch.enable_grad():
+            outputs = as_tensors(model(**case.inputs))
+        cases.append((case.words, dict(case.inputs), [one.detach() for one in outputs]))
+    shapes = [(name, list(tensor.shape)) for name, tensor in state.items()]
+    return Given(shapes=shapes, state=state if runs else None, cases=cases, threads=torch.get_num_threads())
 
 
 @contextmanager
@@ -74,30 +91,6 @@ def tried() -> Iterator[None]:
         raise _error(f"{type(cause).__name__}: {cause}") from cause
 
 
-@contextmanager
-def loaded(text: str) -> Iterator[ModuleType]:
-    """The file as a module, which dataclasses look for among all modules."""
-    module = ModuleType(FILE)
-    sys.modules[FILE] = module
-    try:
-        exec(compile(text, FILE, "exec"), module.__dict__)
-        yield module
-    finally:
-        del sys.modules[FILE]
-
-
-def made(module: ModuleType) -> nn.Module:
-    """The model of an ejected file: its last class, with the config that stands there."""
-    *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
-    takes_config = "config" in inspect.signature(root).parameters
-    return root(module.Config()) if takes_config else root()
-
-
 def _error(why: str) -> SpecError:
     message = f"the ejected file would not be the model: {why}"
     return SpecError(Diagnostic(message, help="a component's forward depends on what its code does not say"))
-
-
-def _differing(ours: dict[str, torch.Size], theirs: dict[str, torch.Size]) -> str:
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return ", ".join(names[:3]) or "their order"

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import copy
+import functools
 import inspect
+import sys
 import textwrap
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Optional, Union
+
+import torch
+from torch import nn
 
 from tfkit.plugin.docs import first_paragraph
-from tfkit.tools.eject.tidy import reads
 from tfkit.tools.eject.whole import Specialised, Whole
 
 INDENT = "    "
 DOCS = 104
 """Characters of a line of a docstring."""
+_KNOWN = [torch.Tensor, type(None), *(one for one in vars(builtins).values() if isinstance(one, type))]
+"""Types that a file has a name for, beside those of `torch` and `nn`."""
 
 
 def function_text(name: str, entry: Specialised, whole: Whole, *, method: bool) -> str:
@@ -51,31 +60,56 @@ def _parameter(entry: Specialised, name: str, whole: Whole) -> str:
 
 
 def annotation(node: ast.expr | None, entry: Specialised, whole: Whole) -> str:
-    """A type as it is written; empty where a name in it is not known."""
-    if node is None:
+    """A type as it is written; empty where the file has no name for it."""
+    return "" if node is None else _type_text(node, entry.code.named, whole)
+
+
+def _type_text(node: ast.expr, named: Callable[[str], Any], whole: Whole) -> str:
+    try:
+        text = ast.unparse(_Types(named, whole).visit(copy.deepcopy(node)))
+    except KeyError:
         return ""
-    parts: dict[str, str] = {}
-    for name in reads(node):
-        try:
-            parts[name] = _type_name(entry.code.named(name), whole)
-        except KeyError:
-            return ""
-    text = ast.unparse(_Renamed(parts).visit(ast.parse(ast.unparse(node), mode="eval")))
-    return text.replace("torch.Tensor", "Tensor").replace("torch.torch", "torch")
+    return text.replace("torch.Tensor", "Tensor")
 
 
-def _type_name(value: Any, whole: Whole) -> str:
-    if value in whole.records and (only := whole.alone(value)) is not None:
-        return str(value.__annotations__[only]).replace("torch.Tensor", "Tensor")
-    return "None" if value is type(None) else getattr(value, "__name__", str(value))
+class _Types(ast.NodeTransformer):
+    """Writes the names of types as the file has them; KeyError for one that it does not have."""
 
+    def __init__(self, named: Callable[[str], Any], whole: Whole) -> None:
+        self.named = named
+        self.whole = whole
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: dict[str, str]) -> None:
-        self.names = names
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        kind = self.value(node.value)
+        if kind not in (Union, Optional):
+            return self.generic_visit(node)
+        members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        every = [self.visit(one) for one in members] + ([ast.Constant(None)] if kind is Optional else [])
+        return functools.reduce(lambda one, other: ast.BinOp(one, ast.BitOr(), other), every)
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Name(self.names[node.id])
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        owner = self.value(node.value)
+        if owner is torch or owner is nn:
+            return ast.Attribute(ast.Name(owner.__name__.removeprefix("torch.")), node.attr)
+        return ast.Name(self.name(self.value(node)))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.name(self.named(node.id)))
+
+    def value(self, node: ast.expr) -> Any:
+        """What a name, or an attribute of one, stands for."""
+        if isinstance(node, ast.Attribute):
+            return getattr(self.value(node.value), node.attr, None)
+        return self.named(node.id) if isinstance(node, ast.Name) else None
+
+    def name(self, value: Any) -> str:
+        """What the file calls a type; KeyError if nothing."""
+        if isinstance(value, type) and value in self.whole.records:
+            only = self.whole.alone(value)
+            return value.__name__ if only is None else _field_types(value, self.whole)[only]
+        if not any(value is one for one in _KNOWN):
+            raise KeyError(value)
+        return "None" if value is type(None) else str(value.__name__)
 
 
 def steps_text(steps: list[ast.stmt]) -> str:
@@ -96,15 +130,28 @@ def _bare(target: ast.expr) -> ast.expr:
     return target
 
 
-def record_text(kind: type, fields: list[str]) -> str:
+def record_text(kind: type, fields: list[str], whole: Whole) -> str:
     """A `NamedTuple` with the fields that are left."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
     lines = [f"class {kind.__name__}(NamedTuple):"]
-    docs = ast.get_docstring(tree)
+    docs = ast.get_docstring(_tree(kind))
     if docs:
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
-    for step in tree.body:
-        if isinstance(step, ast.AnnAssign) and isinstance(step.target, ast.Name) and step.target.id in fields:
-            lines.append(f"{INDENT}{step.target.id}: {ast.unparse(step.annotation)}")
+    lines += [f"{INDENT}{name}: {said}" for name, said in _field_types(kind, whole).items() if name in fields]
     return "\n".join(lines)
+
+
+def _field_types(kind: type, whole: Whole) -> dict[str, str]:
+    """The types of a record's fields, as the file has them."""
+    outside = {**vars(builtins), **vars(sys.modules[kind.__module__])}
+    said = {
+        step.target.id: step.annotation
+        for step in _tree(kind).body
+        if isinstance(step, ast.AnnAssign) and isinstance(step.target, ast.Name)
+    }
+    return {name: _type_text(one, outside.__getitem__, whole) or "object" for name, one in said.items()}
+
+
+def _tree(kind: type) -> ast.ClassDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    return tree

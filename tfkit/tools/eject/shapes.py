@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
-from tfkit.tools.eject.check import FILE, loaded, made
+from tfkit.tools.eject.runner import FILE, loaded, made
 from tfkit.tools.inputs import random_inputs
 
 WIDTH = 120

@@ -180,7 +180,7 @@ class _File:
         return "\n".join([*head, *lines]) if lines else ""
 
     def record(self, kind: type) -> str:
-        return record_text(kind, self.whole.fields(kind))
+        return record_text(kind, self.whole.fields(kind), self.whole)
 
     def constant(self, name: str, value: Any) -> str:
         return f"{name} = {value!r}"
@@ -266,7 +266,9 @@ class _File:
         lines.append(f"        model = {root.name}({'Config()' if root.takes_config else ''})")
         lines.append(f"        output = model({', '.join(given)})")
         count = "sum(parameter.numel() for parameter in model.parameters())"
-        lines.append(f'    print(f"{{{count}:,}} parameters, {{output.shape=}}")')
+        one = len(self.graph.outputs) == 1
+        lines += [] if one else ["    shapes = [one.shape for one in output]"]
+        lines.append(f'    print(f"{{{count}:,}} parameters, {{{"output.shape" if one else "shapes"}=}}")')
         return "\n".join(lines)
 
 

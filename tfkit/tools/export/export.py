@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import format_of, name_by_suffix
 from tfkit.tools.memory import size_of
 from tfkit.tools.units import bytes_text
+from tfkit.tools.writing import check_file, fresh_file, parts_of
 from tfkit.wrapped import whole
 
 MARGIN = 2**24
@@ -70,18 +69,19 @@ def export(
     """
     model, path = whole(model), Path(path)
     name = format or name_by_suffix(path)
-    check_place(path)
+    check_file(path, device=False)
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is replaced, not the link
     made = format_of(name)
-    with evaluating(model), _folder_beside(path) as folder:
+    with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")
         with _readable(path, name):
-            _check_room(model, folder)
-            made.write(model, example(model), folder / path.name)
+            _check_room(model, new.parent)
+            made.write(model, example(model), new)
         stage("comparing it with the model")
         with _readable(path, name, "read again"):
-            checks = check(model, made.open(folder / path.name, model), made)
-        files = _publish(folder, path)
+            checks = check(model, made.open(new, model), made)
+        parts = sorted(file.relative_to(new.parent) for file in parts_of(new).rglob("*"))
+    files = [path, *(path.parent / part for part in parts)]
     size = sum(file.stat().st_size for file in files)
     largest = max((one.difference for one in checks), default=0.0)
     return Exported(graph_of(model).name, name, tuple(map(str, files)), size, checks, largest)
@@ -92,16 +92,6 @@ def check_format(graph: Graph, name: str) -> None:
     reasons = format_of(name).refusals(build(graph, device="meta").eval())
     if reasons:
         raise SpecError(*reasons)
-
-
-def check_place(path: Path) -> None:
-    """Raise SpecError where no file can be written."""
-    if path.is_dir():
-        raise SpecError(Diagnostic(f"{quoted(str(path))} is a folder", help="name a file in it"))
-    if path.exists() and not path.is_file():
-        raise SpecError(Diagnostic(f"{quoted(str(path))} is no file, but a device or a pipe", help="name a file"))
-    if not path.parent.is_dir():
-        raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be written: its folder does not exist"))
 
 
 def _check_room(model: fx.GraphModule, folder: Path) -> None:
@@ -120,18 +110,6 @@ def _check_room(model: fx.GraphModule, folder: Path) -> None:
 
 
 @contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
-    """A new folder on the same disk, which is gone afterwards."""
-    folder = path.resolve().parent / f".{path.name}.{secrets.token_hex(4)}.new"
-    try:
-        with _readable(path, ""):
-            folder.mkdir()
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
     """Make one error of whatever goes wrong in a format."""
     try:
@@ -143,15 +121,3 @@ def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
         cause = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
         words = f" as {format}" if format else ""
         raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be {what}{words}: {cause}")) from error
-
-
-def _publish(folder: Path, path: Path) -> list[Path]:
-    """Put the files in their places once they are on the disk, the one that was asked for last."""
-    new = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
-    with _readable(path, ""):
-        for file in new:
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        for file in new:
-            file.replace(path.parent / file.name)
-    return [path.parent / file.name for file in reversed(new)]

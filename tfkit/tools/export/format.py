@@ -83,8 +83,9 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        """Write the model to `path`, whose name is that of the final file; further files may stand beside it.
+        """Write the model to `path`, whose name is that of the final file.
 
+        Further files go to the folder `parts_of(path)`, whose name must stand in the file: so they belong to it.
         The folder of `path` is empty, and is taken away when anything fails. Errors of whatever kind may leave this
         function: `export` makes one message of them.
 

@@ -1,8 +1,10 @@
 """ONNX: graphs that ONNX Runtime and others run, by torch's exporter of programs. See https://onnx.ai/onnx/.
 
-FILE.onnx is the whole model. Where it can be decoded token by token, FILE.prefill.onnx, FILE.decode.onnx and, with an
-encoder, FILE.read.onnx stand beside it (see `programs.py`), and FILE.onnx.data has the weights of all of them, once. A
-graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as `new_cache_NODE_NUMBER`.
+FILE.onnx is the whole model. Where it can be decoded token by token, a folder stands beside it, which its metadata name
+as `parts`: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has
+the weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the parts of
+another model. A graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as
+`new_cache_NODE_NUMBER`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from tfkit.tools.export.blame import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
+from tfkit.tools.writing import parts_of
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where the exporter notes which modules an operation is part of."""
 FOLDER = "session.model_external_initializers_file_folder_path"
 """ONNX Runtime's option for where the weights of a graph are that is in memory."""
+PARTS, WEIGHTS = "parts", "weights.data"
+"""What the metadata of a graph call the folder of further files, and one of these."""
 MOST_IN_A_GRAPH = 2**30
 """Bytes of weights; protobuf has no messages beyond 2 GiB."""
 
@@ -53,7 +58,9 @@ class Onnx(Format):
 
         made = programs(model, inputs, in_place=False)
         size = sum(tensor.nbytes for tensor in made[MODEL].state_dict.values())
-        beside = f"{path.name}.data" if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        parts = parts_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        if parts is not None:
+            parts.mkdir()
         written: dict[Any, Any] = {}
         for name, program in made.items():
             outputs = graph_of(model).outputs if name != READ else made_once(take_apart(graph_of(model)))
@@ -61,10 +68,11 @@ class Onnx(Format):
                 graph = translated(program, outputs)
             except Exception as error:
                 raise refused(model, using(program, error), error, "torch's exporter to ONNX") from error
-            graph.metadata_props.update(metadata(model))
+            graph.metadata_props.update(metadata(model) | ({PARTS: parts.name} if parts and name == MODEL else {}))
             for key, value in graph.graph.initializers.items():
                 value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
-            ir.save(graph, file_of(path, name), external_data=beside if name == MODEL else None)
+            beside = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
+            ir.save(graph, path if name == MODEL else parts_of(path) / f"{name}.onnx", external_data=beside)
             if name == MODEL and len(made) > 1:
                 tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
                 written = {_content(one): one for one in tensors if isinstance(one, ir.ExternalTensor)}
@@ -77,11 +85,6 @@ def _check_installed() -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise SpecError(Diagnostic(f"onnx needs {listing(missing)}", help=f"pip install {' '.join(missing)}"))
-
-
-def file_of(path: Path, name: str) -> Path:
-    """The file of a program: FILE.onnx is the whole model, FILE.decode.onnx one of the others."""
-    return path if name == MODEL else path.with_name(f"{path.stem}.{name}{path.suffix}")
 
 
 def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
@@ -141,8 +144,8 @@ def _again(tensor: Any, written: Any, name: str) -> Any:
 
     if written is None:
         return tensor
-    place = (written.location, written.offset, written.length, written.dtype)
-    return ir.ExternalTensor(*place, shape=written.shape, name=name, base_dir=written.base_dir)
+    place = (WEIGHTS, written.offset, written.length, written.dtype)
+    return ir.ExternalTensor(*place, shape=written.shape, name=name, base_dir=Path(written.path).parent)
 
 
 def _new_caches(program: ExportedProgram) -> Iterator[str]:
@@ -174,15 +177,20 @@ class _Sessions(Programs):
     """The graphs, run by ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
+        import onnx_ir as ir
+
         super().__init__(graph_of(model))
         self._path = path
+        self._parts = ir.load(path).metadata_props.get(PARTS, "")
         self._names = list(model.state_dict())
         self._sessions: dict[str, Any] = {}
 
     def session(self, name: str) -> Any:
         """The session of a program."""
         if name not in self._sessions:
-            self._sessions[name] = _session(file_of(self._path, name), self._path.parent)
+            parts = self._path.parent / self._parts
+            file = self._path if name == MODEL else parts / f"{name}.onnx"
+            self._sessions[name] = _session(file, file.parent)
         return self._sessions[name]
 
     def takes(self, name: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.tools.profile.result import Profile, rows
-from tfkit.tools.writing import fresh_folder
+from tfkit.tools.writing import fresh_folder, names_in
 
 DATA, REPORT = "profile.json", "report.html"
 TRACE = "pt.trace.json.gz"
@@ -28,12 +28,8 @@ def check_folder(folder: Path) -> None:
                 "tensorboard is missing, and a log is to be written", help="pip install tensorboard torch-tb-profiler"
             )
         )
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} is a file"))
     known = {DATA, REPORT, *_folders(folder / DATA)}
-    if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
+    if others := [name for name in names_in(folder) or [] if name not in known]:
         message = f"{quoted(str(folder))} holds other files than a profile's: {listing(others, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
 
@@ -57,9 +53,7 @@ def profile_folder(folder: Path) -> Iterator[Path]:
         with fresh_folder(folder) as new:
             yield new
     except OSError as error:
-        raise SpecError(
-            Diagnostic(f"cannot write {quoted(str(folder.resolve()))}: {error.strerror or error}")
-        ) from error
+        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
 
 
 def folders_of(names: Sequence[str]) -> list[str]:

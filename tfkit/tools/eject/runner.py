@@ -1,0 +1,111 @@
+"""Loads ejected files, and, run as a program, compares them with what a model gave: it needs nothing but torch.
+
+As a program it reads lines of JSON and answers each with one. The first says where Python looks for modules; each of
+the others names a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported there.
+"""
+
+import inspect
+import json
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FILE = "<ejected>"
+CODE, GIVEN = "model.py", "given.pt"
+
+
+class Given(TypedDict):
+    """What a file is compared with.
+
+    Attributes:
+        shapes: of the model's state dict, by its names and in its order.
+        state: its tensors; None where the model is too large to run.
+        cases: what to call the inputs, the inputs, and all that the model returns for them.
+        threads: how many the model ran in: sums over several threads round otherwise.
+    """
+
+    shapes: list[tuple[str, list[int]]]
+    state: "dict[str, Tensor] | None"
+    cases: "list[tuple[str, dict[str, Tensor], list[Tensor]]]"
+    threads: int
+
+
+@contextmanager
+def loaded(text: str) -> Iterator[ModuleType]:
+    """The file as a module, which dataclasses look for among all modules."""
+    module = ModuleType(FILE)
+    sys.modules[FILE] = module
+    try:
+        exec(compile(text, FILE, "exec", dont_inherit=True), module.__dict__)
+        yield module
+    finally:
+        del sys.modules[FILE]
+
+
+def made(module: ModuleType) -> "nn.Module":
+    """The model of an ejected file: its last class, with the config that stands there."""
+    *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
+    takes_config = "config" in inspect.signature(root).parameters
+    model: nn.Module = root(module.Config()) if takes_config else root()
+    return model
+
+
+def compared(text: str, given: Given) -> str | None:
+    """What is wrong with a file; None if it has the model's tensors and computes the same, to the last bit."""
+    import torch
+
+    torch.set_num_threads(given["threads"])
+    with loaded(text) as module:
+        with torch.device("meta"):
+            model = made(module).eval()
+        ours = dict(given["shapes"])
+        theirs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        if list(theirs.items()) != list(ours.items()):
+            names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+            return f"it has other tensors: {', '.join(names[:3]) or 'their order'}"
+        if given["state"] is not None:
+            model.load_state_dict(given["state"], assign=True)
+        for words, inputs, outputs in given["cases"]:
+            # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
+            with torch.enable_grad():
+                found = model(**inputs)
+            if not all(map(torch.equal, outputs, [found] if isinstance(found, torch.Tensor) else found)):
+                return f"it computes something else for {words} tokens"
+    return None
+
+
+def answer(folder: Path) -> str | None:
+    """What is wrong with the file of a folder, be it an error of its own."""
+    import torch
+
+    try:
+        runpy.run_path(str(folder / CODE), run_name="__main__")  # as `python model.py` does
+        given = torch.load(folder / GIVEN, mmap=True, weights_only=True)
+        return compared((folder / CODE).read_text(encoding="utf-8"), given)
+    except Exception as cause:
+        return f"{type(cause).__name__}: {cause}"
+
+
+def main() -> None:
+    """Answer until there are no further lines."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a file prints is no answer
+    sys.path[:] = json.loads(sys.stdin.readline() or "[]")
+    blocked: dict[str, Any] = sys.modules
+    blocked["tfkit"] = None
+    import torch  # noqa: F401 - while the file is still being written
+
+    for line in sys.stdin:
+        print(json.dumps(answer(Path(json.loads(line)))), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
