@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import hashlib
 import operator
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tfkit.arguments import Seed, Sets, checked
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, load, table_owner
+from tfkit.graph.given import AnySpec
 from tfkit.graph.pieces import wire_of
+from tfkit.model import Model
 from tfkit.nn import Program, StackedLinear
+from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.spec.complaints import crashed, refused
 
 
@@ -52,13 +55,14 @@ class Builder:
         return module
 
 
+@checked
 def build(
-    spec: Graph | str | os.PathLike[str],
+    spec: AnySpec,
     *,
-    sets: Iterable[str] = (),
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
+    sets: Sets = (),
+    device: AnyDevice = "cpu",
+    dtype: AnyDtype | None = None,
+    seed: Seed = 0,
     attention_backend: AttentionBackend = "sdpa",
     recompute: bool = False,
 ) -> torch.fx.GraphModule:
@@ -66,9 +70,9 @@ def build(
 
     Args:
         spec: what `load` returned, or what `load` takes.
-        sets: changes of the form `path=value`; only with a spec that is not loaded yet.
+        sets: changes as `load` takes them; only with a spec that is not loaded yet.
         device: where its parameters live; on `meta` they have shapes and no values.
-        dtype: type of its parameters; torch's default unless given.
+        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; torch's default unless given.
         seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
             the others' weights bit-identical.
         attention_backend: what computes attention. No number changes.
@@ -87,17 +91,16 @@ def build(
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed.
-        ValueError: there is no such attention backend.
+        ValueError: there is no such device, type or attention backend; or `sets` have no effect.
     """
-    if attention_backend not in get_args(AttentionBackend):
-        known = ", ".join(get_args(AttentionBackend))
-        raise ValueError(f"unknown attention backend `{attention_backend}`; there are {known}")
-    graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
-    device = torch.device(device)
+    if isinstance(spec, Graph) and sets:
+        raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
+    graph, device = spec if isinstance(spec, Graph) else load(spec, sets=sets), device_of(device)
+    kind = None if dtype is None else dtype_of(dtype)
     with torch.device("meta"), _collection_paused():
         model = assemble(graph, attention_backend=attention_backend, recompute=recompute)
-        if dtype is not None:
-            model.to(dtype)
+        if kind is not None:
+            model.to(kind)
     _check_count(model, graph)
     if device.type != "meta":
         allocate(model, device)
@@ -147,7 +150,8 @@ def assemble(
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)
     outputs = [values[name] for name in graph.outputs]
-    model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
+    output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    model = program.build_graph_module(output, _class_name(graph.name), Model)
     paths = {module: path for path, module in model.named_modules()}
     model.meta["components"] = {paths[module]: made for module, made in builder.made.items() if module in paths}
     model.meta["graph"] = graph

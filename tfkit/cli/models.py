@@ -101,20 +101,12 @@ def build(
 
 def device_of(name: str) -> torch.device:
     """The device of that name; wrong usage if there is none here."""
-    import torch
+    from tfkit import placement
 
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise click.BadParameter(
-            f"`{name}` is no device: cpu, cuda, cuda:1, mps, meta", param_hint="--device"
-        ) from None
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as wrong:
-        reason = str(wrong).partition("\n")[0]
-        raise click.BadParameter(f"`{name}` cannot be used here: {reason}", param_hint="--device") from None
-    return device
+        return placement.device_of(name)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="--device") from None
 
 
 def _show_trial(trial: Trial, files: Sequence[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
 from tfkit.graph.names import is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.changes import as_changes
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
@@ -50,24 +51,28 @@ class Graph:
         return self.spec.model.name
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
-        return next(node for node in self.nodes if node.name == name)
+        """The node of that name; raises ValueError where there is none."""
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            known = listing(node.name for node in self.nodes)
+            raise ValueError(f"`{self.name}` has no node {quoted(str(name))}; its nodes are {known}")
+        return found
 
 
-def load(spec: str | os.PathLike[str], *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+@checked
+def load(spec: AnyPath, *, sets: Sets = (), plugins: Plugins | None = None) -> Graph:
     """Read a spec by its path or by the bare name of one that comes with tfkit.
 
-    `sets` are changes of the form `path=value`, as `--set` takes them. Raises SpecError with everything that is
-    wrong, before any tensor exists.
+    `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
+    SpecError with everything that is wrong, before any tensor exists.
     """
-    plugins = plugins or load_plugins()
-    return expand(read_spec(spec, plugins, sets=sets))
+    return expand(read_spec(spec, plugins or load_plugins(), sets=as_changes(sets)))
 
 
-def loads(text: str, *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+@checked
+def loads(text: str, *, sets: Sets = (), plugins: Plugins | None = None) -> Graph:
     """The same for the text of a spec."""
-    plugins = plugins or load_plugins()
-    return expand(parse_spec(text, plugins, sets=sets))
+    return expand(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets)))
 
 
 def expand(spec: Spec) -> Graph:

@@ -68,13 +68,15 @@ class Program:
             module.add_module(name, child)
         return module
 
-    def build_graph_module(self, output: Any, class_name: str) -> fx.GraphModule:
-        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited."""
+    def build_graph_module(
+        self, output: Any, class_name: str, base: type[fx.GraphModule] = fx.GraphModule
+    ) -> fx.GraphModule:
+        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited; or as a kind of it, `base`."""
         self._add("output", "output", "output", (output,), {})
         root = nn.Module()
         for name, child in self._children.items():
             root.add_module(name, child)
-        return fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+        return base(root, _graph(self._steps), class_name=class_name)
 
 
 def recomputed(layer: nn.Module, *args: Any) -> Any:
