@@ -44,6 +44,8 @@ class Limit:
         return over and (self.most is None or value <= self.most)
 
     def __str__(self) -> str:
+        if self == INT64:
+            return "64 bits"
         least = None if self.least is None else f"{self.least:g} or more" if self.most is None else f"{self.least:g}"
         ends = [least, f"more than {self.above:g}" if self.above is not None else None]
         most = [] if self.most is None else [f"{'to' if self.least is not None else 'and at most'} {self.most:g}"]
@@ -53,7 +55,7 @@ class Limit:
 INT64 = Limit(least=-(2**63), most=2**63 - 1)
 Positive: TypeAlias = Annotated[int, Limit(least=1)]
 Natural: TypeAlias = Annotated[int, Limit(least=0)]
-Seed: TypeAlias = Annotated[int, INT64, "a whole number of 64 bits"]
+Seed: TypeAlias = Annotated[int, INT64]
 AnyPath: TypeAlias = Annotated[str | os.PathLike[str], "a path"]
 Sets: TypeAlias = Annotated[
     str | Mapping[str, Any] | Iterable[str], "'path=value', a list of these, or a mapping of paths to values"

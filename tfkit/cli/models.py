@@ -92,7 +92,7 @@ def build(
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, graph, output, force=force)]
+            files = [str(path) for path in save(model, output, force=force)]
     if json:
         out.print_json({**vars(trial), "files": files})
     else:

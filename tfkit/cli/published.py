@@ -98,7 +98,7 @@ def save(
         stage(f"reading {weights}")
         model = build_with_weights(graph, weights, dtype=getattr(torch, dtype) if dtype else None)
         stage(f"writing {output}")
-        files = [str(path) for path in write(model, graph, output, layout=layout, force=force)]  # type: ignore[arg-type]
+        files = [str(path) for path in write(model, output, layout=layout, force=force)]  # type: ignore[arg-type]
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})
     else:
@@ -179,12 +179,13 @@ def compare(
 
     graph = reader.load(a)
     from tfkit.tools.compare import compare as run
+    from tfkit.tools.compare import is_spec
 
     with out.stages() as stage:
         stage("running both")
         found = run(
             graph,
-            Path(b) if Path(b).exists() and Path(b).suffix not in (".yaml", ".yml") else reader.load(b),
+            reader.load(b) if is_spec(b) else Path(b),
             weights=weights,
             length=length,
             batch=batch,

@@ -208,7 +208,7 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         if mask is not None:
             raise ValueError("mask has no effect beside lists, which have no padding")
         tokens, mask = _from_lists(tokens, pad)
-    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.size(0) == 0:
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.size(0) == 0:
         shape = ", ".join(map(str, tokens.shape))
         raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
     tokens = tokens.long()

@@ -47,6 +47,8 @@ class Sampling:
     repetition_penalty: Penalty = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "repetition_penalty"):  # torch divides by no whole number beyond 64 bits
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("top_k", "top_p") if self.temperature == 0 else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")

@@ -11,7 +11,7 @@ from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
 from tfkit.graph.names import is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
-from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.document import InputConfig, ModelSpec
@@ -50,6 +50,7 @@ class Graph:
         """What the model is called."""
         return self.spec.model.name
 
+    @checked
     def node(self, name: str) -> Node:
         """The node of that name; raises ValueError where there is none."""
         found = next((node for node in self.nodes if node.name == name), None)
@@ -60,7 +61,7 @@ class Graph:
 
 
 @checked
-def load(spec: AnyPath, *, sets: Sets = (), plugins: Plugins | None = None) -> Graph:
+def load(spec: AnyPath, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
     """Read a spec by its path or by the bare name of one that comes with tfkit.
 
     `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
@@ -70,7 +71,7 @@ def load(spec: AnyPath, *, sets: Sets = (), plugins: Plugins | None = None) -> G
 
 
 @checked
-def loads(text: str, *, sets: Sets = (), plugins: Plugins | None = None) -> Graph:
+def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
     """The same for the text of a spec."""
     return expand(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets)))
 

@@ -14,9 +14,11 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import pluggy
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError, closest, listing
 from tfkit.plugin import hookspecs
@@ -62,12 +64,16 @@ class Plugins:
     disabled: tuple[str, ...] = ()
 
 
+AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
+
+
 class _NoHookError(Exception):
     """A module that was named as a plugin implements no hook; its text is all there is to say."""
 
 
+@checked
 def load_plugins(
-    *, plugin_dirs: Sequence[Path] = (), entry_points: bool = True, disabled: Collection[str] = ()
+    *, plugin_dirs: Collection[AnyPath] = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> Plugins:
     """Load the built-in components, those in `plugin_dirs`, and those of installed distributions.
 
@@ -75,7 +81,7 @@ def load_plugins(
     Raises `SpecError` for kinds that are registered twice, misspelt hooks, folders without a plugin, and
     names in `disabled` that no plugin has.
     """
-    found = find_plugins(plugin_dirs, entry_points)
+    found = find_plugins([Path(one) for one in plugin_dirs], entry_points)
     off = _switched_off([one.name for one in found], disabled)
     loader = _Loader()
     loader.load(_built_in())

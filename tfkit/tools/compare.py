@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.published import published
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
+from tfkit.graph.given import AnySpec, as_graph
+from tfkit.placement import AnyDevice, device_of
+from tfkit.spec.load import SUFFIXES
 from tfkit.tools.counterparts import counterparts
 from tfkit.tools.importing import CONFIG
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]
+Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 SPECIAL = 4
 """Rows in front of a vocabulary that are no ordinary tokens."""
 
@@ -81,23 +87,24 @@ class Other:
     names: Mapping[str, str]
 
 
+@checked
 def compare(
-    a: Graph,
-    b: Graph | Path,
+    a: AnySpec,
+    b: AnySpec,
     *,
-    weights: Path | None = None,
-    batch: int = 2,
-    length: int = 16,
-    seed: int = 0,
-    tolerance: float = 1e-5,
+    weights: AnyPath | None = None,
+    batch: Positive = 2,
+    length: Positive = 16,
+    seed: Seed = 0,
+    tolerance: Tolerance = 1e-5,
     float64: bool = False,
-    device: torch.device | str = "cpu",
+    device: AnyDevice = "cpu",
 ) -> Comparison:
     """Run two models on the same tokens.
 
     Args:
-        a: the model whose components are listed.
-        b: another one; or the folder of a model of transformers, whose weights both get; or a file that
+        a: the model whose components are listed, or its spec.
+        b: another one, or its spec; or the folder of a model of transformers, whose weights both get; or a file that
             `torch.jit.save` or `torch.export.save` wrote of A.
         weights: the weights of both; those of the folder, or random ones, unless given.
         batch: number of sequences.
@@ -110,8 +117,10 @@ def compare(
     Raises:
         SpecError: the weights do not fit, or what B is cannot be read.
     """
+    a, device = as_graph(a), device_of(device)
+    b = as_graph(b) if isinstance(b, Graph) or is_spec(b) else Path(b)
     folder = b if isinstance(b, Path) and b.is_dir() else None
-    source = weights or folder
+    source = folder if weights is None else Path(weights)
     model = _model(a, source, device, seed).eval()
     inputs = random_inputs(a, batch=batch, length=length, device=device, seed=seed)
     inputs = {name: value if name == "token_types" else _ordinary(value) for name, value in inputs.items()}
@@ -129,6 +138,11 @@ def compare(
     found = tuple(part for part in parts if part is not None)
     first = next((part for part in found if not part.difference <= tolerance * part.size), None)
     return Comparison(found[-1].difference, found, first, tolerance, float64)
+
+
+def is_spec(name: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a spec, and not of a folder or a file with a program."""
+    return not Path(name).exists() or Path(name).suffix in SUFFIXES
 
 
 def _ordinary(tokens: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from typing import Literal
 from safetensors.torch import save_model
 from torch import fx, nn
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.builder import graph_of
 from tfkit.checkpoint.files import INDEX, WEIGHTS
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
 from tfkit.spec.render import render
 from tfkit.tools.importing import CONFIG, export_config
 from tfkit.tools.writing import fresh_folder
@@ -40,9 +42,8 @@ def check_folder(folder: Path, *, force: bool) -> None:
         raise SpecError(Diagnostic(f"{quoted(str(folder))} exists already", help="--force replaces it"))
 
 
-def save(
-    model: nn.Module, graph: Graph, folder: Path, *, layout: Layout = "tfkit", force: bool = False
-) -> tuple[Path, ...]:
+@checked
+def save(model: BuiltModel, folder: AnyPath, *, layout: Layout = "tfkit", force: bool = False) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
     They are written to a folder beside it, which is renamed when all is on the disk: an interrupt or a full disk
@@ -50,7 +51,6 @@ def save(
 
     Args:
         model: what `tfkit.build` returned.
-        graph: its graph.
         folder: where to; made if it is not there.
         layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` a config.json
             and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads them.
@@ -60,6 +60,7 @@ def save(
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
             has no words for.
     """
+    graph, folder = graph_of(model), Path(folder)
     write = _own(model, graph) if layout == "tfkit" else _published(model)
     check_folder(folder, force=force)
     try:

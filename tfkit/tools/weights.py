@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.builder import allocate, build, graph_of, initialize
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.report import FLOATS, check
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
 from tfkit.tools.memory import check_memory
 
 
@@ -44,12 +46,14 @@ def build_with_weights(
     return model
 
 
-def load_weights(model: nn.Module, path: Path | str) -> None:
+@checked
+def load_weights(model: BuiltModel, path: AnyPath) -> None:
     """Fill a model that `tfkit.build` returned from a file, see `build_with_weights`; its type and device stay.
 
     Raises:
         SpecError: as there; the model is as it was then.
     """
+    graph_of(model)
     path = Path(path)
     with Checkpoint.open(path) as checkpoint:
         weights = checked_map(model, checkpoint, path)

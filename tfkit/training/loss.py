@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.arguments import Limit, Positive, checked, shown, unknown_argument
+from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import listing
 from tfkit.model import BuiltModel, wrong_call
@@ -18,6 +18,8 @@ from tfkit.training.trunk import find_ends, write_trunk
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
 Reduction: TypeAlias = Literal["mean", "sum"]
+Ignored: TypeAlias = Annotated[int, INT64]
+Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
 Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 
 
@@ -74,10 +76,10 @@ class Loss(nn.Module):
         self,
         model: BuiltModel,
         *,
-        ignore_index: int = -100,
+        ignore_index: Ignored = -100,
         label_smoothing: Smoothing = 0.0,
         reduction: Reduction = "mean",
-        pieces: Positive | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -181,10 +183,10 @@ def loss(
     inputs: Inputs,
     targets: Tensor | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: Ignored = -100,
     label_smoothing: Smoothing = 0.0,
     reduction: Reduction = "mean",
-    pieces: Positive | None = None,
+    pieces: Pieces | None = None,
 ) -> Tensor:
     """`Loss(model, ...)(inputs, targets)` for a single step; a compiled or a distributed one makes a `Loss`."""
     made = Loss(model, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, pieces=pieces)
