@@ -55,8 +55,7 @@ class Graph:
         """The node of that name; raises ValueError where there is none."""
         found = next((node for node in self.nodes if node.name == name), None)
         if found is None:
-            known = listing(node.name for node in self.nodes)
-            raise ValueError(f"`{self.name}` has no node {quoted(str(name))}; its nodes are {known}")
+            raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return found
 
 
