@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from tfkit.builder import build as build
     from tfkit.component import ActivationConfig as ActivationConfig
     from tfkit.component import AttentionBackend as AttentionBackend
@@ -73,12 +74,17 @@ if TYPE_CHECKING:
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
     from tfkit.tools.attention import attention_weights as attention_weights
+    from tfkit.tools.compare import compare as compare
     from tfkit.tools.cost import cost as cost
     from tfkit.tools.draw import draw as draw
     from tfkit.tools.eject import eject as eject
     from tfkit.tools.explain import explain as explain
     from tfkit.tools.export import export as export
+    from tfkit.tools.importing import import_config as import_config
+    from tfkit.tools.params import count_params as count_params
     from tfkit.tools.profile import profile as profile
+    from tfkit.tools.save import save as save
+    from tfkit.tools.solve import Budget as Budget
     from tfkit.tools.solve import solve as solve
     from tfkit.tools.weights import load_weights as load_weights
     from tfkit.training.loss import Loss as Loss
@@ -138,13 +144,17 @@ _NAMES = {
     "tfkit.training.loss": ["Loss", "loss"],
     "tfkit.training.optimizer": ["adamw", "parameter_groups"],
     "tfkit.tools.attention": ["attention_weights"],
+    "tfkit.tools.compare": ["compare"],
     "tfkit.tools.cost": ["cost"],
     "tfkit.tools.draw": ["draw"],
     "tfkit.tools.eject": ["eject"],
     "tfkit.tools.explain": ["explain"],
     "tfkit.tools.export": ["export"],
+    "tfkit.tools.importing": ["import_config"],
+    "tfkit.tools.params": ["count_params"],
     "tfkit.tools.profile": ["profile"],
-    "tfkit.tools.solve": ["solve"],
+    "tfkit.tools.save": ["save"],
+    "tfkit.tools.solve": ["Budget", "solve"],
     "tfkit.tools.weights": ["load_weights"],
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -153,9 +163,23 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tfkit")
     if name not in _HOME:
-        raise AttributeError(f"module 'tfkit' has no attribute {name!r}")
+        raise AttributeError(_unknown(name))
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def _unknown(name: str) -> str:
+    text = f"module 'tfkit' has no attribute {name!r}"
+    if name.startswith("_"):
+        return text
+    from tfkit.errors import closest
+
+    near = closest(name, __all__)
+    return f"{text}: one with a similar name is {near!r}" if near else text
 
 
 def __dir__() -> list[str]:

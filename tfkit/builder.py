@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import gc
 import operator
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
+from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.first_loss import warn_of_first_losses
 from tfkit.graph.expand import Graph, Node, load
+from tfkit.graph.given import AnySpec
 from tfkit.graph.pieces import wire_of
 from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner
 from tfkit.initialize import initialize
+from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
+from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.promises import check_promises
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.load import weights_beside
@@ -60,16 +63,17 @@ class Builder:
         return module
 
 
+@checked
 def build(
-    spec: Graph | str | os.PathLike[str],
+    spec: AnySpec,
     *,
-    sets: Iterable[str] = (),
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
+    sets: Sets = (),
+    device: AnyDevice = "cpu",
+    dtype: AnyDtype | None = None,
+    seed: Seed = 0,
     attention_backend: AttentionBackend = "sdpa",
     recompute: bool = False,
-    weights: str | os.PathLike[str] | None = None,
+    weights: AnyPath | None = None,
     allow_change: bool = False,
 ) -> torch.fx.GraphModule:
     """Build the model of a spec.
@@ -77,9 +81,10 @@ def build(
     Args:
         spec: what `load` returned, or what `load` takes. The folder of a model brings its weights; what `load` returns
             for it does not.
-        sets: changes of the form `path=value`; only with a spec that is not loaded yet.
+        sets: changes as `load` takes them; only with a spec that is not loaded yet.
         device: where its parameters live; on `meta` they have shapes and no values.
-        dtype: type of its parameters; unless given that of the weights, or torch's default where they are random.
+        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; unless given that of the weights, or
+            torch's default where they are random.
         seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
             the others' weights bit-identical.
         attention_backend: what computes attention. No number changes.
@@ -104,21 +109,20 @@ def build(
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not those
             of exactly this model.
-        ValueError: there is no such attention backend; or `allow_change` has no effect.
+        ValueError: there is no such device, type or attention backend; or `sets` or `allow_change` have no effect.
     """
-    if attention_backend not in get_args(AttentionBackend):
-        known = ", ".join(get_args(AttentionBackend))
-        raise ValueError(f"unknown attention backend `{attention_backend}`; there are {known}")
-    graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
+    if isinstance(spec, Graph) and sets:
+        raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
+    graph, device = spec if isinstance(spec, Graph) else load(spec, sets=sets), device_of(device)
     if weights is None and not isinstance(spec, Graph):
         weights = weights_beside(spec)
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
-    device = torch.device(device)
+    kind = None if dtype is None else dtype_of(dtype)
     options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
     if weights is not None and device.type != "meta":
-        return build_filled(graph, Path(weights), device=device, dtype=dtype, allow_change=allow_change, **options)
-    model = _on_meta(graph, dtype, **options)
+        return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
+    model = _on_meta(graph, kind, **options)
     if device.type != "meta":
         allocate(model, device)
         initialize(model, graph, seed)
@@ -214,7 +218,8 @@ def assemble(
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)
     outputs = [values[name] for name in graph.outputs]
-    model = program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), _class_name(graph.name))
+    output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    model = program.build_graph_module(output, _class_name(graph.name), Model)
     paths = {module: path for path, module in model.named_modules()}
     model.meta["components"] = {paths[module]: made for module, made in builder.made.items() if module in paths}
     model.meta["given"] = {paths[module]: given for module, given in builder.given.items() if module in paths}

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of
+from tfkit.decoding.cached import CachedModel
 from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import take_apart
 
 
-class Recomputed:
+class Recomputed(CachedModel):
     """Keeps all tokens, and runs the model's own forward on them."""
 
     def __init__(self, model: fx.GraphModule, *, length: int | None = None) -> None:

@@ -67,7 +67,7 @@ def test_what_is_refused(case: str) -> None:
     ("name", "length", "message"),
     [
         ("decoder", 41, "a length of 41 tokens is more than max_len (40), which can be set when building"),
-        ("decoder", 0, "length (0) must be positive"),
+        ("decoder", 0, "`length` of `CachedModel` must be a whole number of 1 or more or None, not 0"),
         ("features", None, "`m` has no max_len: say how long sequences may be, `length=...`"),
     ],
 )

@@ -218,7 +218,12 @@ NAN = float("nan")
         ([[1] * 10], {"length": 10}, "the prompt has 10 tokens, as long as a sequence of this model can be (10)"),
         ([[1], []], {}, "prompt 2 of 2 has no tokens, and a model can only continue some"),
         ([], {}, "tokens must be whole numbers [b, t], not torch.float32 [0]"),
-        ([1, 2], {}, "tokens must be a tensor [b, t] or a list of lists of token ids: one prompt is [[1, 2, 3]]"),
+        (
+            [1, 2],
+            {},
+            "`tokens` of `generate` must be a tensor [b, t] or a list of lists of token ids "
+            "(one prompt is [[1, 2, 3]]), not a list of 1, ...",
+        ),
         (torch.zeros(2), {}, "tokens must be whole numbers [b, t], not torch.float32 [2]"),
         (torch.ones(1, 2), {}, "tokens must be whole numbers [b, t], not torch.float32 [1, 2]"),
         ([[1]], {"mask": torch.ones(1, 1)}, "mask has no effect beside lists, which have no padding"),
@@ -227,18 +232,18 @@ NAN = float("nan")
             {"mask": torch.ones(1, 1)},
             "mask must have the shape of tokens, [1, 2], not [1, 1]",
         ),
-        ([[1, 20]], {}, "20 is no token id of this model: `tokens` may be 0 to 19"),
-        ([[1, -1]], {}, "-1 is no token id of this model: `tokens` may be 0 to 19"),
-        ([[1], [1, 2]], {"pad": 99}, "99 is no token id of this model: `tokens` may be 0 to 19"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens must be 1 or more, not 0"),
-        ([[1]], {"n_samples": 0}, "n_samples must be 1 or more, not 0"),
+        ([[1, 20]], {}, "20 is not a token id of this model: `tokens` may be 0 to 19"),
+        ([[1, -1]], {}, "-1 is not a token id of this model: `tokens` may be 0 to 19"),
+        ([[1], [1, 2]], {"pad": 99}, "99 is not a token id of this model: `tokens` may be 0 to 19"),
+        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` of `generate` must be a whole number of 1 or more, not 0"),
+        ([[1]], {"n_samples": 0}, "`n_samples` of `generate` must be a whole number of 1 or more, not 0"),
         ([[1]], {"n_samples": 2}, "2 samples at temperature 0 are 2 times the same: give a temperature"),
         ([[1]], {"stop": [()]}, "a stop sequence must have a token"),
-        ([[1]], {"top_p": 2.0}, "top_p must be more than 0 and at most 1, not 2.0"),
+        ([[1]], {"top_p": 2.0}, "`top_p` of `generate` must be a number of more than 0 and at most 1 or None, not 2.0"),
     ],
 )
 def test_what_is_refused(model: torch.fx.GraphModule, tokens: Any, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}$"):
         generate(model, tokens, **{"max_new_tokens": 1, **given})
 
 

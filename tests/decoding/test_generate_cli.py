@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / f"{name}.yaml").write_text(spec)
     for name, out in (("small", "out"), ("pair", "pair")):
         graph = tfkit.load(made / f"{name}.yaml")
-        save(tfkit.build(graph, seed=4), graph, made / out)
+        save(tfkit.build(graph, seed=4), made / out)
         byte_level(LINES, 60).save(str(made / out / "tokenizer.json"))
     (made / "empty").mkdir()
     return made

@@ -193,7 +193,7 @@ def check_count(trial: Trial) -> None:
 def check_saved(trial: Trial) -> None:
     """Saved again, every tensor has the same bits, and transformers opens it with the same logits."""
     back = trial.folder / "ours"
-    save(trial.ours, trial.ours.meta["graph"], back, layout="huggingface")
+    save(trial.ours, back, layout="huggingface")
     before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
     section = trial.ours.meta["graph"].spec.model.checkpoint
     left = matcher(map(section.in_file, [*(section.copies or {}), *(section.ignore or {}), *(section.zeros or {})]))

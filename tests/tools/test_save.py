@@ -16,7 +16,7 @@ from tfkit.tools.writing import write_file
 
 def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
     model = tfkit.build(small, seed=5)
-    spec, weights = save(model, small, tmp_path / "out")
+    spec, weights = save(model, tmp_path / "out")
     again = tfkit.build(spec)
     again.load_state_dict(load_file(weights))
     tokens = torch.arange(8)[None]
@@ -32,7 +32,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
 ) -> None:
     folder = tmp_path / "deep" / "out"
     if before == "a model":
-        save(tfkit.build(small, seed=1), small, folder)
+        save(tfkit.build(small, seed=1), folder)
     old = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def half(model: object, path: str, metadata: object) -> None:
@@ -48,7 +48,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
         monkeypatch.setattr(writing, "put", fail)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
-        save(tfkit.build(small, seed=2), small, folder, force=True)
+        save(tfkit.build(small, seed=2), folder, force=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == old
     assert folder.exists() == bool(old)
     assert (tmp_path / "deep").exists() == bool(old)
@@ -58,7 +58,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
 def test_a_folder_with_other_files_is_never_replaced(small: tfkit.Graph, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(tfkit.SpecError, match=r"thesis\.tex"):
-        save(tfkit.build(small), small, tmp_path, force=True)
+        save(tfkit.build(small), tmp_path, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -68,7 +68,7 @@ def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(tfkit.SpecError, match="is a file"):
         check_folder(tmp_path / "file", force=True)
-    save(tfkit.build(small), small, tmp_path / "out")
+    save(tfkit.build(small), tmp_path / "out")
     with pytest.raises(tfkit.SpecError, match="exists already"):
         check_folder(tmp_path / "out", force=False)
     check_folder(tmp_path / "out", force=True)

@@ -16,7 +16,7 @@ from tfkit.tools.weights import build_with_weights
 
 @pytest.fixture
 def weights(small: tfkit.Graph, tmp_path: Path) -> Path:
-    return save(tfkit.build(small, seed=7), small, tmp_path / "out")[1]
+    return save(tfkit.build(small, seed=7), tmp_path / "out")[1]
 
 
 def test_the_model_is_the_one_that_was_saved(small: tfkit.Graph, weights: Path) -> None:

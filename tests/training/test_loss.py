@@ -88,12 +88,21 @@ def test_one_tensor_is_the_first_input() -> None:
     assert torch.equal(loss(model, inputs["tokens"].int()), loss(model, inputs))
 
 
-def test_no_position_that_counts_is_no_number_as_in_torch() -> None:
+def test_where_no_position_counts_a_step_changes_nothing() -> None:
+    """Torch says NaN, with gradients that spoil every weight; of batches in turn, or beside others, it counts for 0."""
     model, inputs = build("gpt2"), inputs_of("gpt2")
     nothing = torch.full((3, 7), -100)
-    found, expected = loss(model, inputs, nothing), plain(model(**inputs), nothing)
-    assert found.isnan()
-    assert expected.isnan()
+    assert plain(model(**inputs), nothing).isnan()
+    found = loss(model, inputs, nothing)
+    assert found == 0
+    assert all(not gradient.any() for gradient in gradients(model, found).values())
+
+
+def test_a_token_alone_has_no_next_one() -> None:
+    model = build("gpt2")
+    with pytest.raises(ValueError, match="there is nothing to predict: in sequences of one token none has a next one"):
+        loss(model, torch.zeros(2, 1, dtype=torch.long))
+    assert loss(model, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.long)) > 0
 
 
 # ---- padding ----

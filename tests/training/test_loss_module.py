@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,72 @@ def test_a_function_around_it_can_be_compiled() -> None:
     assert_same(model, compiled(inputs["tokens"]), next_token_loss(model, inputs))
 
 
+class Both(nn.Module):
+    """A model, and its loss."""
+
+    def __init__(self, *, loss_first: bool) -> None:
+        super().__init__()
+        model = build("gpt2", "decoder.n_layers=1")
+        for name in ("loss", "model", "other") if loss_first else ("model", "loss", "other"):
+            self.add_module(name, model if name == "model" else Loss(model))
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+def test_beside_its_model_it_adds_nothing_to_the_state_dict(loss_first: bool) -> None:
+    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    assert sorted(both.state_dict()) == sorted(f"model.{name}" for name in alone)
+    assert sorted(copy.deepcopy(both).state_dict()) == sorted(both.state_dict())
+    assert sorted(both.loss.state_dict()) == sorted(f"model.{name}" for name in alone)
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+@pytest.mark.parametrize("places", [["model."], ["loss.model."], ["model.", "loss.model.", "other.model."]])
+def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: list[str]) -> None:
+    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    state = {place + name: torch.full_like(value, 0.5) for place in places for name, value in alone.items()}
+    both.load_state_dict(state)
+    assert all((parameter == 0.5).all() for parameter in both.parameters())
+    for left in (list(state)[1:], []):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            both.load_state_dict({name: state[name] for name in left if len(places) == 1})
+
+
+# ---- what it reads ----
+
+
+def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
+    made, inputs = Loss(build("t5_small")), inputs_of("t5_small")
+    call = "loss({'source': source, 'target': target}"
+    with pytest.raises(TypeError, match=re.escape(f"reads source, target: give them by name, `{call})`")):
+        made(inputs["source"])
+    for name in ("targets", "labels"):
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets stand beside the inputs")):
+            made({**inputs, name: inputs["target"]})
+    assert made(inputs, inputs["target"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        ("text", None, "a loss reads tokens [b, t], or all inputs by name, `loss({'tokens': tokens})`, not 'text'"),
+        ({"token": torch.zeros(1, 2)}, None, "the model has no argument `token`: one with a similar name is `tokens`"),
+        ({}, None, "`gpt2` needs `tokens`"),
+        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t], not torch.float32 [1, 2]"),
+        (torch.tensor([[0, 99]]), None, "99 is not a token id of this model: `tokens` may be 0 to 22"),
+        (torch.tensor([[0, 1]]), torch.rand(1, 2), "targets are a tensor of ids, whole numbers, not torch.float32"),
+        (
+            torch.tensor([[0, 1]]),
+            torch.tensor([[0, 23]]),
+            "a target is not an id of the vocabulary: they may be 0 to 22",
+        ),
+        (torch.tensor([[0, 1]]), [[0, 1]], "targets are a tensor of ids, whole numbers, not a list"),
+    ],
+)
+def test_what_it_cannot_read(inputs: Any, targets: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        Loss(build("gpt2"))(inputs, targets)
+
+
 def test_a_copy_has_parameters_of_its_own() -> None:
     made, inputs = Loss(build("gpt2"), pieces=2), inputs_of("gpt2")
     other = copy.deepcopy(made)
@@ -184,7 +251,7 @@ def test_a_graph_that_does_not_end_in_its_head() -> None:
         Loss(model)
 
 
-@pytest.mark.parametrize(("options", "text"), [({"pieces": 0}, "pieces (0)"), ({"reduction": "none"}, "not 'none'")])
+@pytest.mark.parametrize(("options", "text"), [({"pieces": 0}, "not 0"), ({"reduction": "none"}, "not 'none'")])
 def test_arguments_out_of_their_range(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         loss(build("gpt2"), inputs_of("gpt2"), **options)  # type: ignore[arg-type]

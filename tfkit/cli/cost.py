@@ -119,7 +119,7 @@ def cost(
             length=length,
             mode=mode,
             dtype=getattr(torch, dtype),
-            optimizer=optimizer or "adamw",
+            optimizer=optimizer,  # type: ignore[arg-type]
             memory_length=memory_length,
             recompute=recompute,
         )

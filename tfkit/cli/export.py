@@ -13,6 +13,7 @@ from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
+    from tfkit.tools.export.formats import FormatName
 
 FORMAT_NAMES = ("torchscript", "pt2", "aoti", "onnx", "safetensors")
 DEPRECATED = "note: torch no longer develops TorchScript; where C++ can load it, --format pt2 is its successor"
@@ -60,7 +61,7 @@ def export(
     reader: Reader,
     spec: str,
     output: Path,
-    format: str | None,
+    format: FormatName | None,
     weights: Path | None,
     allow_change: bool,
     dtype: str | None,

@@ -100,7 +100,7 @@ def build(
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, graph, output, force=force, beside=weights)]
+            files = [str(path) for path in save(model, output, force=force, beside=weights)]
     if json:
         out.print_json({**vars(trial), "files": files})
     else:
@@ -109,20 +109,12 @@ def build(
 
 def device_of(name: str) -> torch.device:
     """The device of that name; wrong usage if there is none here."""
-    import torch
+    from tfkit import placement
 
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise click.BadParameter(
-            f"`{name}` is no device: cpu, cuda, cuda:1, mps, meta", param_hint="--device"
-        ) from None
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as wrong:
-        reason = str(wrong).partition("\n")[0]
-        raise click.BadParameter(f"`{name}` cannot be used here: {reason}", param_hint="--device") from None
-    return device
+        return placement.device_of(name)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="--device") from None
 
 
 def _show_trial(trial: Trial, files: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ def save(
         kind = getattr(torch, dtype) if dtype else None
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         stage(f"writing {output}")
-        written = write(model, graph, output, layout=layout, force=force, beside=weights)  # type: ignore[arg-type]
+        written = write(model, output, layout=layout, force=force, beside=weights)  # type: ignore[arg-type]
     files = [str(path) for path in written]
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})

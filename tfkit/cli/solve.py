@@ -17,7 +17,7 @@ from tfkit.cli.output import WIDTH
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
-    from tfkit.tools.solve import Budget, Size, Solved
+    from tfkit.tools.solve import Budget, Kept, Size, Solved
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]
@@ -89,7 +89,7 @@ _NEEDS = {
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
 @json_option
-def solve(reader: Reader, spec: str, keep: str | None, output: Path | None, json: bool, **given: Any) -> None:
+def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
     """Find the sizes of a spec's family that fit a budget."""
     from tfkit.cli.output import print_json, stages
     from tfkit.tools.writing import check_file

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import beyond, max_len
 from tfkit.graph.pieces import take_apart
+from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
@@ -46,9 +49,10 @@ class CachedModel:
         ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
     """
 
-    def __init__(self, model: nn.Module, *, length: int | None = None, compile: bool | str = False) -> None:
+    @checked
+    def __init__(self, model: BuiltModel, *, length: Positive | None = None, compile: bool | str = False) -> None:
         model = unwrapped(model)
-        graph = graph_of(model)
+        graph, mode = graph_of(model), _checked_mode(compile)
         if compile and is_sharded(model):
             raise ValueError("compile cannot be had with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
@@ -61,7 +65,6 @@ class CachedModel:
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
         self.stepping = stepping_module(model, graph, self._parts)
         self._takes = inputs_of(self.stepping)
-        mode = compile if isinstance(compile, str) else None
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch = self._asked_for = 0
         self._cache: dict[str, list[Tensor]] = {}
@@ -69,8 +72,9 @@ class CachedModel:
         self._first: dict[str, Tensor] = {}
         self._always: dict[str, Tensor] = {}
 
+    @checked
     @torch.no_grad()
-    def start(self, batch: int, /, **inputs: Tensor) -> None:
+    def start(self, batch: Positive, /, **inputs: Tensor) -> None:
         """Forget all sequences, and read what is given once for new ones: the input of an encoder, a prefix.
 
         Args:
@@ -83,6 +87,8 @@ class CachedModel:
         wanted = self._parts.given_once
         _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
         for name, value in inputs.items():
+            if value.dim() == 0:
+                raise ValueError(f"`{name}` has no rows: it is a single number")
             hidden = inputs.get(name.removesuffix("_mask"), value).shape[:2]
             if value.size(0) != batch:
                 raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
@@ -92,7 +98,8 @@ class CachedModel:
         if self._reading is not None:
             taken = inputs_of(self._reading)
             given = {name: value for name, value in inputs.items() if name in taken}
-            made = called(self.model, partial(self._reading, **given))
+            with self._explained(inputs):
+                made = called(self.model, partial(self._reading, **given))
             values |= {n: value for n, value in zip(made_once(self._parts), made, strict=True) if value is not None}
         lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
         self._batch, self.used, self._lengths = batch, 0, None
@@ -116,6 +123,7 @@ class CachedModel:
         Raises:
             ValueError: no place is left, or the tokens are not those of the sequences that were begun.
         """
+        _check_call(tokens, mask, keep)
         if not self._batch:
             self.start(tokens.size(0))
         mask = is_token(mask, "mask")
@@ -127,11 +135,22 @@ class CachedModel:
         given[main] = tokens
         if mask is not None and f"{main}_mask" in self._takes:
             given[f"{main}_mask"] = mask
-        result = self._step(given, tokens.size(1), keep)
+        with self._explained({main: tokens, **inputs}):
+            result = self._step(given, tokens.size(1), keep)
         self.used += tokens.size(1)
         if self._lengths is not None:
             self._lengths = self._lengths + (tokens.size(1) if mask is None else mask.sum(dim=1))
         return result
+
+    @contextmanager
+    def _explained(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Say what is wrong with inputs where they are why something fails."""
+        try:
+            yield
+        except Exception as error:
+            for wrong in wrong_inputs(self._graph, given, next(self.model.parameters(), None)):
+                raise wrong from error
+            raise
 
     def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:
         if self._compiled is None or t > 1 or self.used == 0:
@@ -146,9 +165,15 @@ class CachedModel:
         # Compiled code may return memory that it will use again.
         return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
-    def repeat(self, n: int) -> None:
-        """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt."""
-        assert self._batch, "nothing was read that could be repeated"
+    @checked
+    def repeat(self, n: Positive) -> None:
+        """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt.
+
+        Raises:
+            ValueError: no sequence was begun.
+        """
+        if not self._batch:
+            raise ValueError("nothing was read yet that could be repeated: call it after a first piece")
         self._batch *= n
         with torch.inference_mode(False):
             self._cache = {
@@ -234,16 +259,37 @@ class CachedModel:
                     )
 
 
+def _checked_mode(compile: bool | str) -> str | None:
+    """The mode for `torch.compile`, if one is named."""
+    if isinstance(compile, bool):
+        return None
+    modes = list(torch._inductor.list_mode_options())
+    if compile not in modes:
+        raise ValueError(
+            f"`compile` is True, False or a mode of torch.compile, one of {', '.join(modes)}, not {shown(compile)}"
+        )
+    return compile
+
+
 def _checked_length(length: int | None, graph: Graph) -> int:
     limit = max_len(graph)
     length = limit if length is None else length
     if length is None:
         raise ValueError(f"`{graph.name}` has no max_len: say how long sequences may be, `length=...`")
-    if length < 1:
-        raise ValueError(f"length ({length}) must be positive")
     if limit is not None and length > limit:
         raise ValueError(f"a length of {length} tokens is more than {beyond(limit)}")
     return length
+
+
+def _check_call(tokens: object, mask: object, keep: object) -> None:
+    """Raise TypeError or ValueError for what cannot be a piece; a few tests of types, since every token comes here."""
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+        found = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
+        raise TypeError(f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors, not {found}")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise TypeError(f"the mask of a piece must be a tensor [b, t], not {shown(mask)}")
+    if not isinstance(keep, int) or keep < 0:
+        raise ValueError(f"keep must be a whole number of 0 or more, not {shown(keep)}")
 
 
 def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: Collection[str]) -> None:

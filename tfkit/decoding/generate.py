@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
+from tfkit.arguments import INT64, Positive, Seed, check_argument, checked, fits, shown
 from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.decoding.sampling import Sampler, Sampling
+from tfkit.decoding.foreign import no_argument
+from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import beyond, max_len, rows_of
+from tfkit.graph.limits import max_len
 from tfkit.graph.pieces import take_apart
+from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import is_token
 from tfkit.wrapped import unwrapped
 
 End: TypeAlias = Literal["stop", "length"]
-Tokens: TypeAlias = Tensor | Sequence[Sequence[int]]
+Id: TypeAlias = Annotated[int, INT64, "a token id"]
+Tokens: TypeAlias = Annotated[
+    Tensor | Sequence[Sequence[Id]], "a tensor [b, t] or a list of lists of token ids (one prompt is [[1, 2, 3]])"
+]
+Stop: TypeAlias = Annotated[
+    Iterable[Id | Sequence[Id]], "a list of token ids, or of lists of them (one token is [50256])"
+]
 OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
 
 
@@ -40,23 +50,24 @@ class Generated:
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths, strict=True)]
 
 
+@checked
 @torch.no_grad()
 def generate(
-    model: nn.Module | CachedModel,
+    model: BuiltModel | CachedModel,
     tokens: Tokens,
     *,
-    max_new_tokens: int,
+    max_new_tokens: Positive,
     mask: Tensor | None = None,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    stop: Iterable[int | Sequence[int]] = (),
-    n_samples: int = 1,
-    seed: int = 0,
-    pad: int = 0,
+    temperature: Temperature = 0.0,
+    top_k: Positive | None = None,
+    top_p: Share | None = None,
+    repetition_penalty: Penalty = 1.0,
+    stop: Stop = (),
+    n_samples: Positive = 1,
+    seed: Seed = 0,
+    pad: Id = 0,
     on_token: OnToken | None = None,
-    length: int | None = None,
+    length: Positive | None = None,
     compile: bool | str = False,
     **inputs: Any,
 ) -> Generated:
@@ -85,21 +96,26 @@ def generate(
             lists of lists get their mask from here.
 
     Raises:
+        TypeError: an argument is unknown, or of another type.
         ValueError: a prompt is empty, or longer than the model's `max_len`, or leaves too little room for
             `max_new_tokens`; an argument is out of its range; the logits are NaN.
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    _check_counts(max_new_tokens, n_samples, sampling)
+    if n_samples > 1 and temperature == 0:
+        raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
+    if not isinstance(model, CachedModel):
+        model = unwrapped(model)
+    graph = graph_of(model.model if isinstance(model, CachedModel) else model)
+    main, *_ = take_apart(graph).given_again
+    _check_names(graph, main, inputs)
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
-    if isinstance(model, nn.Module) or not hasattr(model, "start"):  # what else has the methods of a CachedModel is one
-        model = unwrapped(model)
-    with evaluating(model if isinstance(model, fx.GraphModule) else model.model):
+    with evaluating(model.model if isinstance(model, CachedModel) else model):
         cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
-        graph, device = graph_of(cached.model), next(cached.model.parameters()).device
+        device = next(cached.model.parameters()).device
         given = _padded_inputs(inputs, pad)
-        for name, ids in {take_apart(graph).given_again[0]: prompt, **given}.items():
-            _check_input(graph, name, ids)
+        for wrong in wrong_inputs(graph, {main: prompt, **given}):
+            raise wrong
         cached.start(prompt.size(0), **{name: value.to(device) for name, value in given.items()})
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
         sampler = Sampler(sampling, prompt.size(0), n_samples, max_new_tokens, seed=seed, device=device)
@@ -117,7 +133,7 @@ def _cached(
     model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
     """A cache with room for what will be read; raises ValueError where the model holds less."""
-    if isinstance(model, fx.GraphModule):
+    if not isinstance(model, CachedModel):
         limits = [one for one in (length, max_len(graph_of(model))) if one is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
         return CachedModel(model, length=length or prompt + new, compile=compile)
@@ -160,7 +176,7 @@ class _Ends:
         ended = {row for row in running if self._stops_at(row, ids[row])}
         if self._on_token is not None:
             shown = [None if row in self._lengths else token for row, token in enumerate(ids)]
-            ended |= set(self._on_token(shown) or ()) & set(running)
+            ended |= _rows_to_end(self._on_token(shown), len(ids)) & set(running)
         self._lengths.update(dict.fromkeys(ended, self._steps))
         return len(self._lengths) == len(ids)
 
@@ -180,6 +196,14 @@ class _Ends:
         return Generated(tokens.masked_fill(padding, pad), lengths, ended)
 
 
+def _rows_to_end(said: Iterable[int] | None, count: int) -> set[int]:
+    """The rows that `on_token` said; raises ValueError where it returned something else."""
+    rows = [] if said is None else said
+    if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
+        raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(said)}")
+    return set(rows)
+
+
 def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> tuple[Tensor, Tensor | None]:
     """Sequences with all padding in front, so that every last column is a token: tokens and mask [b, t].
 
@@ -189,7 +213,7 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         if mask is not None:
             raise ValueError("mask has no effect beside lists, which have no padding")
         tokens, mask = _from_lists(tokens, pad)
-    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.size(0) == 0:
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.size(0) == 0:
         shape = ", ".join(map(str, tokens.shape))
         raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
     tokens = tokens.long()
@@ -208,8 +232,6 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
 
 
 def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    if not all(isinstance(row, Sequence) for row in rows):
-        raise ValueError("tokens must be a tensor [b, t] or a list of lists of token ids: one prompt is [[1, 2, 3]]")
     width = max(map(len, rows), default=0)
     tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
@@ -228,26 +250,18 @@ def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
     return made
 
 
-def _check_input(graph: Graph, name: str, tokens: Tensor) -> None:
-    """Raise ValueError for a sequence beyond the model's `max_len`, and for token ids that are not in its table."""
-    limit, rows = max_len(graph), rows_of(graph, name)
-    if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
-        raise ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
-    if rows is None or not tokens.numel():
-        return
-    least, most = (int(one) for one in tokens.aminmax())
-    if least < 0 or most >= rows:
-        wrong = least if least < 0 else most
-        raise ValueError(f"{wrong} is no token id of this model: `{name}` may be 0 to {rows - 1}")
+def _check_names(graph: Graph, main: str, inputs: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that are neither of `generate` nor inputs of the model."""
+    others = [name for name in graph.inputs if name != main]
+    known = [*others, *(f"{name}_mask" for name in others)]
+    for name, value in inputs.items():
+        if name not in known:
+            raise no_argument(name, [*_own_arguments(), *known])
+        check_argument("generate", name, value, Tokens | None)
 
 
-def _check_counts(max_new_tokens: int, n_samples: int, sampling: Sampling) -> None:
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be 1 or more, not {max_new_tokens}")
-    if n_samples < 1:
-        raise ValueError(f"n_samples must be 1 or more, not {n_samples}")
-    if n_samples > 1 and sampling.temperature == 0:
-        raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
+def _own_arguments() -> list[str]:
+    return [name for name in inspect.signature(generate).parameters if name != "inputs"]
 
 
 def _check_room(prompt: int, new: int, length: int) -> None:

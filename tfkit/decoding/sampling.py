@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
 
+from tfkit.arguments import Limit, Positive, checked
 from tfkit.initialize import generator_of
 
 GRID = 2**32
 """Draws are multiples of 1 / GRID: fine for any vocabulary, and times a sum always less than that sum in float64."""
 
 
+Temperature: TypeAlias = Annotated[float, Limit(least=0)]
+Share: TypeAlias = Annotated[float, Limit(above=0, most=1)]
+Penalty: TypeAlias = Annotated[float, Limit(above=0)]
+
+
+@checked
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen.
@@ -33,20 +41,14 @@ class Sampling:
         ValueError: a value is out of its range, or has no effect.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0
+    temperature: Temperature = 0.0
+    top_k: Positive | None = None
+    top_p: Share | None = None
+    repetition_penalty: Penalty = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be 1 or more, not {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be more than 0 and at most 1, not {self.top_p}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty must be more than 0, not {self.repetition_penalty}")
+        for name in ("temperature", "repetition_penalty"):  # torch divides by no whole number beyond 64 bits
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("top_k", "top_p") if self.temperature == 0 else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
-from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.spec.changes import as_changes
 from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
@@ -50,31 +51,35 @@ class Graph:
         """What the model is called."""
         return self.spec.model.name
 
+    @checked
     def node(self, name: str) -> Node:
-        """The node of that name."""
-        return next(node for node in self.nodes if node.name == name)
+        """The node of that name; raises ValueError where there is none."""
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
+        return found
 
 
-def load(spec: str | os.PathLike[str], *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+@checked
+def load(spec: AnyPath, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
     """Read a spec by its path or by the bare name of one that comes with tfkit.
 
-    `sets` are changes of the form `path=value`, as `--set` takes them. Raises SpecError with everything that is
-    wrong, before any tensor exists.
+    `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
+    SpecError with everything that is wrong, before any tensor exists.
     """
-    plugins = plugins or load_plugins()
-    return expand(_warned(read_spec(spec, plugins, sets=sets)))
+    return expand(_warned(read_spec(spec, plugins or load_plugins(), sets=as_changes(sets))))
 
 
-def loads(text: str, *, sets: Iterable[str] = (), plugins: Plugins | None = None) -> Graph:
+@checked
+def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
     """The same for the text of a spec."""
-    plugins = plugins or load_plugins()
-    return expand(_warned(parse_spec(text, plugins, sets=sets)))
+    return expand(_warned(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets))))
 
 
 def _warned(spec: Spec) -> Spec:
     """The spec itself, its notes given as warnings."""
     for note in spec.notes:
-        warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
+        warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
 
 

@@ -69,13 +69,15 @@ class Program:
             module.add_module(name, child)
         return module
 
-    def build_graph_module(self, output: Any, class_name: str) -> fx.GraphModule:
-        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited."""
+    def build_graph_module(
+        self, output: Any, class_name: str, base: type[fx.GraphModule] = fx.GraphModule
+    ) -> fx.GraphModule:
+        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited; or as a kind of it, `base`."""
         self._add("output", "output", "output", (output,), {})
         root = nn.Module()
         for name, child in self._children.items():
             root.add_module(name, child)
-        module = fx.GraphModule(root, _graph(self._steps), class_name=class_name)
+        module = base(root, _graph(self._steps), class_name=class_name)
         for step in self._steps:
             if step.op == "get_attr":  # of which fx has copied the tensor: what takes its place later is to be read
                 holder = step.target.rpartition(".")[0]

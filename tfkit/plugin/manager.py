@@ -14,9 +14,11 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import pluggy
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError, closest, listing
 from tfkit.plugin import hookspecs
@@ -62,12 +64,16 @@ class Plugins:
     disabled: tuple[str, ...] = ()
 
 
+AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
+
+
 class _NoHookError(Exception):
     """A module that was named as a plugin implements no hook; its text is all there is to say."""
 
 
+@checked
 def load_plugins(
-    *, plugin_dirs: Sequence[str | Path] | str | Path = (), entry_points: bool = True, disabled: Collection[str] = ()
+    *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> Plugins:
     """Load the built-in components, those of installed distributions, and those in folders.
 
@@ -95,17 +101,17 @@ def load_plugins(
 
 
 def available(
-    *, plugin_dirs: Sequence[str | Path] | str | Path = (), entry_points: bool = True, disabled: Collection[str] = ()
+    *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> frozenset[str]:
     """The canonical names of the plugins that `load_plugins` would load; nothing of them runs."""
     return frozenset(canonical(one.name) for one in _wanted(plugin_dirs, entry_points, disabled)[0])
 
 
 def _wanted(
-    plugin_dirs: Sequence[str | Path] | str | Path, ambient: bool, disabled: Collection[str]
+    plugin_dirs: Collection[AnyPath] | AnyPath, ambient: bool, disabled: Collection[str]
 ) -> tuple[list[Candidate], tuple[str, ...]]:
     """The plugins to load, and the names of those that are switched off."""
-    folders = [plugin_dirs] if isinstance(plugin_dirs, str | Path) else plugin_dirs
+    folders = [plugin_dirs] if isinstance(plugin_dirs, str | os.PathLike) else plugin_dirs
     found = find_plugins(map(Path, folders), ambient)
     off = _switched_off([one.name for one in found], disabled)
     names = tuple(one.name for one in found if canonical(one.name) in off)

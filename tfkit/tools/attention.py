@@ -8,12 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.arguments import checked
 from tfkit.builder import assemble, graph_of
+from tfkit.model import BuiltModel
 from tfkit.nn import Softmax
 from tfkit.wrapped import whole
 
 
-def attention_weights(model: nn.Module, /, *inputs: Tensor, **named: Tensor) -> dict[str, Tensor]:
+@checked
+def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, Tensor]:
     """The weights with which each query reads each key, in one forward without dropout and gradients.
 
     The model may have been built with any attention backend; it is left as it is. Its weights are used where they lie,

@@ -9,22 +9,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.published import published
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
-from tfkit.spec.folder import CONFIG
+from tfkit.graph.given import AnySpec, as_graph
+from tfkit.placement import AnyDevice, device_of
+from tfkit.spec.folder import CONFIG, SPEC
+from tfkit.spec.load import SUFFIXES
 from tfkit.tools.common_inputs import common_inputs
 from tfkit.tools.counterparts import counterparts
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]
 RETURNED = "(what they return)"
+Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
 @dataclass(frozen=True)
@@ -95,25 +100,26 @@ class Other:
     alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
+@checked
 def compare(
-    a: Graph,
-    b: Graph | Path,
+    a: AnySpec,
+    b: AnySpec,
     *,
-    weights: Path | None = None,
-    other_weights: Path | None = None,
+    weights: AnyPath | None = None,
+    other_weights: AnyPath | None = None,
     allow_change: bool = False,
-    batch: int = 2,
-    length: int | None = None,
-    seed: int = 0,
-    tolerance: float = 1e-5,
+    batch: Positive = 2,
+    length: Positive | None = None,
+    seed: Seed = 0,
+    tolerance: Tolerance = 1e-5,
     float64: bool = False,
-    device: torch.device | str = "cpu",
+    device: AnyDevice = "cpu",
 ) -> Comparison:
     """Run two models on the same tokens.
 
     Args:
-        a: the model whose components are listed.
-        b: another one; or the folder of a model of transformers, whose weights both get; or a file that
+        a: the model whose components are listed, or its spec.
+        b: another one, or its spec; or the folder of a model of transformers, whose weights both get; or a file that
             `torch.jit.save` or `torch.export.save` wrote of A.
         weights: the weights of both; those of the folder, or random ones, unless given.
         other_weights: those of B, where B is a spec with others.
@@ -128,12 +134,14 @@ def compare(
     Raises:
         SpecError: the weights do not fit, or what B is cannot be read; or the two cannot be given the same inputs.
     """
+    a, device = as_graph(a), device_of(device)
+    b = as_graph(b) if isinstance(b, Graph) or is_spec(b) else Path(b)
     folder = b if isinstance(b, Path) and os.path.isdir(b) else None
-    source = weights or folder
+    source = folder if weights is None else Path(weights)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
     model = _model(a, source, device, seed, allow_change=allow_change).eval()
-    other = _other(model, b, other_weights or source, device, seed)
+    other = _other(model, b, source if other_weights is None else Path(other_weights), device, seed)
     with torch.no_grad():
         ours, order = _outputs(model, list(other.names), lambda: model(**inputs), "A")
         theirs, _ = _outputs(other.model, list(other.names.values()), lambda: other.run(renamed), "B")
@@ -149,6 +157,12 @@ def compare(
     first = next((part for part in parts if not part.difference <= tolerance * part.size), None)
     last = found[-1].difference if isinstance(found[-1], Part) else None
     return Comparison(last, parts, first, unlike, other.alone, tolerance, float64)
+
+
+def is_spec(name: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a spec or of a folder with one, and not of another folder or a file with a program."""
+    path = os.fspath(name)
+    return not os.path.exists(path) or path.endswith(SUFFIXES) or os.path.exists(os.path.join(path, SPEC))
 
 
 def _model(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.fields import read_fields
 from tfkit.checkpoint.written import write_fields
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
-from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.document import ModelSpec
 from tfkit.spec.folder import CONFIG
 from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
@@ -44,12 +45,13 @@ class Imported:
     family: str
 
 
+@checked
 def import_config(
-    path: Path | str,
+    path: AnyPath,
     *,
-    family: str | os.PathLike[str] | None = None,
+    family: AnyPath | None = None,
     name: str | None = None,
-    plugins: Plugins | None = None,
+    plugins: AnyPlugins | None = None,
 ) -> Imported:
     """Make a spec from a config.json.
 

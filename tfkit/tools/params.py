@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from tfkit.arguments import checked
 from tfkit.builder import build
 from tfkit.graph.expand import Graph
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
@@ -57,12 +59,14 @@ class _Weight(Part):
     embedding: bool
 
 
-def count_params(graph: Graph, by: By = "component") -> Params:
-    """Count the parameters of a model, in rows by component, node, layer or module.
+@checked
+def count_params(graph: AnySpec, by: By = "component") -> Params:
+    """Count the parameters of a model, or of that of a spec, in rows by component, node, layer or module.
 
     A parameter belongs to the nearest component around it: the slot that this fills, the block's name for a node, or
     `head` for a node that gives logits. The embedding tables are those of embedding nodes, positions among them.
     """
+    graph = as_graph(graph)
     model: Any = build(graph, device="meta")
     weights = _weights(model, graph)
     return Params(

@@ -11,12 +11,14 @@ from typing import Literal
 from safetensors.torch import save_model
 from torch import fx, nn
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.render import render
 from tfkit.tools.importing import export_config
@@ -43,14 +45,14 @@ def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> No
         raise SpecError(Diagnostic(f"{quoted(str(folder))} exists already", help="--force replaces it"))
 
 
+@checked
 def save(
-    model: nn.Module,
-    graph: Graph,
-    folder: Path,
+    model: BuiltModel,
+    folder: AnyPath,
     *,
     layout: Layout = "tfkit",
     force: bool = False,
-    beside: Path | None = None,
+    beside: AnyPath | None = None,
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
@@ -59,7 +61,6 @@ def save(
 
     Args:
         model: what `tfkit.build` returned.
-        graph: its graph.
         folder: where to; made if it is not there.
         layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` the spec, a
             config.json, and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads
@@ -71,7 +72,8 @@ def save(
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
             has no words for.
     """
-    model = whole(model)
+    model, folder = whole(model), Path(folder)
+    graph, beside = graph_of(model), None if beside is None else Path(beside)
     _check_names(model, graph)
     write = _own(model, graph) if layout == "tfkit" else _published(model)
     check_folder(folder, force=force, beside=beside)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import fx, nn
+from torch import fx
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build_filled, graph_of
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.fitting import fitting_map
 from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
 from tfkit.tools.memory import check_memory
 from tfkit.wrapped import whole
 
@@ -38,7 +40,8 @@ def build_with_weights(
     )
 
 
-def load_weights(model: nn.Module, path: Path | str, *, allow_change: bool = False) -> None:
+@checked
+def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False) -> None:
     """Fill a model that `tfkit.build` returned from a file; its type and device stay.
 
     Args:

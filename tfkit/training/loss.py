@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
+from tfkit.builder import graph_of, inputs_of
+from tfkit.errors import listing
+from tfkit.model import BuiltModel, wrong_call
 from tfkit.training.pieces import PiecewiseLoss, count_pieces
+from tfkit.training.state import keep_once
 from tfkit.training.trunk import find_ends, trained, write_trunk
 from tfkit.wrapped import called, is_sharded
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
 Reduction: TypeAlias = Literal["mean", "sum"]
+Ignored: TypeAlias = Annotated[int, INT64]
+Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
+Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 
 
 class Read(NamedTuple):
@@ -37,13 +45,18 @@ class Loss(nn.Module):
     """The cross-entropy of a built model as a module: what a training loop calls, compiles or distributes.
 
         loss = tfkit.Loss(model)
-        loss(tokens).backward()
+        loss(tokens).backward()                               # what comes next is the target
 
-    It equals `F.cross_entropy` of the model's logits in value and gradients, but makes the logits piece by piece and,
-    with each piece, the gradients of what the head reads and of its weights, which it keeps until `backward`. It is
-    float32 where the model is narrower. `torch.compile(loss)` has no graph break; with `pieces` given it does not
-    depend on the number of tokens. The model is not called itself but its nodes, so that its own hooks do not run:
-    compile, or wrap for distributed training, the loss instead (`docs/around.md`).
+        loss = tfkit.Loss(encoder_decoder)                    # several inputs: all of them by name
+        loss({"source": source, "target": target}).backward() # the next token of `target`
+        loss({"source": source, "target": target}, labels)    # or targets of your own, [b, t]
+
+    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 where no position counts. It
+    makes the logits piece by piece and, with each piece, the gradients of what the head reads and of its weights, which
+    it keeps until `backward`. It is float32 where the model is narrower. `torch.compile(loss)` has no graph break; with
+    `pieces` given it does not depend on the number of tokens. The model is not called itself but its nodes, so that its
+    own hooks do not run: compile, or wrap for distributed training, the loss instead (`docs/around.md`). In a module
+    that holds both, the state dict has the weights once.
 
     b batch, t length.
 
@@ -55,24 +68,22 @@ class Loss(nn.Module):
         pieces: how many; enough that the logits take little memory, unless given. More take less memory, and longer.
 
     Raises:
+        TypeError: an argument is unknown, or of another type.
         ValueError: the model was not built by tfkit or is wrapped, does not return logits or returns more than them;
             an argument is out of its range.
     """
 
+    @checked
     def __init__(
         self,
-        model: nn.Module,
+        model: BuiltModel,
         *,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
+        ignore_index: Ignored = -100,
+        label_smoothing: Smoothing = 0.0,
         reduction: Reduction = "mean",
-        pieces: int | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
         super().__init__()
-        if pieces is not None and pieces < 1:
-            raise ValueError(f"pieces ({pieces}) must be positive")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction is 'mean' or 'sum', not {reduction!r}")
         self.model = model = trained(model)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
@@ -80,6 +91,9 @@ class Loss(nn.Module):
         self.pieces = pieces
         self._ends = find_ends(model)
         self._trunk = write_trunk(model, self._ends)
+        self._names = inputs_of(model)
+        self._required = [name for name, signal in graph_of(model).inputs.items() if not signal.optional]
+        keep_once(model)
 
     def forward(self, inputs: Inputs, targets: Tensor | None = None) -> Tensor:
         """The loss, a scalar.
@@ -92,8 +106,10 @@ class Loss(nn.Module):
                 position nor as a next token.
 
         Raises:
-            ValueError: targets are missing and the model may have read the next tokens, or have another shape; or
-                `torch.func` transforms it.
+            TypeError: an input is missing, unknown, or not a tensor.
+            ValueError: targets are missing and the model may have read the next tokens, or there are none as in a
+                sequence of one token; they have another shape, or are not ids of the vocabulary; or `torch.func`
+                transforms the loss.
         """
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise ValueError("torch.func cannot follow this loss: take `F.cross_entropy` of the model's logits")
@@ -101,13 +117,16 @@ class Loss(nn.Module):
 
     def read(self, inputs: Inputs) -> Read:
         """Run the model up to its head."""
-        found = self._trunk(self.model, inputs) if isinstance(inputs, Tensor) else self._trunk(self.model, **inputs)
-        return Read(*found)
+        args, named = self._as_call(inputs)
+        try:
+            return Read(*self._trunk(self.model, *args, **named))
+        except Exception as error:
+            raise wrong_call(self.model, args, named) or error  # noqa: B904
 
     def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
         """The loss of what was read; targets and errors as of `forward`."""
         hidden, mask, tokens, given = read
-        targets = self._targets(tokens, mask) if targets is None else targets
+        targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
         if targets.shape != hidden.shape[:-1]:
             wanted, found = tuple(hidden.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"targets are {found}, and the head reads {wanted} positions")
@@ -116,8 +135,33 @@ class Loss(nn.Module):
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
         head = PiecewiseLoss(self._head(), given, options)
         rows = hidden.flatten(0, -2)
-        total = head(rows, targets.flatten().long(), self.pieces or count_pieces(rows.size(0), self._ends.vocab_size))
-        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
+        pieces = self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
+        try:
+            total = head(rows, targets.flatten().long(), pieces)
+        except IndexError as error:
+            message = f"a target is not an id of the vocabulary: they may be 0 to {self._ends.vocab_size - 1}"
+            raise ValueError(f"{message}, or {self.ignore_index} where none is") from error
+        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
+
+    def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
+        """The inputs as arguments of the model, by position and by name; raises TypeError for what cannot be."""
+        if isinstance(inputs, Tensor) and len(self._required) == 1:
+            return (inputs,), {}
+        if isinstance(inputs, Mapping) and all(name in self._names for name in inputs):
+            return (), inputs
+        raise TypeError(self._misfit(inputs))
+
+    def _misfit(self, inputs: object) -> str:
+        """Why inputs are not the model's, with the call that was meant."""
+        call = f"loss({{{', '.join(f'{name!r}: {name}' for name in self._required)}}})"
+        if isinstance(inputs, Tensor):
+            return f"the model reads {listing(self._required)}: give them by name, `{call}`"
+        if not isinstance(inputs, Mapping):
+            return f"a loss reads tokens [b, t], or all inputs by name, `{call}`, not {shown(inputs)}"
+        unknown = next(str(name) for name in inputs if name not in self._names)
+        if unknown in ("targets", "labels"):
+            return f"`{unknown}` is not an input: targets stand beside the inputs, `{call[:-1]}, {unknown})`"
+        return unknown_argument("the model", unknown, self._names)
 
     def _head(self) -> nn.Module:
         head = self.model.get_submodule(self._ends.head)
@@ -129,20 +173,31 @@ class Loss(nn.Module):
         """The next token of each position; the last one has none."""
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
+        if tokens.size(1) == 1:
+            raise ValueError("there is nothing to predict: in sequences of one token none has a next one")
         if mask is not None:
             tokens = tokens.masked_fill(~mask, self.ignore_index)
         return F.pad(tokens[:, 1:], (0, 1), value=self.ignore_index)
 
 
+def _checked_targets(targets: object) -> Tensor:
+    """The targets; raises TypeError for what cannot be ids."""
+    if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
+        found = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
+        raise TypeError(f"targets are a tensor of ids, whole numbers, not {found}")
+    return targets
+
+
+@checked
 def loss(
-    model: nn.Module,
+    model: BuiltModel,
     inputs: Inputs,
     targets: Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
+    ignore_index: Ignored = -100,
+    label_smoothing: Smoothing = 0.0,
     reduction: Reduction = "mean",
-    pieces: int | None = None,
+    pieces: Pieces | None = None,
 ) -> Tensor:
     """`Loss(model, ...)(inputs, targets)` for a single step; a compiled or a distributed one makes a `Loss`."""
     made = Loss(model, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, pieces=pieces)

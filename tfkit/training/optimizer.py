@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import fx, nn
 
+from tfkit.arguments import Limit, checked, unknown_argument
 from tfkit.nn import StackedLinear
 
+AnyModule: TypeAlias = Annotated[nn.Module, "a module"]
+Rate: TypeAlias = Annotated[float, Limit(least=0)]
 FUSED = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch updates all parameters in one kernel."""
 
 
-def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[str, Any]]:
+@checked
+def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict[str, Any]]:
     """The parameters of a model in two groups for an optimizer, each once: those that decay, then the others.
 
     Matrices decay; norms, biases, embedding tables, those of positions among them, and all other vectors do not. A
@@ -45,7 +50,8 @@ def _spared(model: nn.Module) -> Iterator[nn.Module]:
             yield from (one for path, one in module.named_modules() if path in norms)
 
 
-def adamw(model: nn.Module, lr: float, *, weight_decay: float = 0.1, **options: Any) -> torch.optim.AdamW:
+@checked
+def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: Any) -> torch.optim.AdamW:
     """AdamW on the `parameter_groups` of a model, in one fused kernel where its devices have one.
 
     Args:
@@ -53,8 +59,20 @@ def adamw(model: nn.Module, lr: float, *, weight_decay: float = 0.1, **options: 
         lr: the learning rate.
         weight_decay: of the parameters that decay.
         options: further arguments of `torch.optim.AdamW`: `betas`, `eps`.
+
+    Raises:
+        TypeError: torch has no such argument.
+        ValueError: torch refuses the value of one, or the model has no parameters.
     """
+    known = [name for name in inspect.signature(torch.optim.AdamW).parameters if name not in ("params", "weight_decay")]
+    for name in options:
+        if name not in known:
+            raise TypeError(unknown_argument("adamw", name, [*known, "weight_decay"]))
     fused = all(one.device.type in FUSED and one.is_floating_point() for one in model.parameters())
-    return torch.optim.AdamW(
-        parameter_groups(model, weight_decay=weight_decay), **{"lr": lr, "fused": fused or None} | options
-    )
+    groups = parameter_groups(model, weight_decay=weight_decay)
+    if not any(group["params"] for group in groups):
+        raise ValueError("there is nothing to train: the module has no parameters")
+    try:
+        return torch.optim.AdamW(groups, **{"lr": lr, "fused": fused or None} | options)
+    except (TypeError, ValueError, RuntimeError) as wrong:
+        raise ValueError(f"torch.optim.AdamW refuses its arguments: {wrong}") from wrong

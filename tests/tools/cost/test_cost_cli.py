@@ -91,8 +91,8 @@ def test_devices_are_plausible(device: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "adam"}, "unknown optimizer `adam`"),
-        ({"batch": 0}, r"batch \(0\) must be positive"),
+        ({"optimizer": "adam"}, "not 'adam': a similar one is 'adamw'"),
+        ({"batch": 0}, "a whole number of 1 or more, not 0"),
         ({"memory_length": 4}, "has no effect"),
     ],
 )

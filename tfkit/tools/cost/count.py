@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import fx
 
+from tfkit.arguments import Positive, checked
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.limits import beyond, max_len
 from tfkit.graph.pieces import parts_to_decode, read_whole, take_apart
+from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
@@ -29,20 +33,22 @@ class UncountableError(SpecError):
 
 
 LENGTH = 2048
-OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
+Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 """`adamw_float32` keeps its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
 _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 
+@checked
 def cost(
-    graph: Graph,
+    graph: AnySpec,
     *,
-    batch: int = 1,
-    length: int | None = None,
+    batch: Positive = 1,
+    length: Positive | None = None,
     mode: Mode = "train",
-    dtype: torch.dtype = torch.bfloat16,
-    optimizer: str = "adamw",
-    memory_length: int | None = None,
+    dtype: AnyDtype = torch.bfloat16,
+    optimizer: Optimizer | None = None,
+    memory_length: Positive | None = None,
     recompute: bool = False,
     kernels: Kernels = "cuda",
     merge: bool = True,
@@ -52,14 +58,14 @@ def cost(
     Nothing is allocated, and layers that are alike run once, so that a model of any size will do.
 
     Args:
-        graph: the model.
+        graph: the model, or its spec.
         batch: sequences.
         length: tokens per sequence; 2,048, or the model's `max_len` where that is less, unless given.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
             into the caches, with logits of its last token. `decode`: one token, which is number `length`, for each
             sequence. A model that cannot be decoded has its forward as `prefill`.
         dtype: of weights, activations, gradients and what the optimizer keeps.
-        optimizer: one of `OPTIMIZERS`.
+        optimizer: of a training step, one of `OPTIMIZERS`; `adamw` unless given.
         memory_length: tokens that cross-attention reads; as many as `length` unless given.
         recompute: layers keep their inputs alone and run a second time in the backward, as with
             `build(recompute=True)`: their forward is in the backward's FLOPs again.
@@ -69,11 +75,15 @@ def cost(
     Raises:
         SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` where it
             does not run on the meta device.
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range, or has no effect.
     """
-    shape = _checked(graph, mode, batch, length, memory_length, optimizer)
+    graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
+    for name, given in (("optimizer", optimizer), ("recompute", recompute)):
+        if given and not train:
+            raise ValueError(f"`{name}` has no effect without a backward: leave it out, or take mode='train'")
+    shape = _checked(graph, mode, batch, length, memory_length)
     model = build(graph, device="meta", dtype=dtype)
-    train = mode == "train"
+    optimizer = (optimizer or "adamw") if train else None
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
@@ -90,19 +100,15 @@ def cost(
         length=shape.length,
         memory_length=shape.memory_length,
         dtype=str(dtype).removeprefix("torch."),
-        optimizer=optimizer if train else None,
+        optimizer=optimizer,
         recompute=recompute,
         parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),
-        memory=_memory(model, graph, seen, shape, optimizer if train else None),
+        memory=_memory(model, graph, seen, shape, optimizer),
     )
 
 
-def _checked(
-    graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None, optimizer: str
-) -> Shape:
+def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> Shape:
     """What is run; raises ValueError and SpecError."""
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"unknown optimizer `{optimizer}`; there are {', '.join(OPTIMIZERS)}")
     limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
@@ -113,9 +119,6 @@ def _checked(
     length = min(LENGTH, limit or LENGTH) if length is None else length
     if once:
         memory_length = fixed_lengths(graph)[once[0]] if fixed_once else memory_length or length
-    for name, value in (("batch", batch), ("length", length), ("memory_length", memory_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} ({value}) must be positive")
     longest = max(0 if fixed else length, 0 if fixed_once else memory_length or 0)
     if limit is not None and longest > limit:
         raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))

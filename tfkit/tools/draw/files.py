@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.draw.page import to_html
 from tfkit.tools.draw.shapes import Picture
@@ -44,13 +45,15 @@ FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, "
 """What can be written, by the ending of the file's name."""
 
 
-def write(picture: Picture, path: Path, theme: Theme = "auto") -> None:
+@checked
+def write(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
     """Write a picture in the format that the ending of `path` says: .svg, .png or .html.
 
     Raises:
         ValueError: another ending.
         SpecError: it cannot be written; an interrupt or a full disk leaves no half picture.
     """
+    path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"a picture is {', '.join(FORMATS)}, not {path.suffix or 'nameless'}")
     write_file(path, FORMATS[path.suffix](picture, theme))

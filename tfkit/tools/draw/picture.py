@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tfkit.graph.expand import Graph
+from tfkit.arguments import checked
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.tools.draw.boxes import Differences
 from tfkit.tools.draw.compare import differences
 from tfkit.tools.draw.model import scene_of
@@ -18,8 +19,9 @@ MARGIN, APART = 22.0, 56.0
 """Around a picture, and between two models."""
 
 
-def draw(*graphs: Graph) -> Picture:
-    """The picture of a model, or of two side by side with the differences marked.
+@checked
+def draw(*graphs: AnySpec) -> Picture:
+    """The picture of a model or its spec, or of two side by side with the differences marked.
 
     Nothing is allocated: parameters are counted on the meta device.
 
@@ -28,7 +30,7 @@ def draw(*graphs: Graph) -> Picture:
     """
     if len(graphs) not in (1, 2):
         raise ValueError(f"a picture shows one model or two, not {len(graphs)}")
-    return picture_of([scene_of(graph) for graph in graphs])
+    return picture_of([scene_of(as_graph(graph)) for graph in graphs])
 
 
 def picture_of(scenes: Sequence[Scene]) -> Picture:

@@ -16,9 +16,11 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tfkit.arguments import checked
 from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.ejected_class import CONFIG, Class
@@ -38,8 +40,9 @@ from tfkit.tools.eject.torch_modules import (
 from tfkit.tools.inputs import random_inputs
 
 
-def eject(graph: Graph) -> str:
-    """A model as one file of plain PyTorch, which needs nothing but torch.
+@checked
+def eject(graph: AnySpec) -> str:
+    """A model, or that of a spec, as one file of plain PyTorch, which needs nothing but torch.
 
     Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
     takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes,
@@ -48,6 +51,7 @@ def eject(graph: Graph) -> str:
     Raises:
         SpecError: a component does something that cannot be written out, or ruff, which formats the file, is missing.
     """
+    graph = as_graph(graph)
     named, numbers = with_names(graph)
     sizes = _Sizes()
     with torch.device("meta"), sizes, remembering():

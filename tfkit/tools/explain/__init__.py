@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tfkit.arguments import checked
 from tfkit.component import Signal
 from tfkit.graph.expand import Graph, Node
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.limits import rows_of
 from tfkit.graph.order import as_list
 from tfkit.graph.tables import table_owner
@@ -50,12 +52,14 @@ class Explained:
     cache: CacheSize | None
 
 
-def explain(graph: Graph) -> Explained:
-    """Explain a model: every component of it in the words of its own docstrings, with its sizes and its costs.
+@checked
+def explain(graph: AnySpec) -> Explained:
+    """Explain a model, or that of a spec: every component in the words of its own docstrings, with sizes and costs.
 
     FLOPs are those of a forward over as many tokens as `cost` takes by itself. Raises SpecError when the model cannot
     be built.
     """
+    graph = as_graph(graph)
     found = cost(graph)
     costs = {node.name: [part for part in found.parts if part.node == node.name] for node in graph.nodes}
     nodes = tuple(_with_costs(_node(graph, node), costs[node.name]) for node in graph.nodes)

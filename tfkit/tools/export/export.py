@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
+from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
 from tfkit.tools.cases import example
 from tfkit.tools.export.check import Check, check
-from tfkit.tools.export.formats import format_of, name_by_suffix
+from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
 from tfkit.tools.memory import size_of
 from tfkit.tools.units import bytes_text
 from tfkit.tools.writing import check_file, fresh_file, parts_of
@@ -47,8 +49,9 @@ class Exported:
     difference: float
 
 
+@checked
 def export(
-    model: nn.Module, path: Path | str, *, format: str | None = None, stage: Callable[[str], Any] = lambda _: None
+    model: BuiltModel, path: AnyPath, *, format: FormatName | None = None, stage: Callable[[str], Any] = lambda _: None
 ) -> Exported:
     """Write a model to a file that runs without tfkit.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 
 if TYPE_CHECKING:
     from tfkit.tools.export.format import Format
 
-FORMATS = {
+FormatName: TypeAlias = Literal["torchscript", "pt2", "aoti", "onnx", "safetensors"]
+FORMATS: dict[str, tuple[str, str]] = {
     "torchscript": ("torchscript", "TorchScript"),
     "pt2": ("pt2", "Pt2"),
     "aoti": ("aoti", "Aoti"),
@@ -19,7 +20,13 @@ FORMATS = {
     "safetensors": ("plain", "Safetensors"),
 }
 """Module and class of each format."""
-SUFFIXES = {".ts": "torchscript", ".pt": "torchscript", ".pt2": "pt2", ".onnx": "onnx", ".safetensors": "safetensors"}
+SUFFIXES: dict[str, FormatName] = {
+    ".ts": "torchscript",
+    ".pt": "torchscript",
+    ".pt2": "pt2",
+    ".onnx": "onnx",
+    ".safetensors": "safetensors",
+}
 
 
 def format_of(name: str) -> Format:
@@ -29,7 +36,7 @@ def format_of(name: str) -> Format:
     return made
 
 
-def name_by_suffix(path: Path) -> str:
+def name_by_suffix(path: Path) -> FormatName:
     """The name of the format that a file's suffix means; raises SpecError where it means none."""
     if path.suffix in SUFFIXES:
         return SUFFIXES[path.suffix]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
+from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.limits import beyond, max_len
+from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
@@ -23,27 +27,29 @@ from tfkit.tools.profile.result import Mode, Profile
 from tfkit.tools.profile.steps import Settings
 
 LENGTH = 128
-LEAST_STEPS = 2
+Steps: TypeAlias = Annotated[int, Limit(least=2)]
 
 
-def profile(graph: Graph, **options: Any) -> Profile:
-    """Profile one model; see `profile_models` for the options."""
+@checked
+def profile(graph: AnySpec, **options: Any) -> Profile:
+    """Profile one model, or that of a spec; see `profile_models` for the options."""
     return profile_models([graph], **options)[0]
 
 
+@checked
 def profile_models(
-    graphs: Sequence[Graph],
+    graphs: Sequence[AnySpec],
     *,
-    device: torch.device | str | None = None,
+    device: AnyDevice | None = None,
     mode: Mode = "train",
-    dtype: torch.dtype = torch.float32,
+    dtype: AnyDtype = torch.float32,
     compile: bool = False,
-    batch: int = 1,
-    length: int | None = None,
-    steps: int = 5,
-    warmup: int = 2,
-    directory: Path | str | None = None,
-    weights: Path | Sequence[Path | None] | None = None,
+    batch: Positive = 1,
+    length: Positive | None = None,
+    steps: Steps = 5,
+    warmup: Natural = 2,
+    directory: AnyPath | None = None,
+    weights: AnyPath | Sequence[AnyPath | None] | None = None,
     allow_change: bool = False,
     on_step: Callable[[int, int], Any] = lambda done, of: None,
 ) -> tuple[Profile, ...]:
@@ -53,7 +59,7 @@ def profile_models(
     that is gone afterwards.
 
     Args:
-        graphs: the models.
+        graphs: the models, or their specs.
         device: where they run; the first CUDA device where there is one, else the CPU, unless given.
         mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens read into empty caches, logits of
             the last) or `decode` (one more token, where `length - 1` were read before).
@@ -77,21 +83,25 @@ def profile_models(
             cannot be written.
         ValueError: a count is out of its range.
     """
-    _check_counts(batch=(batch, 1), steps=(steps, LEAST_STEPS), warmup=(warmup, 0), length=(length or 1, 1))
-    if isinstance(weights, Path) and len(graphs) > 1:
-        raise ValueError("weights are those of one model")
-    files = [weights] if isinstance(weights, Path) else weights or [None] * len(graphs)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    lengths = [_length(graph, length) for graph in graphs]
+    models, dtype = [as_graph(graph) for graph in graphs], dtype_of(dtype)
+    if isinstance(weights, str | os.PathLike):
+        if len(models) > 1:
+            raise ValueError("weights are those of one model")
+        weights = [weights]
+    files = [None if file is None else Path(file) for file in weights or [None] * len(models)]
+    device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "meta":
+        raise ValueError("on the meta device nothing runs, so that there are no times: `tfkit.cost` counts there")
+    lengths = [_length(graph, length) for graph in models]
     settings = Settings(device, mode, dtype, compile, batch, steps, warmup, None, allow_change)
     if directory is not None:
         check_folder(Path(directory))
-    names = folders_of([graph.name for graph in graphs])
+    names = folders_of([graph.name for graph in models])
     limits, ticks = limits_of(device, dtype), count(1)
-    total = count_steps(settings) * len(graphs)
+    total = count_steps(settings) * len(models)
     profiles: list[Profile] = []
     with nullcontext() if directory is None else profile_folder(Path(directory)) as target:
-        for graph, file, name, one in zip(graphs, files, names, lengths, strict=True):
+        for graph, file, name, one in zip(models, files, names, lengths, strict=True):
             trace = _trace(target, name)
             gc.collect()  # the model before this one
             profiles.append(
@@ -100,12 +110,6 @@ def profile_models(
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)
-
-
-def _check_counts(**given: tuple[int, int]) -> None:
-    for name, (found, least) in given.items():
-        if found < least:
-            raise ValueError(f"{name} ({found}) must be at least {least}")
 
 
 def _length(graph: Graph, length: int | None) -> int:

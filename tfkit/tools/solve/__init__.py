@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.spec.changes import as_changes
 from tfkit.tools.params import count_params
 from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.forms import Form
 from tfkit.tools.solve.search import Found, Grid, nearest
+
+Kept: TypeAlias = Literal["d_model", "n_layers"]
 
 __all__ = ["Budget", "Size", "Solved", "solve"]
 
@@ -55,13 +59,14 @@ class Solved:
     sizes: tuple[Size, ...]
 
 
+@checked
 def solve(
-    spec: str | os.PathLike[str],
+    spec: AnyPath,
     budget: Budget,
     *,
-    sets: Iterable[str] = (),
-    keep: Iterable[str] = (),
-    plugins: Plugins | None = None,
+    sets: Sets = (),
+    keep: Kept | Iterable[Kept] = (),
+    plugins: AnyPlugins | None = None,
 ) -> Solved:
     """Find the sizes of a spec's family that are nearest to a budget.
 
@@ -71,14 +76,15 @@ def solve(
     Args:
         spec: path or bare name of a spec.
         budget: what the model may cost.
-        sets: changes of the form `path=value` that hold for every size; one of `d_model` or `n_layers` is kept.
-        keep: `d_model` or `n_layers` that stays as it is in the spec.
+        sets: changes, as `load` takes them, that hold for every size; one of `d_model` or `n_layers` is kept.
+        keep: `d_model` or `n_layers`, or both, that stay as they are in the spec.
         plugins: those that are installed unless given.
 
     Raises:
         SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
     """
-    family = Family(os.fspath(spec), plugins or load_plugins(), sets=sets, keep=tuple(keep))
+    kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
+    family = Family(os.fspath(spec), plugins or load_plugins(), sets=as_changes(sets), keep=kept_sizes)
     form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
     kept = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from tfkit.arguments import Limit, Positive, checked
 from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.limits import max_len
+from tfkit.placement import AnyDtype, dtype_of
+from tfkit.tools.cost.result import Mode
 from tfkit.tools.params import active_of
 from tfkit.tools.units import bytes_text
 
 if TYPE_CHECKING:
     from tfkit.tools.cost import Cost
-    from tfkit.tools.cost.result import Mode
 
 Of = Literal["params", "active", "flops", "memory"]
 
@@ -30,6 +32,20 @@ class Measured(NamedTuple):
     parameters: int
 
 
+Amount: TypeAlias = Annotated[float, Limit(above=0)]
+_NEEDS: dict[str, tuple[Of, ...]] = {
+    "tokens": ("flops",),
+    "batch": ("memory",),
+    "dtype": ("memory",),
+    "optimizer": ("memory",),
+    "recompute": ("memory",),
+    "length": ("flops", "memory"),
+    "mode": ("flops", "memory"),
+}
+"""The budgets that a value says something about."""
+
+
+@checked
 @dataclass(frozen=True)
 class Budget:
     """An amount of parameters, FLOPs or bytes.
@@ -47,14 +63,24 @@ class Budget:
     """
 
     of: Of
-    amount: float
+    amount: Amount
     mode: Mode = "train"
-    tokens: float = 1
-    batch: int = 1
-    length: int | None = None
-    dtype: torch.dtype = torch.bfloat16
-    optimizer: str = "adamw"
+    tokens: Amount = 1
+    batch: Positive = 1
+    length: Positive | None = None
+    dtype: AnyDtype = torch.bfloat16
+    optimizer: Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"] = "adamw"
     recompute: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", dtype_of(self.dtype))
+        defaults = {field.name: field.default for field in fields(self)}
+        given = [name for name in _NEEDS if getattr(self, name) != defaults[name]]
+        for name in given:
+            if self.of not in _NEEDS[name]:
+                raise ValueError(f"`{name}` has no effect on a budget of {self.of}: leave it out")
+            if name in ("optimizer", "recompute") and self.mode != "train":
+                raise ValueError(f"`{name}` has no effect without a backward: leave it out, or take mode='train'")
 
     @property
     def at_most(self) -> bool:
@@ -85,7 +111,7 @@ class Budget:
             length=self.at_length(graph),
             mode=self.mode,
             dtype=self.dtype,
-            optimizer=self.optimizer,
+            optimizer=self.optimizer if self.mode == "train" else None,
             recompute=self.recompute,
         )
 

@@ -1,0 +1,333 @@
+"""Mistaken calls of the Python API: each works, or ends in an error with tfkit's own words.
+
+Made from the signatures: for each public function, every argument in turn is one of the values of `WRONG`, is missing,
+or has a name that nearly is one. By hand: inputs of the wrong shape, type and vocabulary for all that takes tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tfkit
+from tfkit.decoding.foreign import FOREIGN
+from tfkit.plugin.manager import load_plugins
+from tfkit.tools.profile import profile_models
+
+from .training.models import SPECS
+
+OWN = Path(tfkit.__file__).parent
+PLUGINS = load_plugins(entry_points=False)
+Call = tuple[str, Callable[[], Any]]
+
+WRONG: dict[str, Any] = {
+    "a number": 5,
+    "a negative number": -3,
+    "a fraction": 2.5,
+    "no number": float("nan"),
+    "a large number": 2**80,
+    "a string": "nonsense",
+    "an empty string": "",
+    "bytes": b"gpt2",
+    "None": None,
+    "True": True,
+    "a list": [1, "a"],
+    "a mapping": {"a": 1},
+    "an object": object(),
+    "a class": int,
+    "a tensor": torch.zeros(2, 3),
+    "a module": nn.Linear(2, 2),
+}
+
+
+def _graph_and_model(name: str) -> tuple[tfkit.Graph, Any]:
+    spec, sets = SPECS[name]
+    graph = tfkit.load(spec, sets=sets, plugins=PLUGINS)
+    return graph, tfkit.build(graph).eval()
+
+
+GRAPH, MODEL = _graph_and_model("gpt2")
+SEQ2SEQ = _graph_and_model("t5_small")[1]
+TOKENS = torch.zeros(2, 3, dtype=torch.long)
+BUDGET = tfkit.Budget("params", 10_000)
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "Budget": (tfkit.Budget, {"of": "memory", "amount": 10**9}),
+    "CachedModel": (tfkit.CachedModel, {"model": MODEL}),
+    "Loss": (tfkit.Loss, {"model": MODEL}),
+    "adamw": (tfkit.adamw, {"model": MODEL, "lr": -1.0, "weight_decay": -1.0}),
+    "build": (tfkit.build, {"spec": GRAPH, "device": "meta"}),
+    "compare": (tfkit.compare, {"a": GRAPH, "b": GRAPH, "weights": "nowhere.safetensors"}),
+    "cost": (tfkit.cost, {"graph": GRAPH, "length": 4}),
+    "count_params": (tfkit.count_params, {"graph": GRAPH}),
+    "eject": (tfkit.eject, {"graph": GRAPH}),
+    "explain": (tfkit.explain, {"graph": GRAPH}),
+    "export": (tfkit.export, {"model": MODEL, "path": "nowhere/model.safetensors"}),
+    "generate": (tfkit.generate, {"model": MODEL, "tokens": TOKENS, "max_new_tokens": 2}),
+    "import_config": (tfkit.import_config, {"path": "nowhere/config.json"}),
+    "load": (tfkit.load, {"spec": "gpt2"}),
+    "load_plugins": (tfkit.load_plugins, {"entry_points": False}),
+    "load_weights": (tfkit.load_weights, {"model": MODEL, "path": "nowhere.safetensors"}),
+    "loads": (tfkit.loads, {"text": "tfkit: 1"}),
+    "loss": (tfkit.loss, {"model": MODEL, "inputs": TOKENS}),
+    "node": (GRAPH.node, {"name": "decoder"}),
+    "parameter_groups": (tfkit.parameter_groups, {"model": MODEL}),
+    "profile": (tfkit.profile, {"graph": GRAPH}),
+    "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
+    "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
+    "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
+}
+
+LEFT_OUT = {
+    ("CachedModel", "compile"): "torch's compiler is imported",
+    ("generate", "compile"): "torch compiles",
+    ("profile", "graph"): "it runs",
+    ("generate", "on_token"): "whatever can be called is called",
+    ("load_plugins", "entry_points"): "what is installed is loaded",
+}
+"""Arguments that are not tried, and why."""
+
+
+def mistakes(name: str) -> Iterator[Call]:
+    """Calls of a public function with one thing wrong."""
+    function, good = FUNCTIONS[name]
+    for field, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or (name, field) in LEFT_OUT:
+            continue
+        for what, value in WRONG.items():
+            yield f"{name}({field}={what})", partial(function, **{**good, field: value})
+        if parameter.default is parameter.empty:
+            yield f"{name} without {field}", partial(function, **{k: v for k, v in good.items() if k != field})
+        yield f"{name}({field}x=)", partial(function, **{**good, f"{field}x": 1})
+    yield f"{name} with too many", partial(function, *range(20))
+
+
+def complaint(call: Callable[[], Any]) -> str | None:
+    """What a call is answered with; None where it works. Fails for an error that is not tfkit's own."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        frame = [one for one, _ in walk_tb(error.__traceback__)][-1]
+        if Path(frame.f_code.co_filename).is_relative_to(OWN):
+            return str(error)
+        raise AssertionError(f"{type(error).__name__} of {frame.f_code.co_filename}: {error}") from error
+    return None
+
+
+def failures(calls: Iterable[Call]) -> list[str]:
+    """The calls that end in an error of torch or of Python."""
+    found = []
+    for name, call in calls:
+        try:
+            complaint(call)
+        except Exception as error:
+            found.append(f"{name}: {type(error).__name__}: {error}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument(name: str) -> None:
+    assert failures(mistakes(name)) == []
+
+
+def test_they_are_many() -> None:
+    assert sum(len(list(mistakes(name))) for name in FUNCTIONS) > 1000
+
+
+def test_every_public_function_is_there() -> None:
+    public = {name for name in tfkit.__all__ if inspect.isfunction(getattr(tfkit, name))}
+    for_components = {"divisors", "expect", "optional_slot", "slot", "remember"}
+    assert public - for_components <= {*FUNCTIONS, "attention_weights", "draw"}
+
+
+# ---- what models read ----
+
+BAD_TOKENS: dict[str, Any] = {
+    **{what: value for what, value in WRONG.items() if what != "None"},
+    "a list of lists": [[1, 2], [3]],
+    "one sequence": TOKENS[0],
+    "one number": TOKENS[0, 0],
+    "three dimensions": TOKENS[None],
+    "bool": TOKENS.bool(),
+    "float": TOKENS.float(),
+    "complex": TOKENS.cfloat(),
+    "too large": TOKENS + 23,
+    "negative": TOKENS - 1,
+    "too long": torch.zeros(2, 40, dtype=torch.long),
+    "an array": np.zeros((2, 3)),
+}
+BAD_MASKS: dict[str, Any] = {
+    "one longer": torch.ones(2, 4, dtype=torch.bool),
+    "another batch": torch.ones(3, 3, dtype=torch.bool),
+    "one sequence": torch.ones(3, dtype=torch.bool)[:2],
+    "a list": [[True, True, True]] * 2,
+    "a number": 1,
+    "a string": "yes",
+}
+INPUTS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda x: MODEL(x),
+    "model by name": lambda x: MODEL(tokens=x),
+    "encoder-decoder, source": lambda x: SEQ2SEQ(x, TOKENS),
+    "encoder-decoder, target": lambda x: SEQ2SEQ(TOKENS, x),
+    "Loss": lambda x: tfkit.Loss(MODEL)(x),
+    "Loss, source": lambda x: tfkit.Loss(SEQ2SEQ)({"source": x, "target": TOKENS}),
+    "Loss, targets": lambda x: tfkit.Loss(MODEL)(TOKENS, x),
+    "CachedModel": lambda x: tfkit.CachedModel(MODEL, length=8)(x),
+    "CachedModel, source": lambda x: tfkit.CachedModel(SEQ2SEQ, length=8).start(2, source=x),
+    "generate": lambda x: tfkit.generate(MODEL, x, max_new_tokens=1),
+    "generate, source": lambda x: tfkit.generate(SEQ2SEQ, [[0], [0]], source=x, max_new_tokens=1),
+    "attention_weights": lambda x: tfkit.attention_weights(MODEL, x),
+    "attention_weights by name": lambda x: tfkit.attention_weights(MODEL, tokens=x),
+}
+MASKS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda x: MODEL(TOKENS, x),
+    "encoder-decoder": lambda x: SEQ2SEQ(TOKENS, TOKENS, source_mask=x),
+    "Loss": lambda x: tfkit.Loss(MODEL)({"tokens": TOKENS, "tokens_mask": x}),
+    "CachedModel": lambda x: tfkit.CachedModel(MODEL, length=8)(TOKENS, x),
+    "generate": lambda x: tfkit.generate(MODEL, TOKENS, mask=x, max_new_tokens=1),
+    "generate, source": lambda x: tfkit.generate(SEQ2SEQ, [[0], [0]], source=TOKENS, source_mask=x, max_new_tokens=1),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input(name: str) -> None:
+    assert failures((what, partial(INPUTS[name], value)) for what, value in BAD_TOKENS.items()) == []
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask(name: str) -> None:
+    found = {what: complaint(partial(MASKS[name], value)) for what, value in BAD_MASKS.items()}
+    assert None not in found.values(), found
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MODEL(), "`gpt2` needs `tokens`"),
+        (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` reads tokens, tokens_mask, and was given 3 inputs"),
+        (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` was given twice"),
+        (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: one with a similar name is `tokens`"),
+        (lambda: MODEL("text"), "`tokens` must be a tensor, not 'text'"),
+        (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t], not torch.float32 [2, 3]"),
+        (lambda: MODEL(TOKENS + 23), "23 is not a token id of this model: `tokens` may be 0 to 22"),
+        (lambda: SEQ2SEQ(TOKENS), "`t5_small` needs `target`"),
+        (lambda: SEQ2SEQ(TOKENS, TOKENS[:1].repeat(3, 1)), "the inputs have different batches: `source` 2, `target` 3"),
+    ],
+)
+def test_what_a_model_says(call: Callable[[], Any], message: str) -> None:
+    assert complaint(call) == message
+
+
+def test_an_error_of_a_component_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODEL.decoder, "forward", lambda *args, **kwargs: [][0])
+    with pytest.raises(IndexError, match="list index out of range"):
+        MODEL(TOKENS)
+
+
+# ---- changes, names and types ----
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "decoder.n_layers=1",
+        ["decoder.n_layers=1"],
+        iter(["decoder.n_layers=1"]),
+        {"decoder.n_layers": 1},
+        {"decoder.n_layers": "3 - 2", "decoder.final_norm": True, "decoder.norm": {"kind": "rmsnorm", "eps": 1e-6}},
+    ],
+)
+def test_changes_are_a_text_several_or_a_mapping(sets: Any) -> None:
+    decoder = tfkit.load("gpt2", sets=sets, plugins=PLUGINS).node("decoder").config
+    assert decoder.n_layers == 1  # type: ignore[attr-defined]
+    assert not isinstance(sets, dict) or len(sets) == 1 or decoder.norm.eps == 1e-6  # type: ignore[attr-defined]
+
+
+def test_changes_of_a_loaded_graph_are_refused() -> None:
+    for sets in (["decoder.n_layers=2"], ["nonsense=2"], {"decoder.n_layers": 2}, "decoder.n_layers=2"):
+        with pytest.raises(ValueError, match="`sets` have no effect on a graph that is loaded"):
+            tfkit.build(GRAPH, sets=sets)
+
+
+def test_a_budget_says_nothing_without_effect() -> None:
+    with pytest.raises(ValueError, match="`batch` has no effect on a budget of params"):
+        tfkit.Budget("params", 1e6, batch=2)
+    with pytest.raises(ValueError, match="`recompute` has no effect without a backward"):
+        tfkit.Budget("memory", 1e9, mode="decode", recompute=True)
+    for given in ({"optimizer": "sgd"}, {"recompute": True}):
+        with pytest.raises(ValueError, match="has no effect without a backward"):
+            tfkit.cost(GRAPH, mode="decode", **given)  # type: ignore[arg-type]
+
+
+def test_types_and_devices_have_names() -> None:
+    assert tfkit.build(GRAPH, dtype="bfloat16").logits.forward is not None
+    assert {one.dtype for one in tfkit.build(GRAPH, dtype="torch.float16", device="meta").parameters()} == {
+        torch.float16
+    }
+    for given, message in (
+        ({"dtype": "bf16"}, "not 'bf16': a similar one is 'bfloat16'"),
+        ({"dtype": torch.int8}, "weights are floating point"),
+        ({"device": "warp"}, "`warp` is not a device"),
+        ({"attention_backend": "spda"}, "a similar one is 'sdpa'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tfkit.build(GRAPH, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_names_of_transformers_say_what_is_meant(name: str) -> None:
+    message = complaint(lambda: tfkit.generate(MODEL, TOKENS, max_new_tokens=1, **{name: 1}))
+    assert message == f"`generate` has no argument `{name}`: {FOREIGN[name]}"
+
+
+@pytest.mark.slow
+def test_names_of_transformers_are_its_own() -> None:
+    from transformers import GenerationConfig
+    from transformers.generation import GenerationMixin
+
+    theirs = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters}
+    read = {"input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "past_key_values"}
+    assert set(FOREIGN) <= theirs | read
+    own = set(inspect.signature(tfkit.generate).parameters)
+    for text in FOREIGN.values():
+        named = {one for one in re.findall(r"`(\w+)`", text) if one not in ("NAME_mask",)}
+        assert named <= own
+
+
+def test_the_package_says_its_version_and_its_names() -> None:
+    assert tfkit.__version__ == version("tfkit")
+    for wrong, near in (("params", "count_params"), ("biuld", "build"), ("importconfig", "import_config")):
+        with pytest.raises(AttributeError, match=f"one with a similar name is '{near}'"):
+            getattr(tfkit, wrong)
+    with pytest.raises(AttributeError, match=r"no attribute '__wrapped__'$"):
+        tfkit.__wrapped__  # noqa: B018
+
+
+def test_specs_stand_for_their_graphs() -> None:
+    assert tfkit.count_params("bert_tiny").total == tfkit.cost("bert_tiny", length=2).total.parameters
+    assert tfkit.draw("bert_tiny").title == "bert_tiny"
+
+
+def test_an_optimizer_has_the_arguments_of_torch() -> None:
+    assert complaint(lambda: tfkit.adamw(MODEL, 0.1, beta=(0.9, 0.95))) == (
+        "`adamw` has no argument `beta`: one with a similar name is `betas`"
+    )
+    assert complaint(lambda: tfkit.adamw(nn.ReLU(), 0.1)) == "there is nothing to train: the module has no parameters"
+    for options in ({"betas": 5}, {"eps": -1.0}, {"betas": (2.0, 3.0)}):
+        assert complaint(lambda options=options: tfkit.adamw(MODEL, 0.1, **options)) is not None  # type: ignore[misc]

@@ -1,0 +1,243 @@
+"""Arguments of public functions, held to their signatures: a mistake in a call is told as one in a spec is.
+
+    @checked
+    def cost(graph: Graph, *, batch: Positive = 1, mode: Literal["train", "decode"] = "train") -> Cost: ...
+
+    >>> cost(graph, bacth=2)
+    TypeError: `cost` has no argument `bacth`: one with a similar name is `batch`
+    >>> cost(graph, batch=0)
+    ValueError: `batch` of `cost` must be a whole number of 1 or more, not 0
+
+What a signature cannot say stands in `Annotated`: a `Limit` of a number, words for the reader of the error, or the
+class that is asked for where the annotation says more to a type checker.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+
+from tfkit.errors import closest, listing, quoted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number must be beside its type: at `least`, `above`, at `most`."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within it."""
+        over = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
+        return over and (self.most is None or value <= self.most)
+
+    def __str__(self) -> str:
+        if self == INT64:
+            return "64 bits"
+        least = None if self.least is None else f"{self.least:g} or more" if self.most is None else f"{self.least:g}"
+        ends = [least, f"more than {self.above:g}" if self.above is not None else None]
+        most = [] if self.most is None else [f"{'to' if self.least is not None else 'and at most'} {self.most:g}"]
+        return " ".join([*(end for end in ends if end), *most])
+
+
+INT64 = Limit(least=-(2**63), most=2**63 - 1)
+Positive: TypeAlias = Annotated[int, Limit(least=1)]
+Natural: TypeAlias = Annotated[int, Limit(least=0)]
+Seed: TypeAlias = Annotated[int, INT64]
+AnyPath: TypeAlias = Annotated[str | os.PathLike[str], "a path"]
+Sets: TypeAlias = Annotated[
+    str | Mapping[str, Any] | Iterable[str], "'path=value', a list of these, or a mapping of paths to values"
+]
+"""Changes of a spec."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """A function, or the constructor of a dataclass, that refuses arguments which its signature does not allow.
+
+    Raises:
+        TypeError: an argument is unknown, missing or twice there, or of another type.
+        ValueError: it is out of its range, or not one of the words that it may be.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    signature = functools.cache(functools.partial(inspect.signature, function, eval_str=True))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        _check(name, signature(), args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as wrong:
+        raise TypeError(_misfit(name, signature, args, kwargs) or f"`{name}`: {wrong}") from None
+    for field, value in given.items():
+        parameter = signature.parameters[field]
+        if parameter.annotation is inspect.Parameter.empty:
+            continue
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            for one in value:
+                check_argument(name, field, one, parameter.annotation)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            for key, one in value.items():
+                check_argument(name, key, one, parameter.annotation)
+        else:
+            check_argument(name, field, value, parameter.annotation)
+
+
+def check_argument(function: str, name: str, value: object, hint: Any) -> None:
+    """Raise TypeError or ValueError unless an argument of a function is what its annotation says."""
+    if fits(value, hint):
+        return
+    near = closest(value, _options(hint)) if isinstance(value, str) else None
+    message = f"`{name}` of `{function}` must be {in_words(hint)}, not {shown(value)}"
+    kind = ValueError if fits(value, hint, kind_only=True) else TypeError
+    raise kind(f"{message}: a similar one is '{near}'" if near else message)
+
+
+def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Why arguments do not belong to a signature; None where Python says it best."""
+    parameters = {field: one for field, one in signature.parameters.items() if field != "self"}
+    named = [field for field, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if unknown := [field for field in kwargs if field not in named and not open_ended]:
+        return unknown_argument(name, unknown[0], named)
+    placed = [field for field, one in parameters.items() if one.kind in _PLACED]
+    count = len(args) - ("self" in signature.parameters)
+    if count > len(placed):
+        left = [field for field in named if field not in placed]
+        help = f": give the others by name, as in `{left[0]}=...`" if left else ""
+        return f"`{name}` takes {len(placed)} argument{'s' * (len(placed) != 1)} without a name, not {count}{help}"
+    must = [field for field, one in parameters.items() if one.default is one.empty and one.kind not in _VARIADIC]
+    missing = [field for field in must if field not in kwargs and field not in placed[:count]]
+    return f"`{name}` needs `{missing[0]}`" if missing else None
+
+
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def unknown_argument(function: str, name: str, known: Collection[str]) -> str:
+    """That a function has no argument of a name, and which it has."""
+    near = closest(name, known)
+    help = f"one with a similar name is `{near}`" if near else f"it has {listing(known, 20) or 'none by name'}"
+    what = f"`{function}`" if function.isidentifier() else function
+    return f"{what} has no argument {quoted(name)}: {help}"
+
+
+def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
+    """Whether a value is what an annotation says; with `kind_only` whether its type is."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = [] if kind_only else [one for one in args[1:] if isinstance(one, Limit)]
+        classes = tuple(one for one in args[1:] if isinstance(one, type))
+        inner = isinstance(value, classes) if classes else fits(value, args[0], kind_only=kind_only)
+        return inner and all(limit.holds(cast(float, value)) for limit in limits)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one, kind_only=kind_only) for one in args)
+    if origin is Literal:
+        same = any(type(value) is type(one) and value == one for one in args)
+        return same or (kind_only and isinstance(value, str))
+    if origin is None:
+        return _is_a(value, hint, kind_only)
+    if issubclass(origin, Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return isinstance(value, Mapping) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs)
+    if issubclass(origin, Iterable):
+        return _is_several(value, origin, args)
+    return isinstance(value, origin)
+
+
+def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
+    """`fits` for a plain type."""
+    if hint is Any:
+        return True
+    if hint is None:
+        return value is None
+    if hint is int:
+        return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    if hint is float:
+        return not isinstance(value, bool) and isinstance(value, Real) and (kind_only or math.isfinite(value))
+    return isinstance(value, hint)
+
+
+def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
+    """`fits` for lists and the like; what can be read only once is not looked into."""
+    if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
+        return False
+    return not isinstance(value, Collection) or not args or all(fits(one, args[0]) for one in value)
+
+
+_WORDS: dict[Any, str] = {
+    Any: "anything",
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    None: "None",
+    type(None): "None",
+    str: "a string",
+}
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation asks for."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if origin is Annotated:
+        own = [one for one in args[1:] if isinstance(one, str)]
+        return own[0] if own else " of ".join([in_words(args[0]), *map(str, args[1:])])
+    if origin in (Union, types.UnionType):
+        every = list(dict.fromkeys(in_words(one) for one in args))
+        return " or ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else every[0]
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, args))}" if len(args) > 1 else repr(args[0])
+    if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
+        return "a function"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping of {in_words(args[0])} to {in_words(args[1])}"
+    if origin is not None and issubclass(origin, Iterable):
+        return f"a list whose items are each {in_words(args[0])}"
+    return _an((origin or hint).__name__)
+
+
+def _options(hint: Any) -> list[str]:
+    """The words that an annotation allows."""
+    if get_origin(hint) is Literal:
+        return [one for one in get_args(hint) if isinstance(one, str)]
+    return [word for one in get_args(hint) if get_origin(one) or one is hint for word in _options(one)]
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: itself where it is short, its type elsewhere."""
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value) if len(repr(value)) < 40 else _an(type(value).__name__)
+    if isinstance(value, str):
+        return quoted(repr(value)).strip("`")
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    more = ", ..." if isinstance(value, list | tuple) and len(value) > 1 else ""
+    inside = f" of {shown(value[0])}{more}" if isinstance(value, list | tuple) and value else ""
+    return _an(type(value).__name__) + inside
+
+
+def _an(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,131 @@
+"""The class of a built model: a call with inputs that it cannot read is answered in words.
+
+A forward checks nothing, so that it costs nothing. Only when it has failed are its inputs looked at: where they are to
+blame, the error says so; elsewhere it is the one that was raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.arguments import shown, unknown_argument
+from tfkit.component import Signal
+from tfkit.errors import listing
+from tfkit.graph.expand import Graph
+from tfkit.graph.limits import beyond, max_len, rows_of
+from tfkit.graph.order import as_list
+
+BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
+"""As an argument; `graph_of` says whether a module is one."""
+_SHAPES = {"tokens": "token ids [b, t]", "sequence": "vectors [b, t, width]", "lengths": "whole numbers [b]"}
+_DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
+
+
+class Model(fx.GraphModule):
+    """A built model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, and its hooks."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            wrong = wrong_call(self, args, kwargs)
+            if wrong is None:
+                raise
+            raise wrong from error
+
+
+def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What is wrong with the inputs that a model was called with; None where nothing is found."""
+    graph = model.meta.get("graph")
+    if not isinstance(graph, Graph) or "forward" in vars(model):  # another forward has other inputs
+        return None
+    names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
+    if len(args) > len(names):
+        return TypeError(f"`{graph.name}` reads {listing(names)}, and was given {len(args)} inputs")
+    given = dict(zip(names, args, strict=False))
+    for name in kwargs:
+        if name not in names:
+            return TypeError(unknown_argument(graph.name, name, names))
+        if name in given:
+            return TypeError(f"`{name}` of `{graph.name}` was given twice")
+    given |= kwargs
+    missing = [name for name, signal in graph.inputs.items() if not signal.optional and given.get(name) is None]
+    if missing:
+        return TypeError(f"`{graph.name}` needs {' and '.join(f'`{name}`' for name in missing)}")
+    there = {name: value for name, value in given.items() if value is not None}
+    return next(wrong_inputs(graph, there, next(model.parameters(), None)), None)
+
+
+def wrong_inputs(graph: Graph, given: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
+    """What is wrong with the values of inputs and masks that are given; `weight` is one of the model's."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
+            return
+    for name, value in given.items():
+        signal = graph.inputs.get(name)
+        yield from _wrong_mask(name, value, given) if signal is None else _wrong_input(graph, name, signal, value)
+        if weight is not None and value.device != weight.device:
+            yield ValueError(f"`{name}` is on {value.device}, and the model on {weight.device}")
+    yield from _wrong_rows(graph, given)
+    features = [name for name in given if name in graph.inputs and graph.inputs[name].type == "sequence"]
+    for name in features if weight is not None else ():
+        assert weight is not None
+        if given[name].dtype != weight.dtype:
+            yield ValueError(f"`{name}` is {given[name].dtype}, and the model {weight.dtype}")
+
+
+def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
+    wanted, dtype = _SHAPES[signal.type], value.dtype
+    whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    if value.dim() != _DIMS[signal.type] or whole == (signal.type == "sequence"):
+        yield ValueError(f"`{name}` must be {wanted}, not {dtype} {list(value.shape)}")
+    elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
+        yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")
+    elif signal.type != "lengths" and value.size(1) == 0:
+        yield ValueError(f"`{name}` must have at least one position, not {list(value.shape)}")
+    elif signal.type == "tokens":
+        wrong = wrong_tokens(graph, name, value)
+        yield from [] if wrong is None else [wrong]
+
+
+def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
+    """A sequence [b, t] that is beyond the model's `max_len`, or token ids that are not in its table."""
+    limit, rows = max_len(graph), rows_of(graph, name)
+    if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
+        return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
+    if rows is None or not tokens.numel() or tokens.is_meta:
+        return None
+    least, most = (int(one) for one in tokens.aminmax())
+    if least >= 0 and most < rows:
+        return None
+    wrong = least if least < 0 else most
+    return ValueError(f"{wrong} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
+
+
+def _wrong_mask(name: str, mask: Tensor, given: Mapping[str, Tensor]) -> Iterator[Exception]:
+    hidden = given.get(name.removesuffix("_mask"))
+    if hidden is not None and mask.shape != hidden.shape[:2]:
+        yield ValueError(f"`{name}` must be bool {list(hidden.shape[:2])}, not {mask.dtype} {list(mask.shape)}")
+
+
+def _wrong_rows(graph: Graph, given: Mapping[str, Tensor]) -> Iterator[Exception]:
+    """Inputs of different batches; or of different lengths, where one node reads both."""
+    inputs = {name: value for name, value in given.items() if name in graph.inputs}
+    counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
+    if len(set(counts.values())) > 1:
+        yield ValueError(f"the inputs have different batches: {_listed(counts)}")
+    for node in graph.nodes:
+        together = [name for source in node.wires.values() for name in as_list(source) if name in inputs]
+        lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}
+        if isinstance(node.wires.get("input"), list) and len(set(lengths.values())) > 1:
+            yield ValueError(f"`{node.name}` reads inputs of different lengths: {_listed(lengths)}")
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"`{name}` {size}" for name, size in sizes.items())

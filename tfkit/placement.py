@@ -1,0 +1,41 @@
+"""Where tensors live and what type they are of, by the names that people give."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import torch
+
+from tfkit.arguments import shown
+from tfkit.errors import closest, quoted
+
+DTYPES = {str(one).removeprefix("torch."): one for one in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
+AnyDtype: TypeAlias = Annotated[torch.dtype | str, "a type of numbers such as torch.bfloat16 or 'bfloat16'"]
+AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'cuda:1' or 'meta'"]
+
+
+def dtype_of(dtype: AnyDtype) -> torch.dtype:
+    """The type of that name; raises ValueError where weights cannot be of it."""
+    found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if found is None:
+        near = closest(str(dtype), DTYPES)
+        help = f": a similar one is '{near}'" if near else ""
+        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {shown(dtype)}{help}")
+    if not found.is_floating_point:
+        raise ValueError(f"weights are floating point, one of {', '.join(DTYPES)}, not {found}")
+    return found
+
+
+def device_of(device: AnyDevice) -> torch.device:
+    """The device of that name; raises ValueError where there is none here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"{quoted(str(device))} is not a device: cpu, cuda, cuda:1, mps, meta") from None
+    if found.type not in ("cpu", "meta"):
+        try:
+            torch.empty(1, device=found)
+        except (RuntimeError, AssertionError, NotImplementedError) as wrong:
+            reason = str(wrong).partition("\n")[0].partition(". ")[0]
+            raise ValueError(f"`{found}` cannot be used here: {reason}") from None
+    return found

@@ -1,0 +1,35 @@
+"""Changes of a spec as Python says them, to those that `--set` takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tfkit.arguments import Sets, shown
+
+
+def as_changes(sets: Sets) -> list[str]:
+    """Each change as `path=value`.
+
+    Args:
+        sets: one change, several, or a mapping of paths to values. Text among the values is read as `--set` reads it.
+
+    Raises:
+        TypeError: a value of the mapping is not one that YAML has.
+    """
+    if isinstance(sets, str):
+        return [sets]
+    if isinstance(sets, Mapping):
+        return [f"{path}={_as_yaml(path, value)}" for path, value in sets.items()]
+    return list(sets)
+
+
+def _as_yaml(path: str, value: object) -> str:
+    """A value in the part of YAML that JSON is."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        message = f"the value of `{path}` in `sets` must be a number, a string, True, False, None, a list or a mapping"
+        raise TypeError(f"{message} of these, not {shown(value)}") from None

@@ -1,0 +1,69 @@
+"""A model that stands in a module several times, as beside its loss, is in that module's state dict once.
+
+Torch writes what is registered twice under both names. Here the shorter one stays, and either is enough to load from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+
+@dataclass
+class _Load:
+    """One call of `load_state_dict`, known by its list of missing keys: whether each place of a model was given."""
+
+    missing: list[str]
+    given: dict[str, bool] = field(default_factory=dict)
+
+
+_LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
+
+
+def keep_once(model: nn.Module) -> None:
+    """Let a model be written once, and be complete if any of its names has been read."""
+    if _drop_copies not in model._state_dict_hooks.values():
+        model.register_state_dict_post_hook(_drop_copies)
+        model.register_load_state_dict_pre_hook(_note_place)
+        model.register_load_state_dict_post_hook(_forgive_places)
+
+
+def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Of this place of the model, and one that was written before, keep the one with the shorter name."""
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    name = next(iter(own), None)
+    if name is None:
+        return
+    others = [key.removesuffix(name) for key in state if key.endswith(f".{name}") or key == name]
+    for other in others:
+        if other == prefix or not all(_same(state.get(other + one), value) for one, value in own.items()):
+            continue
+        for one in own:
+            del state[(other if len(other) > len(prefix) else prefix) + one]
+        return
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values of a state dict are the same memory; parts of a `DTensor` tell it for the whole."""
+    one, other = (getattr(value, "_local_tensor", value) for value in (one, other))
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return one is other
+    return one.shape == other.shape and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    missing: list[str] = rest[2]
+    if model not in _LOADS or _LOADS[model].missing is not missing:
+        _LOADS[model] = _Load(missing)
+    _LOADS[model].given[prefix] = any(key.startswith(prefix) for key in state)
+
+
+def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
+    """Of a place that was not given nothing is missing, where another one was."""
+    load = _LOADS[model]
+    if any(load.given.values()):
+        absent = tuple(prefix for prefix, given in load.given.items() if not given)
+        load.missing[:] = [key for key in load.missing if not key.startswith(absent)]
