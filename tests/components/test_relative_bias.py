@@ -5,11 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import tfkit
+from tfkit.components.relative_bias import T5Bias, T5BiasConfig
 from tfkit.testing import check_cached, check_capture, check_gradients, check_script, check_state_dict, example_inputs
 from tfkit.tools.weights import load_weights
 
@@ -34,6 +37,16 @@ def test_gradients_of_the_tables_are_those_of_umt5(tmp_path: Path) -> None:
         largest = float(grad.abs().max())
         assert largest > 1
         torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 9), (8, 36), (16, 64), (64, 256), (32, 1024)])
+def test_each_distance_is_in_the_bucket_of_t5(n_buckets: int, max_distance: int, causal: bool) -> None:
+    """At powers of two the last bit of a logarithm decides, and processors differ in it."""
+    bias = T5Bias(T5BiasConfig(n_buckets=n_buckets, max_distance=max_distance), n_heads=1, causal=causal)
+    offsets = torch.arange(-2000, 2001)[None, None]
+    wanted = T5Attention._relative_position_bucket(offsets, not causal, n_buckets, max_distance)
+    assert torch.equal(bias.bucket(offsets), wanted)
 
 
 SPEC = """
