@@ -160,13 +160,13 @@ def test_more_tokens_than_max_len_are_an_error(call: str, position: str) -> None
 def test_the_forward_says_what_graph_limits_say(position: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared below
         model_of(POSITIONS[position])(tokens_of(MAX_LEN + 1))
-    assert str(caught.value) == f"9 tokens are more than {beyond(MAX_LEN)}"
+    assert str(caught.value) == f"the 9 tokens of `tokens` are more than {beyond(MAX_LEN)}"
 
 
 @pytest.mark.parametrize("given", ["source", "target"])
 def test_both_sequences_of_a_pair(given: str) -> None:
     lengths = {"source": 3, "target": 3} | {given: MAX_LEN + 1}
-    with pytest.raises(ValueError, match="9 tokens are more than max_len"):
+    with pytest.raises(ValueError, match=f"the 9 tokens of `{given}` are more than max_len"):
         model_of(PAIR)(**{name: tokens_of(length) for name, length in lengths.items()})
 
 
@@ -186,7 +186,7 @@ def test_without_max_len_nothing_is_too_long() -> None:
 
 def test_learned_positions_have_a_limit_of_their_own() -> None:
     text = POSITIONS["learned"].replace("max_len: 8\n", "").replace("learned", "{kind: learned, max_len: 6}")
-    with pytest.raises(ValueError, match=r"7 tokens are more than max_len \(6\)"):
+    with pytest.raises(ValueError, match=r"the 7 tokens of `tokens` are more than max_len \(6\)"):
         model_of(text)(tokens_of(7))
 
 

@@ -43,7 +43,7 @@ def graph_of(*sets: str) -> tfkit.Graph:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     graph = graph_of()
-    save(tfkit.build(graph, seed=3), graph, tmp_path / "out")
+    save(tfkit.build(graph, seed=3), tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -131,7 +131,7 @@ def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) ->
         metadata = safetensors_metadata(graph)
         write_shards(published(model, section), model.state_dict(), out, metadata=metadata, max_bytes=9000)
     else:
-        save(model, graph, out, layout=layout)  # type: ignore[arg-type]
+        save(model, out, layout=layout)  # type: ignore[arg-type]
     for file in out.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             said = opened.metadata()

@@ -123,6 +123,7 @@ def test_biases_and_norms(kind: str) -> None:
             assert kind != "torch" or tensor.abs().max() > 0.8 * bound
 
 
+@pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")
 @pytest.mark.parametrize("kind", ["gpt2", "normal"])
 def test_the_deviation_can_be_set(kind: str) -> None:
     found = weights(f"{{kind: {kind}, std: 0.5}}")

@@ -229,7 +229,7 @@ NAN = float("nan")
         ([[1]], {"mask": torch.ones(1, 1)}, "mask has no effect beside lists, which have no padding"),
         (
             torch.ones(1, 2).long(),
-            {"mask": torch.ones(1, 1)},
+            {"mask": torch.ones(1, 1, dtype=torch.bool)},
             "mask must have the shape of tokens, [1, 2], not [1, 1]",
         ),
         ([[1, 20]], {}, "20 is not a token id of this model: `tokens` may be 0 to 19"),

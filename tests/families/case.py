@@ -46,6 +46,7 @@ class Case:
         uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
         buffers: names of buffers of theirs that are parameters here; each with the reason.
         token_types: how many there are, if the model has some.
+        beyond: whether the input is longer than the configuration says: our model is built with a `max_len` that lets it.
         cached: whether pieces give the whole: not where a rotation depends on the length of the whole.
         prepare: changes their model before it is saved.
         repair: takes out a defect of their class, which no file says.
@@ -63,6 +64,7 @@ class Case:
     uncounted: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, str] = field(default_factory=dict)
     token_types: int = 0
+    beyond: bool = False
     cached: bool = True
     prepare: Callable[[Any], None] | None = None
     repair: Callable[[Any], None] | None = None
@@ -106,6 +108,11 @@ class Trial:
         ours = build_with_weights(graph, folder / "theirs").eval()
         return cls(case, theirs, imported, ours, folder)
 
+    def longer(self) -> torch.fx.GraphModule:
+        """Ours with the same weights, and a `max_len` for the input."""
+        graph = tfkit.loads(self.imported.text, sets=[f"max_len={self.case.length}"])
+        return build_with_weights(graph, self.folder / "theirs").eval()
+
 
 def tokens(side: str, length: int, first: int) -> Tensor:
     """Which positions of three sequences are tokens, bool [b, length]; one sequence is full."""
@@ -121,7 +128,8 @@ def check_logits(trial: Trial, side: str) -> None:
     """Logits of all real tokens equal theirs to 1e-5."""
     case, ids, masks = trial.case, *_batch(trial, side)
     types = [torch.randint(0, case.token_types, ids[0].shape)] if case.token_types else []
-    found = trial.ours(*ids, *types) if side == "none" else trial.ours(*ids, *types, *masks)
+    ours = trial.longer() if case.beyond else trial.ours
+    found = ours(*ids, *types) if side == "none" else ours(*ids, *types, *masks)
     expected = _alone(trial, ids, masks) if side == "left" and case.alone else _theirs(trial, ids, masks, side, types)
     real = masks[-1]
     assert expected[real].std() > 0.05, "outputs so small that everything is near"

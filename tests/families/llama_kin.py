@@ -63,6 +63,7 @@ LLAMA_KIN: dict[str, Case] = {
     "llama_dynamic": Case(
         "llama",
         {**LLAMA, "max_position_embeddings": 6, "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0}},
+        beyond=True,
         cached=False,
     ),
     "mistral": Case("mistral", {**LLAMA, **WINDOW, "tie_word_embeddings": True}),

@@ -86,7 +86,7 @@ def test_null_at_the_top_takes_the_other_keys_away_too(files: Callable[..., Path
     lines = ["init: null", "description: null"]
     one, other = load(files(*lines)), load(files(), "init=null", "description=null")
     assert one.spec.model == other.spec.model
-    assert (one.spec.model.init.kind_name(), one.spec.model.description) == ("torch", None)
+    assert (one.spec.model.init.kind_name(), one.spec.model.description) == ("fan_in", None)
     assert "missing key `graph`" in refusal(files("graph: null"))
 
 
