@@ -83,6 +83,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "loss": (tfkit.loss, {"model": MODEL, "inputs": TOKENS}),
     "node": (GRAPH.node, {"name": "decoder"}),
     "parameter_groups": (tfkit.parameter_groups, {"model": MODEL}),
+    "prepare_decoding": (tfkit.prepare_decoding, {"model": MODEL}),
     "profile": (tfkit.profile, {"graph": GRAPH}),
     "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),

@@ -46,7 +46,7 @@ class Case:
         uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
         buffers: names of buffers of theirs that are parameters here; each with the reason.
         token_types: how many there are, if the model has some.
-        beyond: whether the input is longer than the configuration says: our model is built with a `max_len` that lets it.
+        beyond: whether the input is longer than the configuration says: ours has a `max_len` that lets it.
         cached: whether pieces give the whole: not where a rotation depends on the length of the whole.
         prepare: changes their model before it is saved.
         repair: takes out a defect of their class, which no file says.

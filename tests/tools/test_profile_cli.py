@@ -107,7 +107,7 @@ def test_a_folder(run: Run, tmp_path: Path) -> None:
     [
         (("one.yaml", "one.yaml", "one.yaml"), "3 specs: one is profiled, or two side by side"),
         (("one.yaml", "other.yaml", "--weights", "one.yaml"), "--weights are those of one model"),
-        (("one.yaml", "--steps", "1"), "1 is not in the range x>=2"),
+        (("one.yaml", "--steps", "1"), "`--steps` takes a whole number from 2, not 1"),
         (("one.yaml", "--device", "meta"), "nothing runs on the meta device"),
         (("one.yaml", "--mode", "sleep"), "`sleep` is not one of"),
     ],

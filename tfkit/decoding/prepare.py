@@ -8,7 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tfkit.arguments import Positive, checked
+from tfkit.model import BuiltModel
 from tfkit.nn.kernels import Kernel, ask, large_weights, sample
+from tfkit.wrapped import unwrapped
 
 Layout = Literal["rows", "columns"]
 """Which numbers of a weight [d_out, d_in] lie together: those of one output, or those of one input."""
@@ -32,8 +35,9 @@ class Prepared:
     """Bytes of weights that each way read in a second."""
 
 
+@checked
 @torch.no_grad()
-def prepare_decoding(model: nn.Module, batch: int = 1) -> list[Prepared]:
+def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
     """Lay the large weights of a model out as this machine reads them fastest when it decodes.
 
     Every way races on the model's own weights. What wins stays: where columns are read faster than rows, the weights
@@ -50,11 +54,9 @@ def prepare_decoding(model: nn.Module, batch: int = 1) -> list[Prepared]:
         What was measured and chosen for each shape of a large weight.
 
     Raises:
-        ValueError: `batch` is not positive.
+        ValueError: the model was not built by tfkit.
     """
-    if batch < 1:
-        raise ValueError(f"batch ({batch}) must be positive")
-    return [_prepared(group, batch) for group in large_weights(model)]
+    return [_prepared(group, batch) for group in large_weights(unwrapped(model))]
 
 
 def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 OURS = ("tokenizer.json", "chars.json")
@@ -43,5 +44,6 @@ def tokenizer_files(weights: Path | None) -> list[Path]:
     """The files of a tokenizer beside weights, which are a file or a folder; none where there are no weights."""
     if weights is None:
         return []
-    folder = weights if weights.is_dir() else weights.parent
-    return sorted(path for path in folder.iterdir() if path.name in NAMES and path.is_file()) if folder.is_dir() else []
+    folder = weights if os.path.isdir(weights) else weights.parent
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(folder / name for name in names if name in NAMES and os.path.isfile(folder / name))

@@ -150,7 +150,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     with pytest.raises(ValueError, match=r"\.svg, \.png, \.html, not \.pdf"):
         write(picture, tmp_path / "a.pdf")
-    with pytest.raises(tfkit.SpecError, match=r"cannot write .*No such file"):
+    with pytest.raises(tfkit.SpecError, match=r"cannot write .*its folder does not exist"):
         write(picture, tmp_path / "nowhere" / "a.svg")
 
     def interrupted(*_: object) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import tfkit
 from tfkit.tools.eject import check, eject
-from tfkit.tools.eject.check import loaded, made
+from tfkit.tools.eject.runner import loaded, made
 
 from ...test_readme import blocks
 

@@ -12,7 +12,8 @@ import torch
 
 import tfkit
 from tests.tools.profile.conftest import SPECS
-from tfkit.errors import SpecError
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.cost import UncountableError
 from tfkit.tools.profile import Profile, folder, models, predicted, profile_models
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps
@@ -33,7 +34,7 @@ Run = Callable[..., Profile]
 def test_every_step_is_announced(profile: Run) -> None:
     seen: list[tuple[int, int]] = []
     profile("small", on_step=lambda done, of: seen.append((done, of)))
-    settings = Settings(torch.device("cpu"), "train", torch.float32, False, 2, 2, 1, None)
+    settings = Settings(torch.device("cpu"), "train", torch.float32, False, 2, 2, 1, None, False)
     assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
 
 
@@ -93,7 +94,10 @@ def test_a_component_that_fails(profile: Run, plant: Callable[..., None]) -> Non
 
 
 def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted, "cost", lambda *args, **kwargs: 1 / 0)
+    def fails(*args: object, **kwargs: object) -> None:
+        raise UncountableError(Diagnostic("it needs values"))
+
+    monkeypatch.setattr(predicted, "cost", fails)
     found = profile("small", mode="prefill")
     assert found.notes == (predicted.UNPREDICTED,)
     assert all(part.floor is None for part in found.parts)
