@@ -92,7 +92,7 @@ def test_how_it_reads() -> None:
         "        dense: {ffn: {d_ff: 32}}\n"
         "      pattern: {0-1: local, rest: dense}\n"
         "\n"
-        "init: torch\n"
+        "init: fan_in\n"
     )
 
 

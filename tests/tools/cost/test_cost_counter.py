@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +18,7 @@ from tfkit.graph.pieces import read_whole
 from tfkit.spec.load import shipped_specs
 from tfkit.tools.cache import cache_size
 from tfkit.tools.cost import cost, observe
+from tfkit.tools.cost.kernels import OwnKernels
 from tfkit.tools.cost.shapes import rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params import count_params
@@ -127,3 +129,16 @@ def test_every_spec_has_a_cost_that_adds_up(name: str) -> None:
     token = cost(graph, length=limit, mode="decode")
     memory = size.per_memory_token * (token.memory_length or 0)
     assert token.memory.cache == (size.at_max_len or size.per_token * T) + memory
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
+    q = torch.empty(2, 4, 6, 8, device="meta")
+    mask = torch.empty(2, 1, 6, 6, device="meta")
+    watch = observe.Watch([])
+    with OwnKernels(watch, "cuda"), watch:
+        if by_name:
+            F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
+        else:
+            F.scaled_dot_product_attention(q, q, q, mask)
+    assert sum(watch.root.tally("").read.values()) == q.nbytes + mask.nbytes

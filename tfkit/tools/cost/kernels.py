@@ -34,24 +34,26 @@ class OwnKernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and self._is_fused(*args, **kwargs):
-            return Attend.apply(self.watch, *args[:3], kwargs.get("attn_mask"))
+        if func is F.scaled_dot_product_attention and (given := self._fused(*args, **kwargs)):
+            return Attend.apply(self.watch, *given)
         if func is F.dropout and self.cuda:
             return _dropout(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _is_fused(
+    def _fused(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         *_: Any,
         **__: Any,
-    ) -> bool:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+        """What one kernel is given, however it was called; None where there is none."""
         learned = attn_mask is not None and attn_mask.requires_grad
-        return self.cuda or (dropout_p == 0 and not learned and q.size(3) == v.size(3))
+        fused = self.cuda or (dropout_p == 0 and not learned and query.size(3) == value.size(3))
+        return (query, key, value, attn_mask) if fused else None
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -137,7 +137,7 @@ def record_text(kind: type, fields: list[str], whole: Whole) -> str:
     if docs:
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
     lines += [f"{INDENT}{name}: {said}" for name, said in _field_types(kind, whole).items() if name in fields]
-    return "\n".join(lines)
+    return "\n".join(lines if len(lines) > 1 else [*lines, f"{INDENT}pass"])
 
 
 def _field_types(kind: type, whole: Whole) -> dict[str, str]:

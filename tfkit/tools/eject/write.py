@@ -123,7 +123,7 @@ class _File:
 
     def text(self) -> str:
         """The whole file."""
-        parts = [self.record(kind) for kind in self.whole.records if len(self.whole.fields(kind)) > 1]
+        parts = [self.record(kind) for kind in self.whole.records if self.whole.alone(kind) is None]
         parts += [self.constant(name, value) for name, value in self.names.items() if _is_constant(value)]
         parts += [
             function_text(key[0].__name__, entry, self.whole, method=False)
