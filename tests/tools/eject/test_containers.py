@@ -10,6 +10,7 @@ import torch
 
 import tfkit
 from tfkit.tools.eject import check, eject
+from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import loaded, made
 
 from ...test_readme import blocks
@@ -274,12 +275,12 @@ QUICK = {
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in (CASES | TENSORS)]
 )
-def test_the_ejected_file_is_the_model(name: str, tmp_path: Path) -> None:
+def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) -> None:
     init, body = (CASES | TENSORS)[name]
     reset = "" if name in CASES else RESET_BUFFERS if name == "buffers" else RESET
     graph = graph_of(init, body, reset, tmp_path)
     text = eject(graph)
-    assert check(graph, text).ran, text
+    assert check(graph, text, alone).ran, text
     ours = tfkit.build(graph, device="meta")
     with loaded(text) as module, torch.device("meta"):
         theirs = made(module)
@@ -289,28 +290,31 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path) -> None:
     assert kept[0] == kept[1]
 
 
-def test_the_plugin_of_the_readme_leaves_too(tmp_path: Path) -> None:
+def test_the_plugin_of_the_readme_leaves_too(tmp_path: Path, alone: Alone) -> None:
     (text,) = [text for text in blocks("python") if "tfkit_register" in text]
     (tmp_path / "double_gelu.py").write_text(text, encoding="utf-8")
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
     graph = tfkit.loads(SPEC.replace("odd", "double_gelu"), plugins=plugins)
     written = eject(graph)
-    assert check(graph, written).ran
+    assert check(graph, written, alone).ran
     assert "nn.Sequential(" in written
     assert "config.d_ff" in written
 
 
-def test_a_buffer_that_no_file_keeps_is_filled(tmp_path: Path) -> None:
+def test_a_buffer_that_no_file_keeps_is_filled(tmp_path: Path, alone: Alone) -> None:
     init, body = TENSORS["buffers"]
     graph = graph_of(
         init.replace("torch.arange(d)", "torch.arange(d), persistent=False"), body, RESET_BUFFERS, tmp_path
     )
-    ours = tfkit.build(graph).eval()
-    with loaded(eject(graph)) as module:
-        theirs = made(module).eval()
-    theirs.load_state_dict(ours.state_dict())
-    tokens = torch.randint(13, (2, 5))
-    assert torch.equal(theirs(tokens), ours(tokens))
+    assert check(graph, eject(graph), alone).ran
+
+
+def test_a_parameter_that_would_be_trained_is_found(tmp_path: Path, alone: Alone) -> None:
+    graph = graph_of(*CASES["frozen"], "", tmp_path)
+    written = eject(graph)
+    assert ".requires_grad_(False)" in written
+    with pytest.raises(tfkit.SpecError, match="it trains other parameters: it leaves out none, and not"):
+        check(graph, written.replace(".requires_grad_(False)", ".requires_grad_(True)"), alone)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,13 @@ def _given(graph: Graph, runs: bool) -> Given:
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
     for case in whole_cases(model) if runs else ():
-        with torch.enable_grad():
-            outputs = as_tensors(model(**case.inputs))
-        cases.append((case.words, dict(case.inputs), [one.detach() for one in outputs]))
+        with torch.no_grad():
+            cases.append((case.words, dict(case.inputs), list(as_tensors(model(**case.inputs)))))
     shapes = [(name, list(tensor.shape)) for name, tensor in state.items()]
-    return Given(shapes=shapes, state=state if runs else None, cases=cases, threads=torch.get_num_threads())
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    return Given(
+        shapes=shapes, frozen=frozen, state=state if runs else None, cases=cases, threads=torch.get_num_threads()
+    )
 
 
 @contextmanager

@@ -27,12 +27,14 @@ class Given(TypedDict):
 
     Attributes:
         shapes: of the model's state dict, by its names and in its order.
+        frozen: the names of the parameters that are not trained.
         state: its tensors; None where the model is too large to run.
         cases: what to call the inputs, the inputs, and all that the model returns for them.
         threads: how many the model ran in: sums over several threads round otherwise.
     """
 
     shapes: list[tuple[str, list[int]]]
+    frozen: list[str]
     state: "dict[str, Tensor] | None"
     cases: "list[tuple[str, dict[str, Tensor], list[Tensor]]]"
     threads: int
@@ -71,11 +73,15 @@ def compared(text: str, given: Given) -> str | None:
         if list(theirs.items()) != list(ours.items()):
             names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
             return f"it has other tensors: {', '.join(names[:3]) or 'their order'}"
+        frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+        if frozen != given["frozen"]:
+            return f"it trains other parameters: it leaves out {frozen or 'none'}, and not {given['frozen'] or 'none'}"
         if given["state"] is not None:
+            if any(name not in ours for name, _ in model.named_buffers()):  # no file has their values
+                model = made(module).eval()
             model.load_state_dict(given["state"], assign=True)
         for words, inputs, outputs in given["cases"]:
-            # With gradients: without, `tfkit.nn.linear` has a way of its own for large weights on the CPU.
-            with torch.enable_grad():
+            with torch.no_grad():
                 found = model(**inputs)
             if not all(map(torch.equal, outputs, [found] if isinstance(found, torch.Tensor) else found)):
                 return f"it computes something else for {words} tokens"
