@@ -100,6 +100,7 @@ def test_it_keeps_them_in_cross_attention_and_windows(plugins: object) -> None:
     check_model(tfkit.loads(windowed, plugins=plugins), causal="target")
 
 
+@pytest.mark.slow
 def test_it_leaves_with_a_memory(plugins: object) -> None:
     graph = tfkit.loads(MEMORY, plugins=plugins)
     assert check(graph, eject(graph)).ran

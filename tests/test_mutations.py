@@ -274,7 +274,7 @@ def outcome(text: str, *sets: str) -> object:
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(SETTINGS, max_examples=500, derandomize=True)
+@settings(SETTINGS, max_examples=250, derandomize=True)
 @given(mutants())
 def test_mutants(text: str) -> None:
     check(text)

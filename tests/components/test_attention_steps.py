@@ -236,7 +236,7 @@ def test_a_step_keeps_every_promise(step: str, layout: str) -> None:
         check_cached(model, inputs)
 
 
-@pytest.mark.parametrize("step", ["sinks", "everything"])
+@pytest.mark.parametrize("step", [pytest.param("sinks", marks=pytest.mark.slow), "everything"])
 def test_a_step_is_captured_whole(step: str) -> None:
     graph = spec("memory", part_of(step, "memory"))
     model = shaken(tfkit.build(graph))

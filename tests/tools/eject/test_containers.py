@@ -257,19 +257,7 @@ TENSORS = {
         "return self.net(x * self.a) + self.b",
     ),
 }
-QUICK = {
-    "sequential of own",
-    "sequential by name",
-    "parts of a sequential",
-    "list of both",
-    "dict of both",
-    "doubled",
-    "attention with all",
-    "torch's encoder",
-    "frozen",
-    "dict of parameters",
-    "buffers",
-}
+QUICK = {"sequential by name", "list of both", "frozen", "buffers"}
 
 
 @pytest.mark.parametrize(
