@@ -271,6 +271,9 @@ def outcome(text: str, *sets: str) -> object:
         return WARNED
 
 
+# A mutant may take away what a shared key of its parent was for.
+pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning")
+
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
