@@ -22,6 +22,7 @@ import tfkit
 import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
+from tfkit.graph.limits import max_len
 from tfkit.spec.load import specs_folder
 from tfkit.spec.source import parse, plain
 
@@ -192,7 +193,8 @@ def check_text(text: str, graph: Graph) -> None:
 def check_model(graph: Graph) -> None:
     """It builds, and a forward on the meta device gives the shapes that the graph says."""
     model = tfkit.build(graph, device="meta")
-    given = {name: value_of(signal) for name, signal in graph.inputs.items() if not signal.optional}
+    length = min(LENGTH, max_len(graph) or LENGTH)
+    given = {name: value_of(signal, length) for name, signal in graph.inputs.items() if not signal.optional}
     found = model(**given)
     for name, value in zip(graph.outputs, found if len(graph.outputs) > 1 else [found], strict=True):
         signal = graph.node(name).output
@@ -201,12 +203,12 @@ def check_model(graph: Graph) -> None:
         assert value.shape[0] == 2, name
 
 
-def value_of(signal: Signal) -> torch.Tensor:
+def value_of(signal: Signal, length: int) -> torch.Tensor:
     if signal.type == "lengths":
         return torch.ones(2, dtype=torch.long, device="meta")
     if signal.type == "tokens":
-        return torch.zeros(2, LENGTH, dtype=torch.long, device="meta")
-    return torch.zeros(2, LENGTH, signal.width or 1, device="meta")
+        return torch.zeros(2, signal.length or length, dtype=torch.long, device="meta")
+    return torch.zeros(2, signal.length or length, signal.width or 1, device="meta")
 
 
 def layers_of(graph: Graph) -> int:
