@@ -94,6 +94,7 @@ def small(name: str) -> tfkit.Graph:
     """A shipped spec, wide enough for its start to be seen; what scales its logits is that of the whole."""
     graph = tfkit.load(name)
     sizes = {"d_model=16": "d_model=128", "vocab_size=13": f"vocab_size={VOCAB}", "max_len=8": "max_len=32"}
+    sizes[f"_factor={[1.5] * 4}"] = f"_factor={[1.5] * 32}"  # of the pairs of a head, which are eight times as many
     sets = [*reductions(graph)]
     for old, new in sizes.items():
         sets = [f"{one.removesuffix(old)}{new}" if one.endswith(old) else one for one in sets]
