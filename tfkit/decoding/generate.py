@@ -103,14 +103,13 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     if n_samples > 1 and temperature == 0:
         raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
-    if not isinstance(model, CachedModel):
-        model = unwrapped(model)
-    graph = graph_of(model.model if isinstance(model, CachedModel) else model)
+    built = model.model if isinstance(model, CachedModel) else unwrapped(model)
+    graph = graph_of(built)
     main, *_ = take_apart(graph).given_again
     _check_names(graph, main, inputs)
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
-    with evaluating(model.model if isinstance(model, CachedModel) else model):
+    with evaluating(built):
         cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
         device = next(cached.model.parameters()).device
         given = _padded_inputs(inputs, pad)
