@@ -7,7 +7,7 @@ import pytest
 
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, listing, quoted
 
-from .cheap import cheaply
+from .time_limit import cheaply
 
 SPEC = Source("specs/tiny.yaml", "tfkit: 1\n" * 8 + "    attention: {kind: gqqa, n_heads: 8}\n" + "x: 1\n" * 2)
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import tfkit
-from tests.shipped import one_of_each_family, reductions
+from tests.small_specs import one_of_each_family, reductions
 from tfkit.cli import main
 from tfkit.first_loss import first_losses
 from tfkit.tools.inputs import random_inputs

@@ -31,10 +31,10 @@ from tfkit.components.rope import RopeConfig
 from tfkit.nn import Context
 from tfkit.promises import Watch
 from tfkit.testing import call, example_inputs
-from tfkit.tools.trial import try_model
+from tfkit.tools.first_run import try_model
 
 from .plugin.test_faults import plugins
-from .shipped import SHIPPED, reduced
+from .small_specs import SHIPPED, reduced
 
 TEXT = """\
 tfkit: 1

@@ -16,9 +16,9 @@ from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.first_loss import warn_of_first_losses
+from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, load
 from tfkit.graph.given import AnySpec
-from tfkit.graph.pieces import wire_of
 from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner
 from tfkit.initialize import initialize
@@ -26,8 +26,8 @@ from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.promises import check_promises
-from tfkit.spec.complaints import crashed, refused
 from tfkit.spec.load import weights_beside
+from tfkit.spec.messages import crashed, refused
 from tfkit.wrapped import unwrapped
 
 
@@ -324,6 +324,8 @@ def _arguments(
 
 
 def _class_name(name: str) -> str:
-    words = "".join(c if c.isalnum() else " " for c in name).split()
-    title = "".join(word[:1].upper() + word[1:] for word in words)
+    """`llama3_8b` as Llama3_8b: digits that meet would read as another number."""
+    title = ""
+    for word in "".join(c if c.isalnum() else " " for c in name).split():
+        title += "_" * (title[-1:].isdigit() and word[:1].isdigit()) + word[:1].upper() + word[1:]
     return title if title[:1].isalpha() else f"Model{title}"

@@ -16,8 +16,8 @@ from tfkit.arguments import shown, unknown_argument
 from tfkit.component import Signal
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import beyond, max_len, rows_of
 from tfkit.graph.order import as_list
+from tfkit.graph.sequence_limits import beyond, max_len, rows_of
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
 """As an argument; `graph_of` says whether a module is one."""

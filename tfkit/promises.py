@@ -29,9 +29,9 @@ from tfkit.component import (
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
-from tfkit.graph.limits import max_len
 from tfkit.graph.places import place_of
-from tfkit.spec.complaints import fault_of, kind_of
+from tfkit.graph.sequence_limits import max_len
+from tfkit.spec.messages import fault_of, kind_of
 
 Size: TypeAlias = int | tuple[int, ...] | None
 """A size, or those of which one will do; None where any will."""

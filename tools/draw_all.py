@@ -12,7 +12,7 @@ from pathlib import Path
 from tfkit.graph.expand import load
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.draw import draw, write
-from tfkit.tools.specs import Shipped, shipped
+from tfkit.tools.gallery import Shipped, shipped
 from tfkit.tools.units import short
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"

@@ -17,7 +17,7 @@ from tfkit.checkpoint.header import DTYPES, MAX_HEADER, TensorInfo
 from tfkit.errors import SpecError
 from tfkit.spec.folder import INDEX, WEIGHTS
 
-from .sound import AGAIN, CONVERT, TENSORS, assert_holds, refused
+from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, refused
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -18,7 +18,7 @@ from tfkit.checkpoint.header import MAX_HEADER
 from tfkit.errors import SpecError
 from tfkit.spec.folder import WEIGHTS
 
-from .sound import AGAIN, CONVERT, TENSORS, assert_holds, assert_same, entry, raw, refused
+from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, assert_same, entry, raw, refused
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tfkit
+from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import DIGEST, MEANING
-from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import write_shards
 from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
 from tfkit.tools.save import save

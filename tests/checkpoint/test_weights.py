@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.checkpoint.published import published
+from tfkit.checkpoint.links import published
 from tfkit.checkpoint.shards import write_shards
 from tfkit.tools.weights import build_with_weights, load_weights
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.component import AttentionBackend, MaskConfig
 from tfkit.components.attention_core import Eager, ScaledDotProduct
-from tfkit.components.context import SharedContext, View
+from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.components.flex import FlexAttention, flex_mask
 
 from .attentions import BACKENDS, cores, run_flex_on_the_cpu, spec
@@ -124,7 +124,9 @@ def test_a_block_is_skipped_if_nothing_in_it_is_read(
     t, x = 300, torch.zeros(3, 300, 4)
     padding = torch.arange(t) >= torch.tensor([[0], [150], [300]]) if padded else None
     prefix = torch.tensor([140, 20, 0]) if prefixed else None
-    context = SharedContext(View(MaskConfig(left=left, right=right), prefixed, flag=False), rotary=None, position=None)
+    context = AttentionContext(
+        ContextKey(MaskConfig(left=left, right=right), prefixed, flag=False), rotary=None, position=None
+    )
     dense = context(x, padding, prefix).mask
     assert dense is not None
     pairs = F.pad(dense == 0, (0, 84, 0, 84)).view(-1, 1, 3, 128, 3, 128).any(dim=-1).any(dim=3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.component import MaskConfig
-from tfkit.components.context import SharedContext, View, additive
+from tfkit.components.context import AttentionContext, ContextKey, additive
 
 LENGTH = 7
 PADDINGS = {
@@ -36,8 +36,8 @@ def naive(mask: MaskConfig, padding: Tensor | None, prefix: Tensor | None) -> Te
     return visible
 
 
-def context(mask: MaskConfig, *, flag: bool = False) -> SharedContext:
-    return SharedContext(View(mask, prefix=False, flag=flag), rotary=None, position=None)
+def context(mask: MaskConfig, *, flag: bool = False) -> AttentionContext:
+    return AttentionContext(ContextKey(mask, prefix=False, flag=flag), rotary=None, position=None)
 
 
 @pytest.mark.parametrize("left", [None, 0, 2, 10])

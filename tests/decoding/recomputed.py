@@ -7,8 +7,8 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.sequence_limits import max_len
 
 
 class Recomputed(CachedModel):
@@ -17,7 +17,7 @@ class Recomputed(CachedModel):
     def __init__(self, model: fx.GraphModule, *, length: int | None = None) -> None:
         self.model = model
         self.length = length or max_len(graph_of(model)) or 10_000
-        self.name = take_apart(graph_of(model)).given_again[0]
+        self.name = split_for_decoding(graph_of(model)).given_again[0]
         self.used = 0
 
     def start(self, batch: int, **inputs: Tensor) -> None:

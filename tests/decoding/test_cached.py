@@ -10,7 +10,7 @@ import tfkit
 from tfkit.graph.expand import Graph
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..shipped import SHIPPED, reductions
+from ..small_specs import SHIPPED, reductions
 from .small import build
 
 WHOLE = {

@@ -15,13 +15,13 @@ import transformers
 from torch import nn
 
 import tfkit
+from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
-from tfkit.checkpoint.published import published
 from tfkit.spec.load import read_tree, shipped_specs
 from tfkit.spec.source import plain
 from tfkit.tools.importing import import_config
 
-from ..shipped import one_of_each_family
+from ..small_specs import one_of_each_family
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in shipped_specs() if (PUBLISHED / f"{name}.json").exists()]

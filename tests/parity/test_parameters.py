@@ -18,7 +18,7 @@ from tfkit.graph.expand import Graph
 from tfkit.spec.load import read_tree, shipped_specs, specs_folder
 from tfkit.spec.source import plain
 
-from ..shipped import SHIPPED, reduced
+from ..small_specs import SHIPPED, reduced
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tfkit.errors import Source, SpecError
 from tfkit.spec.source import parse, parse_value, plain
 
-from ..cheap import cheaply
+from ..time_limit import cheaply
 from .texts import GOOD, failure
 
 

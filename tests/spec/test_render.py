@@ -18,7 +18,7 @@ from tfkit.plugin.registry import Registry
 from tfkit.spec.load import parse_spec, read_spec
 from tfkit.spec.render import render, schema_line
 
-from ..shipped import one_of_each_family
+from ..small_specs import one_of_each_family
 
 PLUGINS = load_plugins(entry_points=False)
 INSTALLED = load_plugins()

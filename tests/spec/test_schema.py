@@ -22,9 +22,9 @@ from tfkit.spec.load import find_spec, parse_spec, read_spec, read_tree, shipped
 from tfkit.spec.render import render
 from tfkit.spec.schema import json_schema
 from tfkit.spec.source import parse, plain, read
-from tfkit.tools.specs import shipped
+from tfkit.tools.gallery import shipped
 
-from ..shipped import one_of_each_family
+from ..small_specs import one_of_each_family
 
 PLUGINS = load_plugins(entry_points=False)
 SCHEMA = json_schema(PLUGINS)

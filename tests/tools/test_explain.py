@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.shipped import SHIPPED
+from tests.small_specs import SHIPPED
 from tfkit.cli import main
 from tfkit.cli.explain import lines_of
 from tfkit.component import Component

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 import tfkit
+from tfkit.tools.first_run import try_model
 from tfkit.tools.inputs import random_inputs
-from tfkit.tools.trial import try_model
 
 
 def test_each_input_is_of_its_kind(captions: tfkit.Graph) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tfkit.cli import main
+from tfkit.tools import atomic_files, workshop
 from tfkit.tools import exchange as exchanging
-from tfkit.tools import workshop, writing
-from tfkit.tools.export.plain import Safetensors
+from tfkit.tools.atomic_files import fresh_file, fresh_folder, names_in, write_file
+from tfkit.tools.export.safetensors import Safetensors
 from tfkit.tools.workshop import parts_of
-from tfkit.tools.writing import fresh_file, fresh_folder, names_in, write_file
 
 from .conftest import DECODER
 from .moments import State, moments, restored, state_of
@@ -138,11 +138,11 @@ def test_parts_that_are_about_to_be_named_stay(tmp_path: Path, monkeypatch: pyte
     target, put = tmp_path / "target", workshop.put
 
     def meanwhile(folder: Path, place: Path) -> None:
-        monkeypatch.setattr(writing, "put", put)
+        monkeypatch.setattr(atomic_files, "put", put)
         a_file_with_parts(target, "second")
         put(folder, place)
 
-    monkeypatch.setattr(writing, "put", meanwhile)
+    monkeypatch.setattr(atomic_files, "put", meanwhile)
     a_file_with_parts(target, "first")
     assert shown(target) == ("first", [{"a": b"first", "b": b"first"}])
     assert left(tmp_path) == []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import tfkit
 from tfkit.cli import main
-from tfkit.tools.writing import fresh_folder, write_file
+from tfkit.tools.atomic_files import fresh_folder, write_file
 
 from .conftest import DECODER
 from .moments import moments, restored, state_of

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import tfkit
+from tfkit.tools import atomic_files
 from tfkit.tools import save as module
-from tfkit.tools import writing
+from tfkit.tools.atomic_files import write_file
 from tfkit.tools.save import check_folder, save
-from tfkit.tools.writing import write_file
 
 
 def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
     if when == "writing":
         monkeypatch.setattr(module, "save_model", half)
     else:
-        monkeypatch.setattr(writing, "put", fail)
+        monkeypatch.setattr(atomic_files, "put", fail)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
         save(tfkit.build(small, seed=2), folder, force=True)

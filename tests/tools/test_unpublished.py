@@ -16,8 +16,8 @@ from tfkit.tools.explain import explain
 from tfkit.tools.export.export import export
 from tfkit.tools.params import count_params
 
+from ..components.test_matrix import ROWS, load, name_of, spec_of
 from ..decoding.test_cached_models import SPECS, build
-from ..test_matrix import ROWS, load, name_of, spec_of
 from .cost.test_cost_counter import B, T, counted, memory_length
 from .draw.geometry import faults
 

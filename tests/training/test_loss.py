@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
+from tfkit.training.chunked_loss import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
 from tfkit.training.loss import Loss, loss
-from tfkit.training.pieces import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
 
 from .models import NEXT_TOKEN, SPECS, VOCABULARY, build, gradients, inputs_of
 

@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfkit.checkpoint.foreign import HOW_TO_CONVERT, PICKLES
 from tfkit.checkpoint.header import (
     AGAIN,
     MAX_HEADER,
@@ -25,6 +24,7 @@ from tfkit.checkpoint.header import (
     stamp,
     unreadable,
 )
+from tfkit.checkpoint.not_safetensors import HOW_TO_CONVERT, PICKLES
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS
 

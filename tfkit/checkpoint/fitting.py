@@ -8,9 +8,9 @@ import torch
 from torch import fx, nn
 
 from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.published import published
-from tfkit.checkpoint.report import FLOATS, check
+from tfkit.checkpoint.mismatch import FLOATS, check
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.graph.expand import Graph
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from tfkit.checkpoint.foreign import refuse_foreign
+from tfkit.checkpoint.not_safetensors import refuse_foreign
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 
 DTYPES = {

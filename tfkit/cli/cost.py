@@ -14,7 +14,7 @@ from tfkit.tools.units import flops_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.cost import Cost, Device, Mode, Row
-    from tfkit.tools.parts import By
+    from tfkit.tools.ownership import By
 
 MODES = ("train", "prefill", "decode")
 OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")

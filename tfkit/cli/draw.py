@@ -59,7 +59,7 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     if output.suffix not in ENDINGS:
         message = f"`{output.name}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         raise click.BadParameter(message, param_hint="--output")
-    from tfkit.tools.writing import check_file
+    from tfkit.tools.atomic_files import check_file
 
     check_file(output)
     graphs = out.retitled([reader.load(spec) for spec in specs], specs)

@@ -41,7 +41,7 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
 
     if output is not None and output.suffix != ".py":
         raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
-    from tfkit.tools.writing import check_file, write_file
+    from tfkit.tools.atomic_files import check_file, write_file
 
     if output is not None:
         check_file(output)

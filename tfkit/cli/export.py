@@ -69,8 +69,8 @@ def export(
 ) -> None:
     """Write a model to a file that runs without tfkit."""
     from tfkit.cli import output as out
+    from tfkit.tools.atomic_files import check_file
     from tfkit.tools.export.formats import name_by_suffix
-    from tfkit.tools.writing import check_file
 
     format = format or name_by_suffix(output)
     check_file(output, device=False)

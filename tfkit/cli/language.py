@@ -13,7 +13,7 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
-    from tfkit.tools.catalogue import ComponentDoc, FieldDoc
+    from tfkit.tools.component_docs import ComponentDoc, FieldDoc
 
 
 @command(
@@ -39,7 +39,7 @@ def schema(reader: Reader, output: Path | None) -> None:
     if output is None:
         click.echo(text)
         return
-    from tfkit.tools.writing import write_file
+    from tfkit.tools.atomic_files import write_file
 
     write_file(output, f"{text}\n")
 
@@ -59,7 +59,7 @@ def schema(reader: Reader, output: Path | None) -> None:
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
     """Show what may fill the slots of a spec, and its fields."""
     from tfkit.cli.output import print_json
-    from tfkit.tools.catalogue import describe
+    from tfkit.tools.component_docs import describe
 
     registry = reader.plugins.registry
     slots = registry.slots()
@@ -87,7 +87,7 @@ def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
 
 def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
     from tfkit.cli.output import show, table
-    from tfkit.tools.catalogue import slot_doc
+    from tfkit.tools.component_docs import slot_doc
 
     kinds: dict[str, list[str]] = {}
     for one in found:

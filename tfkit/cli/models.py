@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from tfkit.tools.cache import CacheSize
+    from tfkit.tools.first_run import Trial
     from tfkit.tools.params import By, Params, Row
-    from tfkit.tools.trial import Trial
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SIDE_BY_SIDE = 2
@@ -88,8 +88,8 @@ def build(
         weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
+    from tfkit.tools.first_run import try_model
     from tfkit.tools.save import check_folder, save
-    from tfkit.tools.trial import try_model
 
     if output is not None:
         check_folder(output, force=force, beside=weights)

@@ -17,7 +17,7 @@ from tfkit.cli.options import Reader, allow_change_option, batch_option, by_opti
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
-    from tfkit.tools.parts import By
+    from tfkit.tools.ownership import By
 
 MOST = 2
 """Specs side by side."""

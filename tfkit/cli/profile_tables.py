@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tfkit.tools.parts import By
+    from tfkit.tools.ownership import By
     from tfkit.tools.profile.result import KernelTime, PartTime, Profile
 
 KERNELS = 8

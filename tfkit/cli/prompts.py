@@ -59,10 +59,10 @@ class Job:
 
 def job_of(asked: Asked, graph: Graph) -> Job:
     """Everything that can be wrong with the request, before the model takes memory and time."""
-    from tfkit.graph.limits import max_len, rows_of
-    from tfkit.graph.pieces import take_apart
+    from tfkit.graph.decode_split import split_for_decoding
+    from tfkit.graph.sequence_limits import max_len, rows_of
 
-    parts = take_apart(graph)
+    parts = split_for_decoding(graph)
     main, once = parts.given_again[0], parts.given_once
     for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
         if not graph.inputs[name].optional:

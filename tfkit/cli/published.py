@@ -45,8 +45,8 @@ def import_(
 ) -> None:
     """Make a spec from a config.json."""
     from tfkit.cli.output import print_json
+    from tfkit.tools.atomic_files import check_file, write_file
     from tfkit.tools.importing import import_config
-    from tfkit.tools.writing import check_file, write_file
 
     if output is not None:
         check_file(output)
@@ -149,7 +149,7 @@ def save(
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     """List the tensors of a checkpoint."""
     from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.report import collapsed
+    from tfkit.checkpoint.mismatch import collapsed
     from tfkit.cli import output as out
 
     with Checkpoint.open(path) as checkpoint:
@@ -278,7 +278,7 @@ def _show_comparison(found: Comparison) -> None:
 
 def _not_compared(found: Comparison) -> list[str]:
     """A line for each component that cannot be compared, layers that are alike in one."""
-    from tfkit.checkpoint.report import collapsed
+    from tfkit.checkpoint.mismatch import collapsed
 
     lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]
     for which, names in zip("AB", found.alone, strict=True):

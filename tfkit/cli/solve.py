@@ -92,7 +92,7 @@ _NEEDS = {
 def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
     """Find the sizes of a spec's family that fit a budget."""
     from tfkit.cli.output import print_json, stages
-    from tfkit.tools.writing import check_file
+    from tfkit.tools.atomic_files import check_file
 
     _check(given)
     if output is not None:
@@ -144,8 +144,8 @@ def _budget(given: dict[str, Any]) -> Budget:
 
 
 def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
+    from tfkit.tools.atomic_files import write_file
     from tfkit.tools.solve.text import extending
-    from tfkit.tools.writing import write_file
 
     layers = " + ".join(map(str, size.n_layers.values()))
     words = f"{Path(spec).stem} with {layers} layers of width {size.d_model}"

@@ -13,8 +13,8 @@ from tfkit.errors import SpecError
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
+    from tfkit.tools.gallery import Shipped
     from tfkit.tools.show import Program, Value
-    from tfkit.tools.specs import Shipped
 
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
@@ -37,7 +37,7 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     """List the specs that come with tfkit."""
     from tfkit.cli.output import print_json, show, table
-    from tfkit.tools.specs import shipped
+    from tfkit.tools.gallery import shipped
     from tfkit.tools.units import short
 
     specs = shipped(words, reader.available)

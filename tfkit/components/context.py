@@ -27,7 +27,7 @@ from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
 
 
 @dataclass(frozen=True)
-class View:
+class ContextKey:
     """What decides the shared part of attention; layers with equal views share it."""
 
     mask: MaskConfig
@@ -48,7 +48,7 @@ class View:
     @classmethod
     def of(
         cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool, backend: AttentionBackend
-    ) -> View:
+    ) -> ContextKey:
         """The view of a layer's attention."""
         if attention is None:
             return cls(MaskConfig(), prefix=False, flag=False)
@@ -75,24 +75,24 @@ class View:
         """Whether the newest token reads everything that is kept."""
         return self.mask.causal and (self.mask.left is None or self.window is not None)
 
-    def build(self, make: Make) -> SharedContext:
+    def build(self, make: Make) -> AttentionContext:
         """Build the module that computes the shared part."""
         rotary = bias = None
         if isinstance(self.position, RotaryConfig):
             rotary = make(self.position, self.attention)
         elif isinstance(self.position, ScoreBiasConfig):
             bias = make(self.position, self.attention, self.mask.causal)
-        return SharedContext(self, rotary=rotary, position=bias)
+        return AttentionContext(self, rotary=rotary, position=bias)
 
 
-class SharedContext(nn.Module):
+class AttentionContext(nn.Module):
     """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention.
 
     Where sequences come in pieces, it says which slots of the caches the new tokens take and which are read: token p
     has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
     """
 
-    def __init__(self, view: View, *, rotary: nn.Module | None, position: nn.Module | None) -> None:
+    def __init__(self, view: ContextKey, *, rotary: nn.Module | None, position: nn.Module | None) -> None:
         super().__init__()
         self.left = view.mask.left
         self.right = view.mask.right

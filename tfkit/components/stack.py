@@ -28,9 +28,9 @@ from tfkit.component import (
     divisors,
     expect,
 )
-from tfkit.components.context import SharedContext, View, additive
+from tfkit.components.context import AttentionContext, ContextKey, additive
 from tfkit.components.layer import LayerConfig, SublayerName, build_layer
-from tfkit.components.pattern import BASE, LayersConfig
+from tfkit.components.layer_pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
 from tfkit.nn import Cache, Context, Past, is_scripting, own, recomputed
 
@@ -140,11 +140,11 @@ class StackConfig(LayerConfig, BlockConfig):
         """The class of the module that runs the layers."""
         return MemoryStack if "memory" in inputs else Stack
 
-    def view(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> View:
+    def view(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> ContextKey:
         """What a layer's self-attention shares with that of others."""
         given = layer.attention.mask if layer.attention else None
         mask = given or self.default_mask()
-        return View.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
+        return ContextKey.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
 
     def pieces(self, inputs: Signals) -> Pieces:
         cache: list[Kept] = []
@@ -167,8 +167,8 @@ class StackConfig(LayerConfig, BlockConfig):
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         memory: Signal | None = inputs.get("memory")
         d_memory = None if memory is None else memory.width
-        shared: dict[str, SharedContext] = {}
-        names: dict[View, str] = {}
+        shared: dict[str, AttentionContext] = {}
+        names: dict[ContextKey, str] = {}
         layers, views = [], []
         for number, (name, layer) in enumerate(self.plan()):
             view = self.view(layer, inputs, make.attention_backend)
@@ -207,7 +207,7 @@ class Stack(nn.Module):
     def __init__(
         self,
         *,
-        shared: dict[str, SharedContext],
+        shared: dict[str, AttentionContext],
         layers: Sequence[nn.Module],
         views: list[int],
         kept: list[int],

@@ -15,9 +15,9 @@ from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
+from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import beyond, max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
@@ -59,7 +59,7 @@ class CachedModel:
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length = _checked_length(length, graph)
         self.used = 0
-        self._parts = take_apart(graph)
+        self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model
         self._reading = reading_module(model, graph, self._parts) if self._parts.once else None

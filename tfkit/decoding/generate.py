@@ -16,9 +16,9 @@ from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
+from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.sequence_limits import max_len
 from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import is_token
 from tfkit.wrapped import unwrapped
@@ -105,7 +105,7 @@ def generate(
         raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
     built = model.model if isinstance(model, CachedModel) else unwrapped(model)
     graph = graph_of(built)
-    main, *_ = take_apart(graph).given_again
+    main, *_ = split_for_decoding(graph).given_again
     _check_names(graph, main, inputs)
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)

@@ -10,13 +10,13 @@ from torch import Tensor, fx
 
 from tfkit.builder import call, mask_inputs, masks_in_use
 from tfkit.component import Pieces
+from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
-from tfkit.graph.pieces import Parts
 from tfkit.graph.tables import table_owner
 from tfkit.nn import Past, Program, Value
 
 
-def reading_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.GraphModule:
+def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """What runs when a sequence begins: the inputs given once, and their masks -> a tuple of `made_once`."""
     program = Program()
     values = {name: program.input(name) for name in parts.given_once}
@@ -27,13 +27,13 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.Grap
     return program.build_graph_module(tuple(values[name] for name in made_once(parts)), "Reading")
 
 
-def made_once(parts: Parts) -> list[str]:
+def made_once(parts: DecodeSplit) -> list[str]:
     """The values and masks that the first part hands to the second."""
     read = [node for node in parts.once if node.name in parts.read_once]
     return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
 
 
-def stepping_module(model: fx.GraphModule, graph: Graph, parts: Parts) -> fx.GraphModule:
+def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """What runs for each piece.
 
     Its forward takes the inputs that come in pieces; `past`, a `tfkit.nn.Past`; `cache`, the caches by name; `keep`,

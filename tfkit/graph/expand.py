@@ -14,9 +14,9 @@ from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
-from tfkit.spec.complaints import crashed, refused
-from tfkit.spec.document import InputConfig, ModelSpec
 from tfkit.spec.load import Spec, parse_spec, read_spec
+from tfkit.spec.messages import crashed, refused
+from tfkit.spec.model_spec import InputConfig, ModelSpec
 
 MAX_ERRORS = 50
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import read_whole
 
 
 def input_shapes(

@@ -22,7 +22,7 @@ from tfkit.component import Component, Config, WireMarker, marker
 from tfkit.errors import ranges
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
-from tfkit.spec.shape import extra
+from tfkit.spec.annotations import extra
 
 Value: TypeAlias = "str | int | float | bool | list[Any] | None"
 Values: TypeAlias = dict[str, Value]

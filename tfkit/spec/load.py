@@ -13,9 +13,9 @@ from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
-from tfkit.spec.document import ModelSpec
 from tfkit.spec.folder import has_weights, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given

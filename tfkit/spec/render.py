@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMarker, marker
 from tfkit.errors import Invalid
-from tfkit.spec.document import InputConfig, ModelSpec
+from tfkit.spec.annotations import extra, numeric
+from tfkit.spec.model_spec import InputConfig, ModelSpec
 from tfkit.spec.scalars import MAX_DIGITS, resolve
-from tfkit.spec.shape import extra, numeric
 from tfkit.spec.source import UNWELCOME, plain
 from tfkit.spec.tree import MERGE
 from tfkit.spec.tree import Mapping as Tree

@@ -17,12 +17,12 @@ from pydantic.fields import FieldInfo
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.errors import Diagnostic, Span, closest
 from tfkit.plugin.manager import Plugins
-from tfkit.spec import complaints, keys
+from tfkit.spec import key_errors, messages
+from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.merge import merge
 from tfkit.spec.provenance import Origin, Path, Provenance
 from tfkit.spec.scope import Given, Scope, compute
-from tfkit.spec.shape import Shape, extra, numeric, shape_of
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
@@ -40,8 +40,8 @@ class Resolver:
         self.provenance = Provenance()
         self.used: set[Path] = set()
         self._errors: list[Diagnostic] = []
-        self._missing: dict[tuple[Path, str], keys.Missing] = {}
-        self._unknown: list[keys.Unknown] = []
+        self._missing: dict[tuple[Path, str], key_errors.Missing] = {}
+        self._unknown: list[key_errors.Unknown] = []
         self._circles: set[tuple[str, ...]] = set()
         self._enclosing: list[tuple[Mapping, Scope]] = []
 
@@ -49,7 +49,7 @@ class Resolver:
     def diagnostics(self) -> list[Diagnostic]:
         """Everything that is wrong, each mistake once."""
         missing = [one for (path, name), one in self._missing.items() if not self._missing_in_base(path, name)]
-        found = [*self._errors, *keys.of_keys(self._unknown, missing, self.plugins, self.provenance)]
+        found = [*self._errors, *key_errors.of_keys(self._unknown, missing, self.plugins, self.provenance)]
         if self._count() >= MAX_ERRORS:
             note = f"reading stopped after {MAX_ERRORS} errors"
             last = found.pop()
@@ -123,17 +123,17 @@ class Resolver:
             return self._one(shape, info, node, path, scope)
         if shape.container == "list":
             if not isinstance(node, Sequence):
-                return self._error(*complaints.no_list(path, node), node.span, path)
+                return self._error(*messages.no_list(path, node), node.span, path)
             if len(node.items) > MAX_PARTS:
-                return self._error(complaints.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
+                return self._error(messages.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
             for i, item in enumerate(node.items):
                 self.provenance.spans[(*path, str(i))] = item.span
             items = [self._one(shape, info, item, (*path, str(i)), scope) for i, item in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
         if not isinstance(node, Mapping):
-            return self._error(*complaints.no_names(path, node), node.span, path)
+            return self._error(*messages.no_names(path, node), node.span, path)
         if len(node.items) > MAX_PARTS:
-            return self._error(complaints.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
+            return self._error(messages.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
         self._note_keys(node, path)
         parts = {name: self._one(shape, info, item, (*path, name), scope) for name, item in node.items.items()}
         return INVALID if INVALID in parts.values() else parts
@@ -145,9 +145,9 @@ class Resolver:
     def _patches(self, shape: Shape, node: Node, path: Path) -> Any:
         """Named changes, each resolved as the enclosing config with the change merged in."""
         if not isinstance(node, Mapping):
-            return self._error(*complaints.no_names(path, node), node.span, path)
+            return self._error(*messages.no_names(path, node), node.span, path)
         if len(node.items) > MAX_VARIANTS:
-            return self._error(complaints.too_many(path, len(node.items), MAX_VARIANTS), None, node.span, path)
+            return self._error(messages.too_many(path, len(node.items), MAX_VARIANTS), None, node.span, path)
         self._note_keys(node, path)
         base, scope = self._enclosing[-2]
         items = {name: item for name, item in base.items.items() if name in shape.config.model_fields}
@@ -158,7 +158,7 @@ class Resolver:
             if isinstance(patch, Mapping):
                 found[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
-                message = f"variant `{name}` takes a mapping of changes, not {complaints.found(patch)}"
+                message = f"variant `{name}` takes a mapping of changes, not {messages.found(patch)}"
                 found[name] = self._error(message, None, patch.span, here)
         return INVALID if INVALID in found.values() else found
 
@@ -180,7 +180,7 @@ class Resolver:
             if isinstance(node.value, str) and cls.word_key is not None:
                 node = Mapping({cls.word_key: node}, {cls.word_key: node.span}, node.span)
         if not isinstance(node, Mapping):
-            diagnostic = complaints.not_a_config(path, cls, shape, node, self.plugins)
+            diagnostic = messages.not_a_config(path, cls, shape, node, self.plugins)
             self._errors.append(diagnostic)
             return INVALID
         if not issubclass(cls, Component):
@@ -204,20 +204,20 @@ class Resolver:
             implied = extra(info, "implied_kind") or extra(info, "default_kind")
             if implied in kinds:
                 return kinds[implied].config
-            self._errors.append(complaints.missing_kind(base, node, path, self.plugins, self.provenance))
+            self._errors.append(messages.missing_kind(base, node, path, self.plugins, self.provenance))
             return INVALID
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
-            message = f"`{key}` takes the name of a {complaints.kind_of(base)}, not {complaints.found(word)}"
+            message = f"`{key}` takes the name of a {messages.kind_of(base)}, not {messages.found(word)}"
             return self._error(message, None, word.span, (*path, key))
         if word.value in kinds:
             return kinds[word.value].config
-        self._errors.append(complaints.unknown_kind(word.value, base, self.plugins, word.span, (*path, key)))
+        self._errors.append(messages.unknown_kind(word.value, base, self.plugins, word.span, (*path, key)))
         return INVALID
 
     def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
         """A value without configs inside, arithmetic evaluated; `nested` is how far it lies within the field."""
         if not isinstance(node, Scalar) and len(node.items) > MAX_ITEMS:
-            return self._error(complaints.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
+            return self._error(messages.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
             self._note_keys(node, path)
             parts = {k: self._plain(info, one, (*path, k), scope, nested + 1) for k, one in node.items.items()}
@@ -229,12 +229,12 @@ class Resolver:
             return INVALID if INVALID in items else tuple(items)
         numbers, words = numeric(info.annotation)
         if node.value in words and not any(type(one) is type(node.value) and one == node.value for one in words):
-            self._errors.append(complaints.no_value(info, node, self.provenance.written(path), nested))  # true is not 1
+            self._errors.append(messages.no_value(info, node, self.provenance.written(path), nested))  # true is not 1
             return INVALID
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
             return node.value
         if node.value.isidentifier() and closest(node.value, scope) is None:
-            self._errors.append(complaints.no_value(info, node, self.provenance.written(path), nested))
+            self._errors.append(messages.no_value(info, node, self.provenance.written(path), nested))
             return INVALID
         try:
             value = compute(node.value, scope, self.provenance.written(path), self.used)
@@ -242,8 +242,8 @@ class Resolver:
             if wrong.circle and wrong.circle in self._circles:
                 return INVALID
             self._circles.add(wrong.circle)
-            span = complaints.part_of(node.span, node.value, wrong.part)
-            return self._error(f"{complaints.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
+            span = messages.part_of(node.span, node.value, wrong.part)
+            return self._error(f"{messages.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
     def _check_keys(self, cls: type[Config], node: Mapping, given: MappingABC[str, Given], path: Path) -> None:
@@ -256,20 +256,20 @@ class Resolver:
         for key in [key for key in node.items if key not in cls.model_fields][:MAX_ERRORS]:
             meant = closest(key, missing)
             missing = [name for name in missing if name != meant]
-            self._unknown.append(keys.Unknown(key, cls, path, node.keys[key], meant))
+            self._unknown.append(key_errors.Unknown(key, cls, path, node.keys[key], meant))
         for name in missing:
-            self._missing[path, name] = keys.Missing(name, cls, path)
+            self._missing[path, name] = key_errors.Missing(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
         """The config of these values; relations between them are judged only if they are `sound`."""
         try:
             config = cls.model_validate({name: value for name, value in values.items() if value is not INVALID})
         except ValidationError as error:
-            self._errors += complaints.from_pydantic(error, cls, path, self.provenance, relations=sound)
+            self._errors += messages.from_pydantic(error, cls, path, self.provenance, relations=sound)
             return INVALID
         except Exception as wrong:  # a plugin's validator
             if sound:
-                self._errors.append(complaints.crashed(cls, "the check of its config", wrong, path, self.provenance))
+                self._errors.append(messages.crashed(cls, "the check of its config", wrong, path, self.provenance))
             return INVALID
         return config if sound else INVALID
 

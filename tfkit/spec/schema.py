@@ -18,10 +18,10 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered
+from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.checkpoint import CheckpointConfig
-from tfkit.spec.document import ModelSpec
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
-from tfkit.spec.shape import Shape, extra, numeric, shape_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 CHANGES = "changes."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tfkit.spec import complaints
+from tfkit.spec import messages
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.provenance import Path
 from tfkit.spec.tree import Node, Scalar
@@ -44,15 +44,15 @@ class _Computation:
     def lookup(self, name: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
         given = scope.get(name)
         if given is None:
-            raise complaints.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
+            raise messages.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
         if given.path in busy:
-            raise complaints.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
+            raise messages.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
         self.used.add(given.path)
         value = given.node.value if isinstance(given.node, Scalar) else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
         if not isinstance(value, str) or not _is_expression(given):
-            raise ExpressionError(f"`{name}` is {complaints.found(given.node)}, not a number")
+            raise ExpressionError(f"`{name}` is {messages.found(given.node)}, not a number")
         if given.path not in self.known:
             self.known[given.path] = self.value(value, given.scope, (*busy, given.path))
         return self.known[given.path]

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.graph.pieces import take_apart
+from tfkit.graph.decode_split import split_for_decoding
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance
 
 Piece: TypeAlias = int | Tensor
@@ -132,7 +132,7 @@ class _Rows:
     @classmethod
     def of(cls, model: fx.GraphModule, inputs: Inputs) -> _Rows:
         """Rows of these inputs, with padding of more and more columns in what is given once."""
-        parts = take_apart(graph_of(model))
+        parts = split_for_decoding(graph_of(model))
         once = {name: inputs[name] for name in parts.given_once if name in inputs}
         for name, value in list(once.items()):
             if f"{name}_mask" in inputs_of(model):

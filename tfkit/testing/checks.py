@@ -17,7 +17,7 @@ from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 from tfkit.tools.export.torchscript import refusal
-from tfkit.tools.trial import run_watched
+from tfkit.tools.first_run import run_watched
 
 
 def check_filled(graph: Graph) -> None:

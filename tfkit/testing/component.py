@@ -13,7 +13,7 @@ from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
 from tfkit.graph.expand import Graph, loads
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import check_config
-from tfkit.spec.complaints import kind_of
+from tfkit.spec.messages import kind_of
 from tfkit.testing.report import broken_promises, in_lines
 
 Layout = Literal["encoder", "decoder", "memory"]

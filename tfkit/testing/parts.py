@@ -16,7 +16,7 @@ from tfkit.builder import assemble, evaluating
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
-from tfkit.spec.complaints import kind_of
+from tfkit.spec.messages import kind_of
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 
 ALONE = ("activation", "ffn", "norm")

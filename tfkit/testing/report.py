@@ -10,13 +10,13 @@ from torch import fx
 
 from tfkit.builder import build, inputs_of
 from tfkit.component import Component
+from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import parts_to_decode
+from tfkit.graph.sequence_limits import max_len
 from tfkit.testing import checks, parts
 from tfkit.testing.cached import check_cached, check_cached_step
 from tfkit.testing.inputs import Inputs, example_inputs
-from tfkit.tools.trial import run_watched
+from tfkit.tools.first_run import run_watched
 
 CACHED = 12
 """Tokens of the sequences that are read in pieces."""
@@ -68,7 +68,7 @@ def _compare(report: _Report, graph: Graph, model: fx.GraphModule, inputs: Input
     ):
         return
     padding = report.holds("padding", checks.check_padding, model, inputs)
-    if padding and parts_to_decode(graph) is not None:
+    if padding and split_if_decodable(graph) is not None:
         inputs = example_inputs(graph, length=min(CACHED, max_len(graph) or CACHED))
         if report.holds("decoding in pieces", check_cached, model, inputs):
             report.holds("the compiled step of decoding", check_cached_step, model, inputs)

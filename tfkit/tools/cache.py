@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from tfkit.component import Kept
+from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import parts_to_decode
+from tfkit.graph.sequence_limits import max_len
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CacheSize:
 
 def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
     """Count what a model keeps of one sequence; None if it needs its sequence as a whole, as an encoder does."""
-    parts = parts_to_decode(graph)
+    parts = split_if_decodable(graph)
     if parts is None:
         return None
     own = [one for _, pieces in parts.again.values() for one in pieces.cache]

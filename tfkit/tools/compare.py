@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.builder import build, graph_of
-from tfkit.checkpoint.published import published
+from tfkit.checkpoint.links import published
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.graph.given import AnySpec, as_graph
@@ -24,7 +24,7 @@ from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.folder import CONFIG, SPEC
 from tfkit.spec.load import SUFFIXES
 from tfkit.tools.common_inputs import common_inputs
-from tfkit.tools.counterparts import counterparts
+from tfkit.tools.matching_modules import counterparts
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]

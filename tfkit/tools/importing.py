@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.fields import read_fields
-from tfkit.checkpoint.written import write_fields
+from tfkit.checkpoint.config_json.fields import read_fields
+from tfkit.checkpoint.config_json.writing import write_fields
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
-from tfkit.spec.document import ModelSpec
 from tfkit.spec.folder import CONFIG
 from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
 from tfkit.spec.merge import merge
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of

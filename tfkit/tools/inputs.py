@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
-from tfkit.graph.limits import max_len, rows_of
+from tfkit.graph.sequence_limits import max_len, rows_of
 
 LENGTH = 16
 

@@ -14,7 +14,7 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.parts import Part, in_rows, parts_of
+from tfkit.tools.ownership import Part, in_rows, parts_of
 
 By = Literal["component", "node", "layer", "module"]
 

@@ -13,17 +13,17 @@ from torch import fx, nn
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
+from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import safetensors_metadata
-from tfkit.checkpoint.published import published
 from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.render import render
+from tfkit.tools.atomic_files import fresh_folder, names_in
 from tfkit.tools.importing import export_config
 from tfkit.tools.tokenizer_files import tokenizer_files
-from tfkit.tools.writing import fresh_folder, names_in
 from tfkit.wrapped import whole
 
 Layout = Literal["tfkit", "huggingface"]

@@ -13,9 +13,9 @@ from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import listing
 from tfkit.model import BuiltModel, wrong_call
-from tfkit.training.pieces import PiecewiseLoss, count_pieces
+from tfkit.training.chunked_loss import PiecewiseLoss, count_pieces
 from tfkit.training.state import keep_once
-from tfkit.training.trunk import find_ends, trained, write_trunk
+from tfkit.training.without_head import find_ends, trained, write_trunk
 from tfkit.wrapped import called, is_sharded
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
+from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
-from tfkit.graph.pieces import read_whole
 from tfkit.spec.load import shipped_specs
 from tfkit.tools.cache import cache_size
 from tfkit.tools.cost import cost, observe
@@ -23,7 +23,7 @@ from tfkit.tools.cost.shapes import rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params import count_params
 
-from ...shipped import SHIPPED
+from ...small_specs import SHIPPED
 
 B, T, S = 2, 8, 6
 SAMPLE = {

@@ -17,7 +17,7 @@ from tfkit.tools.importing import families
 from tfkit.tools.params import count_params
 from tfkit.tools.show import programs_of
 
-from ...shipped import SHIPPED
+from ...small_specs import SHIPPED
 from .geometry import Reader, boxes, faults, ways
 
 LARGE = {"gpt3_175b", "palm_540b", "llama2_70b", "llama3_405b", "char_relu", "gpt_neo_125m", "llama_7b", "mpt_7b"}

@@ -13,7 +13,7 @@ from tfkit.tools.eject import check, eject
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import loaded, made
 
-from ...test_readme import blocks
+from ...docs.test_readme import blocks
 
 PLUGIN = """
 import copy

@@ -14,7 +14,7 @@ from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.eject import Alone, check, eject
 
-from ...shipped import reduced
+from ...small_specs import reduced
 
 SPEC = """
 tfkit: 1

@@ -16,7 +16,7 @@ from tfkit.tools.eject import Alone, check, eject
 from tfkit.tools.eject.functions import in_docs
 from tfkit.tools.eject.runner import loaded, made
 
-from ...shipped import one_of_each_family, reduced
+from ...small_specs import one_of_each_family, reduced
 from ..conftest import DECODER
 
 LINT = [

@@ -9,7 +9,7 @@ from torch import fx
 
 import tfkit
 
-from ...shipped import reduced
+from ...small_specs import reduced
 
 PLUGINS = Path(__file__).parent / "plugins"
 

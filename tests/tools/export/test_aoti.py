@@ -9,7 +9,7 @@ import pytest
 import tfkit
 from tfkit.tools.export.export import check_format, export
 
-from ...shipped import reduced
+from ...small_specs import reduced
 from .odd import one_layer
 
 SOME = ("bert_base", "bloom_560m", "gemma2_9b", "llama3_8b", "mixtral_8x7b", "t5_small")

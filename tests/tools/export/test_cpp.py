@@ -12,7 +12,7 @@ import torch
 import tfkit
 from tfkit.tools.export.export import export
 
-from ...shipped import reduced
+from ...small_specs import reduced
 
 SOURCE = Path(__file__).parents[3] / "tools" / "cpp"
 LLAMA = """\

@@ -20,7 +20,7 @@ from tfkit.tools.export import methods, torchscript
 from tfkit.tools.export.export import export
 from tfkit.tools.export.format import Inputs
 from tfkit.tools.export.formats import FORMATS, SUFFIXES, name_by_suffix
-from tfkit.tools.export.plain import Safetensors
+from tfkit.tools.export.safetensors import Safetensors
 
 from ..conftest import CAPTIONS, DECODER
 

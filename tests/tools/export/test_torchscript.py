@@ -14,7 +14,7 @@ from tfkit.spec.render import render
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.torchscript import TorchScript
 
-from ...shipped import reduced
+from ...small_specs import reduced
 
 QUICK = ("bert_base", "block_512", "bloom_560m", "gpt2", "llama3_8b", "mixtral_8x7b", "modernbert_decoder", "t5_small")
 """Encoder, character level, ALiBi, learned positions, grouped queries, experts, windows, encoder and decoder."""

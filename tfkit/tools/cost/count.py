@@ -12,20 +12,20 @@ from torch import fx
 from tfkit.arguments import Positive, checked
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
-from tfkit.graph.limits import beyond, max_len
-from tfkit.graph.pieces import parts_to_decode, read_whole, take_apart
+from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
-from tfkit.tools.cost.run import Seen, frames_of, layers_of, watch_step
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
+from tfkit.tools.cost.watch_step import Seen, frames_of, layers_of, watch_step
+from tfkit.tools.first_run import failed
+from tfkit.tools.ownership import parts_of
 from tfkit.tools.params import active_of
-from tfkit.tools.parts import parts_of
-from tfkit.tools.trial import failed
 
 
 class UncountableError(SpecError):
@@ -123,7 +123,7 @@ def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
     if limit is not None and longest > limit:
         raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))
     if mode == "decode":
-        take_apart(graph)
+        split_for_decoding(graph)
     return Shape(mode, batch, length, memory_length)
 
 
@@ -217,7 +217,7 @@ def _bytes_kept(optimizer: str, itemsize: int) -> int:
 
 def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
     """Bytes that are kept of one more token of one sequence, and of all tokens of the batch."""
-    parts = parts_to_decode(graph)
+    parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
     again = list(parts.again.values())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tfkit.tools.cost.alive import nbytes
+from tfkit.tools.cost.live_memory import nbytes
 from tfkit.tools.cost.observe import Place, Record, Tally, Watch, tensors_in
 
 

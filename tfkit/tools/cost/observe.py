@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tfkit.tools.cost.alive import Alive, nbytes
+from tfkit.tools.cost.live_memory import Alive, nbytes
 from tfkit.tools.cost.shapes import rule_of
 
 

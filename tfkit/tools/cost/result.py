@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.parts import By, in_rows
+from tfkit.tools.ownership import By, in_rows
 
 Mode = Literal["train", "prefill", "decode"]
 
@@ -65,7 +65,7 @@ class Amounts:
 
 @dataclass(frozen=True)
 class PartCost(Amounts):
-    """One component of the running model; `component`, `label`, `node` and `layer` as in `tfkit.tools.parts.Part`.
+    """One component of the running model; `component`, `label`, `node` and `layer` as in `tfkit.tools.ownership.Part`.
 
     Attributes:
         path: of the module, as in the state dict.

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept, Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.inputs import input_shapes
-from tfkit.graph.pieces import Parts, parts_to_decode
 from tfkit.nn import Past
 from tfkit.tools.cost.result import Mode
 from tfkit.training.loss import Loss
@@ -51,7 +51,7 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
     """What to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
-    parts = parts_to_decode(graph_of(model))
+    parts = split_if_decodable(graph_of(model))
     if parts is None:
         return lambda: model(**inputs)
     return _Reading(model, parts, inputs, shape)
@@ -60,7 +60,7 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
 class _Reading:
     """A prompt, or one more token, with caches: what `CachedModel` runs, where no text decides how."""
 
-    def __init__(self, model: fx.GraphModule, parts: Parts, inputs: Inputs, shape: Shape) -> None:
+    def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: Shape) -> None:
         graph = graph_of(model)
         self.parts, self.shape = parts, shape
         self.once = {name: inputs[name] for name in parts.given_once}

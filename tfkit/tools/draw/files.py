@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.atomic_files import write_file
 from tfkit.tools.draw.page import to_html
 from tfkit.tools.draw.shapes import Picture
 from tfkit.tools.draw.style import Theme
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.writing import write_file
 
 ZOOM = 2
 """Pixels of a PNG for each of the picture's."""

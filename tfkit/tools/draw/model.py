@@ -8,10 +8,10 @@ from typing import Any
 from tfkit.component import Component, Signal, WireMarker, marker
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
-from tfkit.tools.draw.facts import chips_of, notes_of, tip_of
+from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
+from tfkit.tools.draw.parameter_counts import Tally
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import norm_box, tower
-from tfkit.tools.draw.tally import Tally
 from tfkit.tools.show import number
 
 STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}

@@ -9,10 +9,10 @@ from typing import Any
 from tfkit.component import NormConfig
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.tools.draw.facts import chips_of, notes_of, tip_of, window_of
+from tfkit.tools.draw.notes import chips_of, notes_of, tip_of, window_of
+from tfkit.tools.draw.parameter_counts import Tally
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
-from tfkit.tools.draw.tally import Tally
-from tfkit.tools.parts import LABELS
+from tfkit.tools.ownership import LABELS
 from tfkit.tools.show import number, text_of
 
 LONGEST = 44

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.alike import is_torch
+from tfkit.tools.eject.call_graph import Key, refuse
 from tfkit.tools.eject.code import is_library
 from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
+from tfkit.tools.eject.same_modules import is_torch
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join
-from tfkit.tools.eject.whole import Key, refuse
 
 
 class Calls(Expressions):

@@ -15,7 +15,7 @@ import torch
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
-from tfkit.tools.cases import as_tensors, whole_cases
+from tfkit.tools.comparison_inputs import as_tensors, whole_cases
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import Given
 from tfkit.tools.memory import free_memory, size_of

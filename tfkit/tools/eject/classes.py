@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.eject.alike import is_torch, plain
+from tfkit.tools.eject.call_graph import Specialised, Whole
 from tfkit.tools.eject.ejected_class import Class
 from tfkit.tools.eject.functions import function_text
 from tfkit.tools.eject.making import Making
 from tfkit.tools.eject.naming import argument_name, name_apart
+from tfkit.tools.eject.same_modules import is_torch, plain
 from tfkit.tools.eject.torch_modules import (
     CONTAINERS,
     OF_PARAMETERS,
@@ -22,7 +23,6 @@ from tfkit.tools.eject.torch_modules import (
     check_as_made,
     is_container,
 )
-from tfkit.tools.eject.whole import Specialised, Whole
 
 
 class Classes(Making):

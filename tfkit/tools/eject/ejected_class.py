@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from tfkit.tools.eject.tidy import reads
+from tfkit.tools.eject.cleanup import reads
 
 CONFIG = "config"
 """What the config is called in `__init__`."""

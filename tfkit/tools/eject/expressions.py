@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
+from tfkit.tools.eject.call_graph import Specialised, Whole
 from tfkit.tools.eject.conditions import Conditions, Written, literal
 from tfkit.tools.eject.symbols import Named
 from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join
-from tfkit.tools.eject.whole import Specialised, Whole
 
 STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
 """Functions that compute what one of torch's does."""

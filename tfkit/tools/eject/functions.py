@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tfkit.plugin.docs import first_paragraph
-from tfkit.tools.eject.whole import Specialised, Whole
+from tfkit.tools.eject.call_graph import Specialised, Whole
 
 INDENT = "    "
 DOCS = 104

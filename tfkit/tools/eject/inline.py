@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.tidy import Replaced, reads, stored, tidied
-from tfkit.tools.eject.whole import Key, Specialised
+from tfkit.tools.eject.call_graph import Key, Specialised
+from tfkit.tools.eject.cleanup import Replaced, reads, stored, tidied
 
 SHORT = 4
 """Statements of a method that is written where it is called."""

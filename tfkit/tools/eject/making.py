@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tfkit.tools.eject.call_graph import Whole
+from tfkit.tools.eject.cleanup import Replaced, reads
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.symbols import text_of
-from tfkit.tools.eject.tidy import Replaced, reads
 from tfkit.tools.eject.torch_modules import OF_PARAMETERS, arguments_of, is_container, made_by_torch, name_of
-from tfkit.tools.eject.whole import Whole
 
 
 class Making:

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.eject.alike import is_torch
+from tfkit.tools.eject.call_graph import Key, Specialised, Whole, refuse
+from tfkit.tools.eject.cleanup import reads, tidied
 from tfkit.tools.eject.code import Code, code_of, method_of
+from tfkit.tools.eject.same_modules import is_torch
 from tfkit.tools.eject.statements import Function
-from tfkit.tools.eject.tidy import reads, tidied
 from tfkit.tools.eject.values import ANY, NONE, SOME, Known, Value, join
-from tfkit.tools.eject.whole import Key, Specialised, Whole, refuse
 
 ROUNDS = 12
 

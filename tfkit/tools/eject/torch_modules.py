@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.alike import MADE_WITH, is_torch, plain
-from tfkit.tools.eject.whole import refuse
+from tfkit.tools.eject.call_graph import refuse
+from tfkit.tools.eject.same_modules import MADE_WITH, is_torch, plain
 
 STANDS_FOR: dict[type, type] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
 """Modules that are torch's but for how they are filled."""

@@ -10,8 +10,8 @@ from tfkit.arguments import checked
 from tfkit.component import Signal
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.given import AnySpec, as_graph
-from tfkit.graph.limits import rows_of
 from tfkit.graph.order import as_list
+from tfkit.graph.sequence_limits import rows_of
 from tfkit.graph.tables import table_owner
 from tfkit.tools.cache import CacheSize, cache_size
 from tfkit.tools.cost import PartCost, cost

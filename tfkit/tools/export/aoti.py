@@ -20,8 +20,8 @@ from torch.utils._pytree import treespec_loads
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.graph.inputs import fixed_lengths
-from tfkit.tools.cases import as_tensors, example
-from tfkit.tools.export.blame import quiet
+from tfkit.tools.comparison_inputs import as_tensors, example
+from tfkit.tools.export.failing_component import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, Watched, exported, programs, refusals

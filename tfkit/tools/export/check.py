@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.pieces import parts_to_decode
-from tfkit.tools.cases import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.graph.decode_split import split_if_decodable
+from tfkit.tools.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
 from tfkit.tools.export.format import Call, Format, Inputs, Opened
-from tfkit.tools.parts import parts_of
+from tfkit.tools.ownership import parts_of
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
 """What counts as equal in short types, whose rounding differs when a program does things in another order."""
@@ -70,7 +70,7 @@ def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> Non
 
 
 def _sequences(model: fx.GraphModule, opened: Opened) -> Iterator[Sequences]:
-    parts = parts_to_decode(graph_of(model))
+    parts = split_if_decodable(graph_of(model))
     if parts is not None and opened.cached(1) is not None:
         yield from cached_cases(model, parts)
 

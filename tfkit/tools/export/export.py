@@ -16,12 +16,12 @@ from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
-from tfkit.tools.cases import example
+from tfkit.tools.atomic_files import check_file, fresh_file, parts_of
+from tfkit.tools.comparison_inputs import example
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
 from tfkit.tools.memory import size_of
 from tfkit.tools.units import bytes_text
-from tfkit.tools.writing import check_file, fresh_file, parts_of
 from tfkit.wrapped import whole
 
 MARGIN = 2**24

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
-from tfkit.graph.pieces import Parts, parts_to_decode
+from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.nn.program import written_forward
 from tfkit.tools.export import state
 
@@ -31,7 +31,7 @@ OPTIONAL = "Tensor | None = None"
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
     """The module to be scripted; without `start` and `step` where the model needs its sequence as a whole."""
-    name, parts = type(model).__name__, parts_to_decode(graph_of(model))
+    name, parts = type(model).__name__, split_if_decodable(graph_of(model))
     methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
     if parts is not None:
         methods |= _decoding(model, parts)
@@ -49,7 +49,7 @@ def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
     return needed | dict.fromkeys([*masks, *(name for name in names if inputs[name].optional)], OPTIONAL)
 
 
-def _decoding(model: fx.GraphModule, parts: Parts) -> dict[str, Any]:
+def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
     """The methods that read a sequence in pieces."""
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
@@ -68,14 +68,14 @@ def _decoding(model: fx.GraphModule, parts: Parts) -> dict[str, Any]:
     return methods
 
 
-def _start(model: fx.GraphModule, parts: Parts, lines: Sequence[str]) -> Any:
+def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
     like = _attribute(next(name for name, _ in model.named_parameters()))
     body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
     given = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
     return _method(f"{type(model).__name__} start", given, STATE, body)
 
 
-def _step(model: fx.GraphModule, parts: Parts, taken: Sequence[str], kept: Collection[str]) -> Any:
+def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
     """The method that reads a piece; `kept` comes from the state, as the masks and lengths do in every piece."""
     inputs, given, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
     given.setdefault(f"{main}_mask", OPTIONAL)
@@ -98,7 +98,7 @@ def _forward_of(module: fx.GraphModule, name: str) -> Any:
     return forward
 
 
-def _caches(parts: Parts, values: Mapping[str, str]) -> Iterator[str]:
+def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """The lines that make the caches, equal ones by one call."""
     for name, (node, pieces) in parts.again.items():
         for kept, count in _runs(pieces.cache):

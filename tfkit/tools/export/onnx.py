@@ -23,12 +23,12 @@ from torch.export import ExportedProgram
 from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.graph.pieces import take_apart
-from tfkit.tools.export.blame import quiet, refused, using
+from tfkit.graph.decode_split import split_for_decoding
+from tfkit.tools.atomic_files import parts_of
+from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
-from tfkit.tools.writing import parts_of
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -63,7 +63,7 @@ class Onnx(Format):
             parts.mkdir()
         written: dict[Any, Any] = {}
         for name, program in made.items():
-            outputs = graph_of(model).outputs if name != READ else made_once(take_apart(graph_of(model)))
+            outputs = graph_of(model).outputs if name != READ else made_once(split_for_decoding(graph_of(model)))
             try:
                 graph = translated(program, outputs)
             except Exception as error:

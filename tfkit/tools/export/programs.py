@@ -23,13 +23,13 @@ from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
+from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import Parts, parts_to_decode
+from tfkit.graph.sequence_limits import max_len
 from tfkit.nn import Past
-from tfkit.tools.cases import example
-from tfkit.tools.export.blame import failing, quiet, refused
+from tfkit.tools.comparison_inputs import example
+from tfkit.tools.export.failing_component import failing, quiet, refused
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
 UNLIMITED = 2**31
@@ -48,7 +48,7 @@ class Caches:
         full: name and number of one that holds all tokens; None where all are windows.
     """
 
-    def __init__(self, graph: Graph, parts: Parts) -> None:
+    def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
         again = [(name, pieces) for name, (_, pieces) in self.parts.again.items()]
         self._kept: dict[str, tuple[Kept, ...]] = {name: pieces.cache for name, pieces in again if pieces.cache}
@@ -96,7 +96,7 @@ class Caches:
 
 def caches_of(graph: Graph) -> Caches | None:
     """The caches of a model; None where it needs its sequence as a whole."""
-    parts = parts_to_decode(graph)
+    parts = split_if_decodable(graph)
     return None if parts is None else Caches(graph, parts)
 
 

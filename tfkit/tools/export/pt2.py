@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic
-from tfkit.tools.cases import as_tensors
-from tfkit.tools.export.blame import quiet
+from tfkit.tools.comparison_inputs import as_tensors
+from tfkit.tools.export.failing_component import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, Watched, programs, refusals

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.pieces import parts_to_decode
+from tfkit.graph.decode_split import split_if_decodable
 from tfkit.plugin.registry import written_in
-from tfkit.tools.cases import as_tensors
+from tfkit.tools.comparison_inputs import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
 
@@ -53,7 +53,7 @@ class _Loaded(Opened):
         return as_tensors(self._module(**{name: value for name, value in inputs.items() if name in taken}))
 
     def cached(self, length: int) -> Reader | None:
-        parts = parts_to_decode(graph_of(self._model))
+        parts = split_if_decodable(graph_of(self._model))
         return None if parts is None else _Reader(self._module, length, parts.given_again[0])
 
     def weights(self) -> Mapping[str, Tensor]:

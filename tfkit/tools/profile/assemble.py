@@ -9,7 +9,7 @@ from statistics import fmean
 from torch import fx
 
 from tfkit.builder import graph_of
-from tfkit.tools.parts import Part
+from tfkit.tools.ownership import Part
 from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
 from tfkit.tools.profile.limits import device_name
 from tfkit.tools.profile.memory import Usage, memory_of

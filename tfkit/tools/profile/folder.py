@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.tools.atomic_files import fresh_folder, names_in
 from tfkit.tools.profile.result import Profile, rows
-from tfkit.tools.writing import fresh_folder, names_in
 
 DATA, REPORT = "profile.json", "report.html"
 TRACE = "pt.trace.json.gz"

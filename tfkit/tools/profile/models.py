@@ -18,7 +18,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
-from tfkit.graph.limits import beyond, max_len
+from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of

@@ -10,8 +10,8 @@ from torch import fx, nn
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd.profiler import record_function
 
-from tfkit.tools.cost.run import frames_of
-from tfkit.tools.parts import Part, parts_of
+from tfkit.tools.cost.watch_step import frames_of
+from tfkit.tools.ownership import Part, parts_of
 from tfkit.tools.profile.result import STEP_ROWS
 
 Range: TypeAlias = Callable[[str], Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
-from tfkit.tools.parts import By, in_rows
+from tfkit.tools.ownership import By, in_rows
 
 Mode = Literal["train", "prefill", "decode"]
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")

@@ -13,14 +13,14 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
-from tfkit.graph.pieces import Parts, parts_to_decode, take_apart
+from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.ranges import BACKWARD, STEP, Range
 from tfkit.tools.profile.result import Mode
 from tfkit.training.loss import Loss
 from tfkit.training.optimizer import adamw
-from tfkit.training.trunk import find_ends
+from tfkit.training.without_head import find_ends
 
 Inputs: TypeAlias = dict[str, Tensor]
 Piece: TypeAlias = tuple[Tensor, dict[str, Any]]
@@ -77,7 +77,7 @@ class Step:
         self._cached: CachedModel | None = None
         if mode == "train":
             self._run = self._training(compile)
-        elif mode == "decode" or parts_to_decode(graph_of(model)) is not None:
+        elif mode == "decode" or split_if_decodable(graph_of(model)) is not None:
             self._run = self._reading(mode, compile)
         else:
             self._run = self._running(compile)
@@ -120,7 +120,7 @@ class Step:
         return step
 
     def _reading(self, mode: Mode, compile: bool) -> Callable[[Range], None]:
-        parts = take_apart(graph_of(self._model))
+        parts = split_for_decoding(graph_of(self._model))
         length = self._inputs[parts.given_again[0]].size(1)
         cached = CachedModel(self._model, length=length, compile=compile and mode == "decode")
         if compile and mode == "prefill":
@@ -161,7 +161,7 @@ def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
     return random_inputs(graph_of(model), batch=batch, length=length, device=parameter.device, dtype=parameter.dtype)
 
 
-def _pieces(inputs: Inputs, parts: Parts, length: int) -> tuple[Inputs, Piece, Piece]:
+def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Piece, Piece]:
     """What is read once, the first `length` tokens, and the token after them: each with the inputs beside it."""
     once = {name: inputs[name] for name in parts.given_once}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}

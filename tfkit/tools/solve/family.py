@@ -19,9 +19,9 @@ from tfkit.component import AttentionConfig, Config
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.document import ModelSpec
 from tfkit.spec.load import find_spec, read_tree, resolve_spec
 from tfkit.spec.merge import assign
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.document import ModelSpec
 from tfkit.spec.load import SUFFIXES, find_spec, is_folder, read_tree
 from tfkit.spec.merge import assign, word_key
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 

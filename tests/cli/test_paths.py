@@ -13,17 +13,17 @@ import tfkit
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.cli import main
 from tfkit.decoding.text import load_tokenizer
+from tfkit.tools.atomic_files import names_in, write_file
 from tfkit.tools.importing import import_config
-from tfkit.tools.writing import names_in, write_file
 
-from .tools.conftest import DECODER
+from ..tools.conftest import DECODER
 
 BAD = {"loop": "loop", "long": "a" * 300, "through": "file/below"}
 """A loop of links, a name that no file system takes, and a folder that is a file."""
 ODD = ("line\nbreak", "\x1b[2J", os.fsdecode(b"\xff"))
 """Names that a file may have, and that no terminal and no encoding should be given as they are."""
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parents[1] / "published"
 FILES = {
     "draw": (["draw", "spec.yaml", "-o"], ".svg"),
     "eject": (["eject", "spec.yaml", "-o"], ".py"),

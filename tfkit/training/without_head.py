@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from tfkit.builder import checked_mask, graph_of
 from tfkit.component import Pieces
 from tfkit.errors import Invalid, SpecError, listing
+from tfkit.graph.decode_split import split_for_decoding, wire_of
 from tfkit.graph.expand import Graph, Node
-from tfkit.graph.pieces import take_apart, wire_of
 from tfkit.nn import written_forward
 from tfkit.wrapped import unwrapped
 
@@ -80,7 +80,7 @@ def _read(head: Node) -> str:
 
 def _predicted(graph: Graph) -> str | None:
     try:
-        parts = take_apart(graph)
+        parts = split_for_decoding(graph)
     except SpecError:
         return None
     # The tokens of a prefix are read by all of it.

@@ -22,11 +22,11 @@ import tfkit
 import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
-from tfkit.graph.limits import max_len
+from tfkit.graph.sequence_limits import max_len
 from tfkit.spec.load import specs_folder
 from tfkit.spec.source import parse, plain
 
-from .shipped import SHIPPED
+from ..small_specs import SHIPPED
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 KINDS = sorted({kind for slot in PLUGINS.registry.slots() for kind in PLUGINS.registry.kinds(slot)})
@@ -51,7 +51,7 @@ def small(name: str) -> str:
     return re.sub(r"n_layers: (\d+)", lambda match: f"n_layers: {min(2, int(match[1]))}", text)
 
 
-RICH = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("good/*.yaml"))]
+RICH = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[1].glob("good/*.yaml"))]
 """What the shipped specs do not use."""
 SPECS = [*map(small, SHIPPED), *RICH]
 

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.spec.complaints import fault_of
-from tfkit.tools.parts import parts_of
+from tfkit.spec.messages import fault_of
+from tfkit.tools.ownership import parts_of
 
 ANSI = re.compile(r"\x1b\[\d*m")
 

@@ -24,7 +24,7 @@ from tfkit.testing import (
     example_inputs,
 )
 
-from .pairs import Row, all_pairs, every_value
+from ..all_pairs import Row, all_pairs, every_value
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 Part = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.eject.alike import Alikes
 from tfkit.tools.eject.code import Code, code_of, method_of
+from tfkit.tools.eject.same_modules import Alikes
 from tfkit.tools.eject.values import Known, Record, Value, join
 
 Key = tuple[Any, ...]

@@ -14,7 +14,7 @@ from tfkit.cli import main
 from tfkit.testing import check_component, check_model
 from tfkit.tools.eject import check, eject
 
-TEXT = (Path(__file__).parents[1] / "docs" / "attention.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(TEXT)]
 MEMORY = """

@@ -8,11 +8,11 @@ from tfkit.component import Pieces, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
-from tfkit.spec.complaints import refused
+from tfkit.spec.messages import refused
 
 
 @dataclass(frozen=True)
-class Parts:
+class DecodeSplit:
     """The two parts of a model that reads a sequence in pieces."""
 
     once: tuple[Node, ...]
@@ -27,7 +27,7 @@ class Parts:
     """Inputs and nodes of the first part that the second one reads."""
 
 
-def take_apart(graph: Graph) -> Parts:
+def split_for_decoding(graph: Graph) -> DecodeSplit:
     """Take a graph apart; raises SpecError when the model needs its sequence as a whole."""
     nodes = {node.name: node for node in graph.nodes}
     flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
@@ -52,7 +52,7 @@ def take_apart(graph: Graph) -> Parts:
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {one for node, _ in again.values() for one in as_list(node.wires.get("input", []))}
     given_again = [name for name in graph.inputs if name in flowing]
-    return Parts(
+    return DecodeSplit(
         once=tuple(node for node in graph.nodes if node.name in fixed),
         again=again,
         given_once=tuple(name for name in graph.inputs if name in fixed),
@@ -61,10 +61,10 @@ def take_apart(graph: Graph) -> Parts:
     )
 
 
-def parts_to_decode(graph: Graph) -> Parts | None:
+def split_if_decodable(graph: Graph) -> DecodeSplit | None:
     """The two parts of a model that can be read in pieces; None for one that needs its sequence as a whole."""
     try:
-        return take_apart(graph)
+        return split_for_decoding(graph)
     except SpecError:
         return None
 

@@ -8,9 +8,9 @@ from itertools import product
 
 import torch
 
+from tfkit.checkpoint.mismatch import collapsed
 from tfkit.checkpoint.names import above, expanded, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
-from tfkit.checkpoint.report import collapsed
 from tfkit.checkpoint.weights import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
 from tfkit.spec.checkpoint import CheckpointConfig

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.specs import shipped
+from tfkit.tools.gallery import shipped
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))

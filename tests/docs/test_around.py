@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import tfkit
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "around.md").read_text(encoding="utf-8")
 HEAD, *SECTIONS = re.split(r"^## (.*)\n", TEXT, flags=re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

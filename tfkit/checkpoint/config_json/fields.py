@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfkit.checkpoint import layer_types, per_layer, rope
-from tfkit.checkpoint.reading import Reading, case_of
+from tfkit.checkpoint.config_json import layer_types, per_layer, rope
+from tfkit.checkpoint.config_json.reading import Reading, case_of
 from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
 from tfkit.spec.source import plain

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tfkit.checkpoint.reading import Reading, case_of
+from tfkit.checkpoint.config_json.reading import Reading, case_of
 from tfkit.errors import Invalid, Span, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.merge import merge

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfkit.checkpoint import layer_types
-from tfkit.checkpoint.reading import Reading
+from tfkit.checkpoint.config_json import layer_types
+from tfkit.checkpoint.config_json.reading import Reading
 from tfkit.errors import Invalid, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.source import plain

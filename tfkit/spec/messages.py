@@ -15,9 +15,9 @@ from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
 from tfkit.plugin.manager import BUILT_IN, Plugins
 from tfkit.plugin.registry import Registered, written_in
+from tfkit.spec.annotations import Shape, allowed, either
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.provenance import SET, Path, Provenance
-from tfkit.spec.shape import Shape, allowed, either
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 

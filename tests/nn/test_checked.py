@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 import tfkit
-from tfkit.graph.limits import beyond
+from tfkit.graph.sequence_limits import beyond
 
 MAX_LEN = 8
 HEAD = "tfkit: 1\nname: m\nd_model: 16\nvocab_size: 13\nmax_len: 8\n"

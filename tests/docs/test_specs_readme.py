@@ -13,7 +13,7 @@ import transformers
 from tfkit.cli import main
 from tfkit.tools.importing import families
 
-TEXT = (Path(__file__).parents[1] / "specs" / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "specs" / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
 JAIS2 = {

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
+from tfkit.graph.decode_split import DecodeSplit, read_whole
 from tfkit.graph.inputs import fixed_length
-from tfkit.graph.limits import max_len
-from tfkit.graph.pieces import Parts, read_whole
+from tfkit.graph.sequence_limits import max_len
 from tfkit.tools.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12
@@ -65,7 +65,7 @@ def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
         yield Case(f"3 x {long}, with all that is optional", _inputs(model, 3, long, optional=True))
 
 
-def cached_cases(model: fx.GraphModule, parts: Parts) -> Iterator[Sequences]:
+def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
     """A prompt and single tokens; prompts with padding; single tokens and several."""
     made = _lengths(model)[1]
     yield _sequences(model, parts, 1, [made, 1, 1])
@@ -110,7 +110,7 @@ def _mask(x: Tensor, padding: Padding) -> Tensor:
 
 
 def _sequences(
-    model: fx.GraphModule, parts: Parts, batch: int, sizes: list[int], padding: Padding | None = None
+    model: fx.GraphModule, parts: DecodeSplit, batch: int, sizes: list[int], padding: Padding | None = None
 ) -> Sequences:
     long = _lengths(model)[2]
     inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]

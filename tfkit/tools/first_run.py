@@ -18,7 +18,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.order import sources
 from tfkit.graph.places import place_of
 from tfkit.promises import Watch
-from tfkit.spec.complaints import kind_of
+from tfkit.spec.messages import kind_of
 from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.memory import check_memory, size_of

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from tfkit.checkpoint import layer_types, per_layer, rope
-from tfkit.checkpoint.reading import case_of
+from tfkit.checkpoint.config_json import layer_types, per_layer, rope
+from tfkit.checkpoint.config_json.reading import case_of
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.spec.arithmetic import Number, evaluate
 from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
-from tfkit.spec.document import ModelSpec
 from tfkit.spec.load import Spec
+from tfkit.spec.model_spec import ModelSpec
 
 MISSING = object()
 

@@ -17,7 +17,7 @@ import pytest
 
 from tfkit.cli import main
 from tfkit.cli.app import SECTIONS
-from tfkit.tools import trial
+from tfkit.tools import first_run
 from tfkit.tools.units import short
 
 TINY = """\
@@ -414,8 +414,8 @@ def test_progress_is_for_terminals_and_patience(monkeypatch: pytest.MonkeyPatch)
         time.sleep(0.3)
         return build(*args, **given)  # type: ignore[arg-type]
 
-    build = trial.build
-    monkeypatch.setattr(trial, "build", slow)
+    build = first_run.build
+    monkeypatch.setattr(first_run, "build", slow)
     monkeypatch.setattr("tfkit.cli.output.PATIENCE", 0.05)
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfkit.checkpoint.reading import Reading
+from tfkit.checkpoint.config_json.reading import Reading
 from tfkit.errors import Invalid, listing, quoted
 from tfkit.spec.checkpoint import FieldConfig
 from tfkit.spec.source import plain

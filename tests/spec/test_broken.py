@@ -11,8 +11,8 @@ import pytest
 import tfkit
 from tfkit.plugin.manager import Plugins
 
-ROOT = Path(__file__).parent.parent
-SPECS = sorted(Path(__file__).parent.glob("broken/*.yaml"))
+ROOT = Path(__file__).parents[2]
+SPECS = sorted(Path(__file__).parents[1].glob("broken/*.yaml"))
 SEVERAL = {"several_mistakes": 4, "several_keys_missing": 2, "set_two_errors": 2}
 
 
@@ -37,7 +37,7 @@ def test_broken(
 
 
 def test_every_golden_text_has_its_spec() -> None:
-    texts = {path.stem for path in Path(__file__).parent.glob("golden/broken/*.txt")}
+    texts = {path.stem for path in Path(__file__).parents[1].glob("golden/broken/*.txt")}
     assert texts == {path.stem for path in SPECS}
     assert len(SPECS) >= 60
 
@@ -45,4 +45,4 @@ def test_every_golden_text_has_its_spec() -> None:
 def test_the_specs_are_right_but_for_one_mistake(plugins: Plugins) -> None:
     """What the broken specs were made from: without its mistake, each is accepted."""
     for base in ("tiny",):
-        tfkit.load(Path(__file__).parent / "broken" / "bases" / f"{base}.yaml", plugins=plugins)
+        tfkit.load(Path(__file__).parents[1] / "broken" / "bases" / f"{base}.yaml", plugins=plugins)

@@ -1,0 +1,1 @@
+"""The config.json that lies beside published weights, read and written."""
