@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
@@ -21,6 +20,8 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
+from tfkit.torch_private import compiler
+from tfkit.torch_private.tensors import map_nested
 from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
@@ -163,7 +164,7 @@ class CachedModel:
                 return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
-        return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
+        return map_nested(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
     @checked
     def repeat(self, n: Positive) -> None:
@@ -210,7 +211,7 @@ class CachedModel:
         """Tell the compiler that the caches do not move, so that a CUDA graph may write to them."""
         for tensors in self._cache.values() if self._compiled is not None else ():
             for tensor in tensors:
-                torch._dynamo.mark_static_address(tensor)
+                compiler.stay_in_place(tensor)
 
     def _shapes(self, batch: int) -> dict[str, list[tuple[int, int, int, int]]]:
         """The shapes of all caches; what is written in pieces has one slot more, for padding."""
@@ -263,7 +264,7 @@ def _checked_mode(compile: bool | str) -> str | None:
     """The mode for `torch.compile`, if one is named."""
     if isinstance(compile, bool):
         return None
-    modes = list(torch._inductor.list_mode_options())
+    modes = compiler.modes()
     if compile not in modes:
         raise ValueError(
             f"`compile` is True, False or a mode of torch.compile, one of {', '.join(modes)}, not {shown(compile)}"

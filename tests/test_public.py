@@ -1,0 +1,98 @@
+"""The public names: listed once, documented, and the only ones that the plugins use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tfkit
+import tfkit.nn
+
+ROOT = Path(__file__).parents[1]
+STUB = Path(tfkit.__file__).with_suffix(".pyi")
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md"), *ROOT.glob("tfkit/**/*.py")]
+
+
+def listed() -> list[ast.alias]:
+    tree = ast.parse(STUB.read_text(encoding="utf-8"))
+    return [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+
+
+@cache
+def words() -> Counter[str]:
+    """How often each word is written in the documentation and in docstrings and comments of the code."""
+    found: Counter[str] = Counter()
+    for path in TEXTS:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            text = "\n".join(node.value for node in ast.walk(ast.parse(text)) if is_text(node))
+        found.update(re.findall(r"\w+", text))
+    return found
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def documented(name: str, value: object) -> bool:
+    """Has a docstring, or for an alias a string below its assignment."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return bool(value.__doc__)
+    for path in (ROOT / "tfkit").glob("**/*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for node, below in zip(body, body[1:], strict=False):
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+                return isinstance(below, ast.Expr) and is_text(below.value)
+    return False
+
+
+def test_each_is_listed_once_in_order_and_can_be_imported() -> None:
+    names = [alias.name for alias in listed()]
+    assert [alias.asname for alias in listed()] == names
+    assert sorted(set(names)) == sorted(names) == tfkit.__all__ == dir(tfkit)
+    lines = [line for line in STUB.read_text(encoding="utf-8").splitlines() if line.startswith("from ")]
+    assert lines == sorted(lines)
+    for name in names:
+        getattr(tfkit, name)
+
+
+def test_a_class_or_a_function_has_one_name() -> None:
+    assert [
+        name for name in tfkit.__all__ if getattr(getattr(tfkit, name), "__name__", name) not in (name, "Annotated")
+    ] == []
+
+
+@pytest.mark.parametrize("module", ["tfkit", "tfkit.nn"])
+def test_each_is_documented(module: str) -> None:
+    home = importlib.import_module(module)
+    values = {name: getattr(home, name) for name in dir(home) if not name.startswith("_")}
+    bare = [name for name, one in values.items() if not inspect.ismodule(one) and not documented(name, one)]
+    assert bare == []
+
+
+def test_each_is_spoken_of() -> None:
+    """In a page, or in a docstring other than that of a person who already knows it."""
+    assert [name for name in tfkit.__all__ if not words()[name]] == []
+
+
+def test_importing_tfkit_imports_little() -> None:
+    code = "import sys; before = set(sys.modules); import tfkit; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pydantic", "typing", "re", "ast"} & set(loaded)
+    assert [name for name in loaded if name.startswith("tfkit")] == ["tfkit"]
+
+
+def test_no_other_name_is_there() -> None:
+    with pytest.raises(AttributeError, match="'tfkit' has no attribute 'buidl': one with a similar name is 'build'"):
+        tfkit.buidl  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'tfkit' has no attribute '_homes_'$"):
+        tfkit._homes_  # noqa: B018
