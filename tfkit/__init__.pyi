@@ -6,6 +6,7 @@ from tfkit.component import AttentionBackend as AttentionBackend
 from tfkit.component import AttentionConfig as AttentionConfig
 from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
 from tfkit.component import BlockConfig as BlockConfig
+from tfkit.component import Cached as Cached
 from tfkit.component import Component as Component
 from tfkit.component import Config as Config
 from tfkit.component import Count as Count
@@ -15,7 +16,6 @@ from tfkit.component import FFNConfig as FFNConfig
 from tfkit.component import Immaterial as Immaterial
 from tfkit.component import InitConfig as InitConfig
 from tfkit.component import InputPositionConfig as InputPositionConfig
-from tfkit.component import Kept as Kept
 from tfkit.component import LengthsWire as LengthsWire
 from tfkit.component import Make as Make
 from tfkit.component import MaskConfig as MaskConfig
@@ -57,7 +57,7 @@ from tfkit.nn import Past as Past
 from tfkit.nn import Program as Program
 from tfkit.nn import Softmax as Softmax
 from tfkit.nn import Table as Table
-from tfkit.nn import remember as remember
+from tfkit.nn import update_cache as update_cache
 from tfkit.plugin.hookspecs import Register as Register
 from tfkit.plugin.hookspecs import hookimpl as hookimpl
 from tfkit.plugin.manager import load_plugins as load_plugins

@@ -9,7 +9,7 @@ mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
 from tfkit.component.block import BlockConfig as BlockConfig
-from tfkit.component.block import Kept as Kept
+from tfkit.component.block import Cached as Cached
 from tfkit.component.block import Pieces as Pieces
 from tfkit.component.block import Signal as Signal
 from tfkit.component.block import Signals as Signals

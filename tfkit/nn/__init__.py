@@ -6,10 +6,10 @@ from tfkit.nn.checked import within as within
 from tfkit.nn.context import Cache as Cache
 from tfkit.nn.context import Context as Context
 from tfkit.nn.context import Past as Past
+from tfkit.nn.context import cache_of_layer as cache_of_layer
+from tfkit.nn.context import cache_of_next as cache_of_next
 from tfkit.nn.context import count_positions as count_positions
-from tfkit.nn.context import later as later
-from tfkit.nn.context import own as own
-from tfkit.nn.context import remember as remember
+from tfkit.nn.context import update_cache as update_cache
 from tfkit.nn.layers import Linear as Linear
 from tfkit.nn.layers import Softmax as Softmax
 from tfkit.nn.layers import StackedLinear as StackedLinear

@@ -35,9 +35,10 @@ What a component cannot work with it refuses by raising `tfkit.Invalid` in its `
 with file, line and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module
 that owns parameters fills them in `reset_parameters`.
 
-To be decoded token by token, attention says in `kept` what it keeps of a token and hands it to `tfkit.remember`; who
-overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes to read a sequence in
-pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a head in pieces too.
+To be decoded token by token, attention says in `cached` what it caches of a token and hands it to
+`tfkit.update_cache`; who overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes
+to read a sequence in pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a
+head in pieces too.
 
 There are two ways to hand it to tfkit:
 

@@ -1,6 +1,6 @@
 """Operations as they run on tensors, and the autograd nodes that they leave.
 
-`torch.utils._python_dispatch` has what torch's own counter of FLOPs is made of, and no public home. Sequence numbers are
+`torch.utils._python_dispatch`, of which torch makes its counter of FLOPs, has no public home. Sequence numbers are
 the order in which the nodes of the backward were made; no public name tells them.
 """
 

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 map_nested = tree_map
 """(f, nested) -> nested lists, tuples and mappings with `f` of each value."""
+
+leaves = tree_leaves
+"""The values in nested lists, tuples and mappings, in order."""
 
 
 def storage_key(memory: Tensor | UntypedStorage) -> int:

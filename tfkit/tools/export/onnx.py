@@ -3,8 +3,8 @@
 FILE.onnx is the whole model. Where it can be decoded token by token, a folder stands beside it, which its metadata name
 as `parts`: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has
 the weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the parts of
-another model. A graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as
-`new_cache_NODE_NUMBER`.
+another model. A graph changes nothing in place: caches go in as `cache_NODE_LAYER_NUMBER`, and come out as
+`new_cache_NODE_LAYER_NUMBER`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
+from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -155,19 +156,20 @@ def _new_caches(program: ExportedProgram) -> Iterator[str]:
     if returns is None or "cache" not in program.example_inputs[1]:
         return
     caches = returns.child(1)
-    for name, tensors in zip(caches.context, caches.children(), strict=True):
-        yield from (f"new_{_place(name, i)}" for i in range(tensors.num_children))
+    for name, layers in zip(caches.context, caches.children(), strict=True):
+        for layer, tensors in enumerate(layers.children()):
+            yield from (f"new_{_place(name, layer, i)}" for i in range(tensors.num_children))
 
 
-def _place(name: str, i: int) -> str:
-    """What a cache is called in a graph."""
-    return f"cache_{name.replace('.', '_')}_{i}"
+def _place(name: str, layer: int, i: int) -> str:
+    """The name of a cache in a graph."""
+    return f"cache_{name.replace('.', '_')}_{layer}_{i}"
 
 
 def _sizes(name: str, value: Any) -> Any:
     """What the free sizes of an argument are called in the graph."""
     if isinstance(value, dict):
-        return {key: [{0: "batch", 2: "slots"} for _ in tensors] for key, tensors in value.items()}
+        return map_nested(lambda _: {0: "batch", 2: "slots"}, value)
     if value.dim() == 1:
         return {0: "batch"}
     return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}
@@ -200,17 +202,23 @@ class _Sessions(Programs):
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
         """What a program returns; the caches of `given` are changed."""
         cache: Cache = given.get("cache", {})
-        places = {_place(key, i): (key, i) for key in cache for i in range(len(cache[key]))}
+        places = {
+            _place(name, layer, i): (tensors, i)
+            for name, layers in cache.items()
+            for layer, tensors in enumerate(layers)
+            for i in range(len(tensors))
+        }
         feeds = {key: value for key, value in given.items() if key != "cache"}
-        feeds |= {key: cache[name][i] for key, (name, i) in places.items()}
+        feeds |= {key: tensors[i] for key, (tensors, i) in places.items()}
         session = self.session(name)
         found = session.run(None, {one.name: feeds[one.name].numpy() for one in session.get_inputs()})
         results = []
         for one, value in zip(session.get_outputs(), found, strict=True):
-            if (place := places.get(one.name.removeprefix("new_"))) is None:
-                results.append(torch.from_numpy(value))
+            if one.name.removeprefix("new_") in places:
+                tensors, i = places[one.name.removeprefix("new_")]
+                tensors[i] = torch.from_numpy(value)
             else:
-                cache[place[0]][place[1]] = torch.from_numpy(value)
+                results.append(torch.from_numpy(value))
         return results
 
     def weights(self) -> Mapping[str, Tensor]:
