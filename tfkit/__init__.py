@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tfkit.nn import Linear as Linear
     from tfkit.nn import Past as Past
     from tfkit.nn import Program as Program
+    from tfkit.nn import Rearrange as Rearrange
     from tfkit.nn import Softmax as Softmax
     from tfkit.nn import Table as Table
     from tfkit.nn import remember as remember
@@ -138,7 +139,7 @@ _NAMES = {
     "tfkit.decoding.prepare": ["Prepared", "prepare_decoding"],
     "tfkit.errors": ["FirstLossWarning", "Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
-    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "remember"],
+    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Rearrange", "Softmax", "Table", "remember"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
     "tfkit.plugin.manager": ["load_plugins"],
     "tfkit.training.loss": ["Loss", "loss"],

@@ -39,7 +39,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, remember
+from tfkit.nn import Context, Linear, Rearrange, remember
 
 
 class Attention(nn.Module):
@@ -74,6 +74,7 @@ class Attention(nn.Module):
         self.core = core
         self.gate = gate
         self.inner_norm = inner_norm
+        self.join = Rearrange("b h q d -> b q (h d)")
         self.output = output
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -96,7 +97,7 @@ class Attention(nn.Module):
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
         """What each head read, [b, h, q, d], and the input -> [b, q, d_model]."""
-        y = mixed.transpose(1, 2).flatten(2)
+        y = self.join(mixed)
         if self.gate is not None:
             y = self.gate(y, x)
         if self.inner_norm is not None:

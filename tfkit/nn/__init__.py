@@ -3,6 +3,7 @@
 from tfkit.nn.checked import can_look, is_token, within
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
 from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, is_untouched, linear
+from tfkit.nn.rearrange import Rearrange
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Linear",
     "Past",
     "Program",
+    "Rearrange",
     "Softmax",
     "StackedLinear",
     "Table",
