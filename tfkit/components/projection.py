@@ -63,13 +63,13 @@ class FusedProjection(nn.Module):
         d, heads = config.head_width, {"q": config.n_heads, "k": config.kv_heads, "v": config.kv_heads}
         self.qkv = Linear(config.d_model, {name: n * d for name, n in heads.items()}, bias=config.biases.q)
         self.clip = config.clip
-        self.split = Rearrange("b t (h d) -> b h t d", h=heads, d=d)
+        self.split_heads = Rearrange("b t (h d) -> b h t d", h=heads, d=d)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x)
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
-        return self.split(qkv)
+        return self.split_heads(qkv)
 
 
 class SeparateProjection(nn.Module):
@@ -86,7 +86,7 @@ class SeparateProjection(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.clip = config.clip
-        self.split = Rearrange("b t (h d) -> b h t d", d=d)
+        self.split_heads = Rearrange("b t (h d) -> b h t d", d=d)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v = self.keys_values(x)
@@ -97,14 +97,14 @@ class SeparateProjection(nn.Module):
         q = self.clipped(self.q(x))
         if self.q_norm is not None:
             q = self.q_norm(q)
-        return self.split(q)
+        return self.split_heads(q)
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """[b, k, d_source] -> [b, g, k, d] twice."""
         k, v = self.clipped(self.k(source)), self.clipped(self.v(source))
         if self.k_norm is not None:
             k = self.k_norm(k)
-        return self.split(k), self.split(v)
+        return self.split_heads(k), self.split_heads(v)
 
     def clipped(self, x: Tensor) -> Tensor:
         """The same within the bounds, if there are any."""

@@ -42,7 +42,8 @@ class Rearrange(nn.Module):
     Attributes:
         pattern: as given.
         sizes: as given.
-        code: the forward. It reads the size of an axis from an attribute of that name.
+        known: the axes whose size is known: each is an attribute of that name.
+        code: the forward, which reads these.
     """
 
     code: ClassVar[str]
@@ -52,8 +53,9 @@ class Rearrange(nn.Module):
         self.pattern = pattern
         self.sizes = sizes
         known = _by_axis(pattern, sizes)
+        self.known = tuple(known)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
-        self.__class__ = _written(pattern, tuple(known), tuple(cut))
+        self.__class__ = _written(pattern, self.known, tuple(cut))
         for axis, size in known.items():
             setattr(self, axis, size)
 
@@ -119,7 +121,7 @@ def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type
         RearrangeMixin(pattern, **dict.fromkeys(known, 1))
     except EinopsError as error:
         raise _wrong(pattern, str(error).partition("\n")[2]) from None
-    if taken := [axis for axis in known if hasattr(Rearrange, axis) or axis in ("pattern", "sizes")]:
+    if taken := [axis for axis in known if hasattr(Rearrange, axis) or axis in ("pattern", "sizes", "known")]:
         raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
     parts = [part for _, names in cut for part in names]
     if bad := [part for part in parts if not part.isidentifier() or keyword.iskeyword(part) or part in ("self", "x")]:
