@@ -3,8 +3,8 @@
 from tfkit.nn.checked import can_look, is_token, within
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
 from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, is_untouched, linear
-from tfkit.nn.rearrange import Rearrange
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
+from tfkit.nn.rearrange import Rearrange
 
 __all__ = [
     "Cache",

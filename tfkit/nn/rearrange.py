@@ -59,6 +59,12 @@ class Rearrange(nn.Module):
         for axis, size in known.items():
             setattr(self, axis, size)
 
+    def __call__(self, x: Tensor) -> Any:
+        # What a call of a module does before it runs takes longer than what runs here, and only hooks need it.
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
+            return super().__call__(x)
+        return self.forward(x)
+
     def extra_repr(self) -> str:
         """The pattern and the sizes."""
         return ", ".join([repr(self.pattern), *(f"{name}={size}" for name, size in self.sizes.items())])
@@ -92,7 +98,9 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
         product = prod(_total(known[axis]) for axis in products[name] if axis in known)
         if whole % product or (not missing and whole != product):
             others = " ".join(axis for axis in products[name] if axis in known)
-            raise _wrong(pattern, f"`{others}` of size {product} does not divide `{' '.join(products[name])}` of {whole}")
+            raise _wrong(
+                pattern, f"`{others}` of size {product} does not divide `{' '.join(products[name])}` of {whole}"
+            )
         if len(missing) == 1:
             known[missing[0]] = whole // product
     return known
@@ -135,6 +143,8 @@ def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type
 
 
 def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
+    if len(cut) > 1:
+        raise _wrong(pattern, "one axis can be cut, not two")
     left, right = _sides(pattern)
     before = [axis for names in left for axis in names]
     split = "".join(_splits(pattern, known, cut))
@@ -142,11 +152,7 @@ def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
     merged = "".join(_merges(right))
     if not cut:
         return f"def forward(self, x: Tensor) -> Tensor:\n    return x{split}{ordered}{merged}\n"
-    if len(cut) > 1:
-        raise _wrong(pattern, "one axis can be cut, not two")
-    axis, parts = cut[0]
-    if axis not in before:
-        raise _wrong(pattern, f"there is no axis `{axis}` to cut")
+    ((axis, parts),) = cut
     # Cut before the parts are put in order: their gradients are joined in the layout of x, without a copy.
     return (
         f"def forward(self, x: Tensor) -> tuple[{', '.join(['Tensor'] * len(parts))}]:\n"
