@@ -95,8 +95,8 @@ WRONG = [
     ("b t d -> b t", {}, "Identifiers only on one side of expression (should be on both): {'d'}"),
     ("b t (h d) -> b h t d", {}, "Could not infer sizes for"),
     ("b t (h d) -> b h t d", {"e": 4, "d": 4}, "Axis e is not used in transform"),
-    ("b t (h d) -> b h t d", {"h": 3, "hd": 10}, "`h` of size 3 does not divide `h d` of 10"),
-    ("b t (h d) -> b h t d", {"h": 3, "d": 3, "hd": 10}, "`h d` of size 9 does not divide `h d` of 10"),
+    ("b t (h d) -> b h t d", {"h": 3, "hd": 10}, "`h` of size 3 does not divide `h d` of size 10"),
+    ("b t (h d) -> b h t d", {"h": 3, "d": 3, "hd": 10}, "`h d` of size 9 does not divide `h d` of size 10"),
     ("b t (h d) -> b h t d", {"d": 4.0}, "the size of `d` is 4.0, not a whole number from 1 on"),
     ("b t (h d) -> b h t d", {"d": True}, "the size of `d` is True, not a whole number from 1 on"),
     ("b t (h d) -> b h t d", {"d": 0}, "the size of `d` is 0, not a whole number from 1 on"),
@@ -225,7 +225,7 @@ graph:
     ffn: odd
 """
     for change, why in [
-        ((), "`b t (h d) -> b h t d`: `h` of size 3 does not divide `h d` of 10"),
+        ((), "`b t (h d) -> b h t d`: `h` of size 3 does not divide `h d` of size 10"),
         (("decoder.ffn.axis=(",), "EinopsError: `b t (h () -> b h t d`: "),
     ]:
         plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)

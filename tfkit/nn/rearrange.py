@@ -87,7 +87,7 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     wholes: dict[str, int] = {}
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
-        if not parts or any(isinstance(part, bool) or not isinstance(part, int) or part < 1 for part in parts):
+        if not parts or not all(map(_is_size, parts)):
             raise _wrong(pattern, f"the size of `{name}` is {size!r}, not a whole number from 1 on")
         if name in axes or name not in products:
             known[name] = parts if isinstance(size, Mapping) else parts[0]
@@ -97,13 +97,15 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
         missing = [axis for axis in products[name] if axis not in known]
         product = prod(_total(known[axis]) for axis in products[name] if axis in known)
         if whole % product or (not missing and whole != product):
-            others = " ".join(axis for axis in products[name] if axis in known)
-            raise _wrong(
-                pattern, f"`{others}` of size {product} does not divide `{' '.join(products[name])}` of {whole}"
-            )
+            others, every = (" ".join(axes) for axes in ([a for a in products[name] if a in known], products[name]))
+            raise _wrong(pattern, f"`{others}` of size {product} does not divide `{every}` of size {whole}")
         if len(missing) == 1:
             known[missing[0]] = whole // product
     return known
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _total(size: int | list[int]) -> int:

@@ -6,7 +6,7 @@
 
 A cache keeps the latent and the shared key alone, kv_rank + d_rope numbers per token, however many heads there are.
 
-b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d the width of a head: two of these.
+b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d two of these.
 
 https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: https://arxiv.org/abs/2509.01322.
 Temperature: https://arxiv.org/abs/2501.19399.
