@@ -1,6 +1,6 @@
 """AOTInductor: the programs of `pt2.py`, compiled to machine code for this kind of processor.
 
-One archive with a library for each program, whose weights are in it once, beside them:
+One archive with a library for each program and, beside them, the weights, once:
 `load_pt2(FILE, load_weights_from_disk=True)` of `torch.export.pt2_archive._package`.
 https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
 """
@@ -31,7 +31,7 @@ OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.package_constants_on_disk_format": "pickle_weights",
 }
-"""The weights of a program as files of the archive: those in a library would be in it once for each program."""
+"""The weights of a program as files of the archive; libraries would each contain them again."""
 
 
 class Aoti(Format):
@@ -46,7 +46,7 @@ class Aoti(Format):
         try:
             get_cpp_compiler()
         except InvalidCxxCompiler:
-            message = "AOTInductor needs a C++ compiler, and there is none"
+            message = "AOTInductor needs a C++ compiler, but there is none"
             return [Diagnostic(message, help="install g++, or name one in the variable CXX")]
         return refusals(model)
 
@@ -79,13 +79,13 @@ class _Compiled(Programs):
         self._model = model
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
         takes, _ = self._runners[name].loader.get_call_spec()
         return list(treespec_loads(takes).child(1).context)
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns."""
-        # The code reads its inputs as they lay in memory when it was compiled, and looks at no stride.
+        """The results of a program."""
+        # The code assumes the memory layout of its inputs at compile time, and ignores strides.
         dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in given.items()}
         with torch.no_grad():
             return as_tensors(self._runners[name](**dense))
@@ -94,7 +94,7 @@ class _Compiled(Programs):
         return self._weights[MODEL]
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        """Those of the program that was compiled: compiled code has no modules any more."""
+        """The outputs of the uncompiled program: compiled code has no modules."""
         watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():
             watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())
@@ -102,7 +102,7 @@ class _Compiled(Programs):
 
 
 def _load_weights(path: Path, runners: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Give the libraries their weights: all of them the same ones, which must live as long as they do."""
+    """Give the libraries their weights: shared by all of them, they must live as long as the libraries."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
     files: dict[str, Tensor] = {}

@@ -1,7 +1,8 @@
 """`torch.export`: programs of tensor operations that torch loads anywhere, without the Python that wrote them.
 
-An archive with several programs (see `programs.py`), whose weights are in it once. `torch.export.load` gives the whole
-model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name. https://docs.pytorch.org/docs/stable/export.html
+An archive with several programs (see `programs.py`), and their weights, once. `torch.export.load` gives the whole
+model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name.
+https://docs.pytorch.org/docs/stable/export.html
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tfkit.tools.export.programs import MODEL, Watched, programs, refusals
 
 
 class Pt2(Format):
-    """Programs of `torch.export` with free shapes: the whole sequence, and the pieces of cached decoding."""
+    """Programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "pt2"
 
@@ -41,8 +42,8 @@ class Pt2(Format):
 def package(made: Mapping[str, ExportedProgram], path: Path, extra: Mapping[str, str]) -> None:
     """Write an archive of programs.
 
-    It is what torch's own `package_pt2` would write, but for the weights: that writes those of each program anew, and
-    here the further ones point to what the first one wrote.
+    It equals the archive of torch's own `package_pt2` but for the weights: that writes those of each program again,
+    while here all others point to those of the first one.
     """
     from torch._export.serde import schema
     from torch._export.serde.serialize import serialize
@@ -75,15 +76,15 @@ class _Loaded(Programs):
         with quiet():
             self._programs = load_pt2(str(path)).exported_programs
         self._modules: dict[str, fx.GraphModule] = {}
-        for program in self._programs.values():  # each was read with weights of its own
+        for program in self._programs.values():  # each was read with its own weights
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
         return list(self._programs[name].call_spec.in_spec.child(1).context)
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns."""
+        """The results of a program."""
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():
