@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfkit.component import AttentionConfig as AttentionConfig
     from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
     from tfkit.component import BlockConfig as BlockConfig
+    from tfkit.component import Cached as Cached
     from tfkit.component import Component as Component
     from tfkit.component import Config as Config
     from tfkit.component import Count as Count
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tfkit.component import Immaterial as Immaterial
     from tfkit.component import InitConfig as InitConfig
     from tfkit.component import InputPositionConfig as InputPositionConfig
-    from tfkit.component import Kept as Kept
     from tfkit.component import LengthsWire as LengthsWire
     from tfkit.component import Make as Make
     from tfkit.component import MaskConfig as MaskConfig
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tfkit.nn import Program as Program
     from tfkit.nn import Softmax as Softmax
     from tfkit.nn import Table as Table
-    from tfkit.nn import remember as remember
+    from tfkit.nn import update_cache as update_cache
     from tfkit.plugin.hookspecs import Register as Register
     from tfkit.plugin.hookspecs import hookimpl as hookimpl
     from tfkit.plugin.manager import load_plugins as load_plugins
@@ -109,7 +109,7 @@ _NAMES = {
         "Immaterial",
         "InitConfig",
         "InputPositionConfig",
-        "Kept",
+        "Cached",
         "LengthsWire",
         "Make",
         "MaskConfig",
@@ -138,7 +138,7 @@ _NAMES = {
     "tfkit.decoding.prepare": ["Prepared", "prepare_decoding"],
     "tfkit.errors": ["FirstLossWarning", "Invalid", "SpecError"],
     "tfkit.graph.expand": ["Graph", "load", "loads"],
-    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "remember"],
+    "tfkit.nn": ["Cache", "Context", "Linear", "Past", "Program", "Softmax", "Table", "update_cache"],
     "tfkit.plugin.hookspecs": ["Register", "hookimpl"],
     "tfkit.plugin.manager": ["load_plugins"],
     "tfkit.training.loss": ["Loss", "loss"],

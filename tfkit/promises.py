@@ -37,7 +37,7 @@ Size: TypeAlias = int | tuple[int, ...] | None
 """A size, or a choice of sizes; None if any size is allowed."""
 Shape: TypeAlias = tuple[Size, ...]
 BATCH, LENGTH = 2, 3
-"""What a model is looked at with when it is built."""
+"""Batch and length of the inputs that a model is checked with when it is built."""
 KEEPING = ("activation", "attention", "ffn", "norm")
 """The slots of components whose result has the shape and type of their first argument."""
 

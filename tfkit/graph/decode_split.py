@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfkit.component import Pieces, WireMarker, marker
@@ -25,6 +26,26 @@ class DecodeSplit:
     """Inputs that are given step by step; the first is the one whose tokens are predicted."""
     read_once: tuple[str, ...]
     """Inputs and nodes of the first half that the second one reads."""
+
+    def cache_shapes(
+        self, batch: int, length: int, memory_length: Callable[[Node], int]
+    ) -> dict[str, list[list[tuple[int, int, int, int]]]]:
+        """The shapes of the tensors of each layer, by node, and as `NODE.memory` of those that hold its memory.
+
+        What is written in pieces has one slot more, for padding.
+        """
+        shapes = {}
+        for name, (node, pieces) in self.again.items():
+            if pieces.caches:
+                shapes[name] = [
+                    [(batch, one.heads, one.tokens(length) + 1, one.width) for one in layer] for layer in pieces.caches
+                ]
+            if pieces.memory_caches:
+                slots = memory_length(node)
+                shapes[f"{name}.memory"] = [
+                    [(batch, one.heads, slots, one.width) for one in layer] for layer in pieces.memory_caches
+                ]
+        return shapes
 
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:

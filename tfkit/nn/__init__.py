@@ -1,7 +1,7 @@
 """The torch side of the contract: what every component's module is built from or called with."""
 
 from tfkit.nn.checked import can_look, is_token, within
-from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
+from tfkit.nn.context import Cache, Context, Past, cache_of_layer, cache_of_next, count_positions, update_cache
 from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, is_untouched, linear
 from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
 
@@ -16,16 +16,16 @@ __all__ = [
     "Table",
     "Value",
     "Written",
+    "cache_of_layer",
+    "cache_of_next",
     "can_look",
     "count_positions",
     "is_scripting",
     "is_token",
     "is_untouched",
-    "later",
     "linear",
-    "own",
     "recomputed",
-    "remember",
+    "update_cache",
     "within",
     "written_class",
     "written_forward",

@@ -1,4 +1,4 @@
-"""How to write a plugin: a component of your own, in a file of your own.
+"""Writing a plugin: a component of your own, in a file of your own.
 
 A component is a config, whose fields are its keys in a spec, and the `nn.Module` that the config builds. The config's
 base class determines the slot it fills, and its `kind` is the name that a spec uses (in a block, the field is
@@ -35,9 +35,10 @@ refuses values that it cannot work with by raising `tfkit.Invalid` in its `check
 and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module that owns parameters
 fills them in `reset_parameters`.
 
-To be decoded token by token, attention says in `kept` what it keeps of a token and hands it to `tfkit.remember`; who
-overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes to read a sequence in
-pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a head in pieces too.
+To be decoded token by token, attention says in `cached` what it caches of a token and hands it to
+`tfkit.update_cache`; who overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes
+to read a sequence in pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a
+head in pieces too.
 
 There are two ways to give it to tfkit:
 

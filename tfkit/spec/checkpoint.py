@@ -17,7 +17,7 @@ class TensorConfig(Config):
     """Their names in the file. `{i}` is the number at that place in the model's name; a hole that the model's name does
     not have numbers what the model holds in one tensor, such as experts. `[q k v]` stands for one name per word."""
     pattern: str | None = None
-    """How the file's tensors become the model's, see `tfkit/checkpoint/pattern.py`; unchanged unless given."""
+    """The pattern from the file's tensors to the model's, see `tfkit/checkpoint/pattern.py`; unchanged unless given."""
     sizes: dict[str, Dim] | None = None
     """Sizes in the pattern that follow neither from the tensors nor from the component."""
 

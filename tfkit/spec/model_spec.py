@@ -52,7 +52,7 @@ class ModelSpec(Config):
     source: str | None = None
     """The paper or the reference implementation."""
     description: str | None = None
-    """What distinguishes the model."""
+    """A summary of the model: its distinctive features."""
     requires: tuple[str, ...] | None = None
     """The plugins that its components come from, as `pip` names them."""
     inputs: dict[str, InputConfig] = Field(default_factory=lambda: {"tokens": InputConfig(type="tokens")})

@@ -47,7 +47,7 @@ def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
 
 
 def _mixing(module: nn.Module, x: Tensor) -> str | None:
-    """How a module mixes the positions or the rows of x [b, t, d]; None if it does not."""
+    """A description of how a module mixes the positions or the rows of x [b, t, d]; None if it does not."""
     y, cut = module(x), x.size(1) // 2
     other = x.roll(1, dims=0)
     ahead = distance(module(torch.cat((x[:, :cut], other[:, cut:]), dim=1))[:, :cut], y[:, :cut])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tfkit.component import Kept
+from tfkit.component import Cached
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
@@ -35,8 +35,9 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     parts = split_if_decodable(graph)
     if parts is None:
         return None
-    own = [one for _, pieces in parts.again.values() for one in pieces.cache]
-    memory = [one for _, pieces in parts.again.values() for one in pieces.memory_cache]
+    again = [pieces for _, pieces in parts.again.values()]
+    own = [one for pieces in again for layer in pieces.caches for one in layer]
+    memory = [one for pieces in again for layer in pieces.memory_caches for one in layer]
     if not own:
         return None
     limit = max_len(graph)
@@ -50,5 +51,5 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     )
 
 
-def _values(kept: list[Kept], tokens: int) -> int:
-    return sum(one.heads * one.width * one.tokens(tokens) for one in kept)
+def _values(cached: list[Cached], tokens: int) -> int:
+    return sum(one.heads * one.width * one.tokens(tokens) for one in cached)

@@ -27,6 +27,8 @@ class Contender:
     name: str
     command: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
+    root: Path = ROOT
+    """The checkout that it imports."""
 
     def values(self, key: str) -> list[float]:
         """One figure of every run, in the order of the rounds."""
@@ -57,18 +59,18 @@ def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> 
     """Run all contenders once each round, one after the other; a round that does not count comes first."""
     for number in range(rounds + 1):
         for one in contenders:
-            run = run_once(one.command, timeout)
+            run = run_once(one.command, timeout, one.root)
             if number:
                 one.runs.append(run)
 
 
-def run_once(command: Sequence[str], timeout: float = 300) -> dict[str, float]:
+def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) -> dict[str, float]:
     """CPU seconds and peak memory in MB of a process, and the numbers in the JSON that it may print last.
 
     Raises `RuntimeError` with the end of the process's messages if it fails.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(), cwd=ROOT)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(root), cwd=root)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
@@ -82,10 +84,10 @@ def run_once(command: Sequence[str], timeout: float = 300) -> dict[str, float]:
     return figures | (json.loads(last) if last.startswith("{") else {})
 
 
-def environment() -> Mapping[str, str]:
-    """One thread, this checkout first, bytecode cached as after an installation, and no hub."""
+def environment(root: Path = ROOT) -> Mapping[str, str]:
+    """One thread, the checkout first, bytecode cached as after an installation, and no hub."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 

@@ -220,8 +220,8 @@ def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
     parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
-    again = list(parts.again.values())
-    own = [(one.heads * one.width, one.tokens(shape.length)) for _, each in again for one in each.cache]
-    memory = [one.heads * one.width * memory_of(node, shape) for node, each in again for one in each.memory_cache]
-    values = sum(width * tokens for width, tokens in own) + sum(memory)
-    return sum(width for width, _ in own) * itemsize, values * shape.batch * itemsize
+    own = [one for _, pieces in parts.again.values() for layer in pieces.caches for one in layer]
+    values = sum(one.heads * one.width * one.tokens(shape.length) for one in own)
+    for node, pieces in parts.again.values():
+        values += sum(one.heads * one.width for layer in pieces.memory_caches for one in layer) * memory_of(node, shape)
+    return sum(one.heads * one.width for one in own) * itemsize, values * shape.batch * itemsize

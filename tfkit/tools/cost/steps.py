@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept, Signal
+from tfkit.component import Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
@@ -92,17 +92,13 @@ class _Reading:
     def _taken(self, values: Inputs) -> Inputs:
         return {name: one for name, one in values.items() if name in inputs_of(self.stepping)}
 
-    def _make_caches(self) -> dict[str, list[Tensor]]:
-        """The caches by node, as long as the sequence."""
-        made = {}
-        for name, (node, pieces) in self.parts.again.items():
-            read = memory_of(node, self.shape)
-            made[name] = [self._slots(one, one.tokens(self.shape.length) + 1) for one in pieces.cache]
-            made[f"{name}.memory"] = [self._slots(one, read) for one in pieces.memory_cache]
-        return {name: tensors for name, tensors in made.items() if tensors}
-
-    def _slots(self, kept: Kept, n: int) -> Tensor:
-        return torch.empty(self.shape.batch, kept.heads, n, kept.width, dtype=self.dtype, device="meta")
+    def _make_caches(self) -> dict[str, list[list[Tensor]]]:
+        """The caches by node and layer, as long as the sequence."""
+        wanted = self.parts.cache_shapes(self.shape.batch, self.shape.length, lambda node: memory_of(node, self.shape))
+        return {
+            name: [[torch.empty(shape, dtype=self.dtype, device="meta") for shape in shapes] for shapes in layers]
+            for name, layers in wanted.items()
+        }
 
 
 def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:

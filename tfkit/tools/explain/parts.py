@@ -126,8 +126,8 @@ def attention_part(name: str, config: AttentionConfig, default_mask: MaskConfig 
     facts, mask = [_heads(config)], config.mask or default_mask
     if mask is not None:
         facts.append(_reads(mask))
-    if mask is not None and mask.causal and config.kept is not None:
-        facts.append(f"a cache keeps {sum(n * w for n, w in config.kept):,} numbers of each token in each layer")
+    if mask is not None and mask.causal and config.cached is not None:
+        facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
     return part_of(name, config, facts=tuple(facts))
 
 

@@ -153,7 +153,7 @@ def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
 
 
 def _add(residual: Any) -> str:
-    """How the output of a sublayer is added."""
+    """The addition of a sublayer's output, in words."""
     scale = "" if residual.scale == 1 else f"{number(residual.scale)} times "
     learned = "" if residual.learned == "none" else f"a learned {residual.learned} times "
     what = f"{scale}{learned}it " if scale or learned else ""

@@ -17,7 +17,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "pt2": ("pt2", "Pt2"),
     "aoti": ("aoti", "Aoti"),
     "onnx": ("onnx", "Onnx"),
-    "safetensors": ("plain", "Safetensors"),
+    "safetensors": ("safetensors", "Safetensors"),
 }
 """Module and class of each format."""
 SUFFIXES: dict[str, FormatName] = {

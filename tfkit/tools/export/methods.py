@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept
+from tfkit.component import Cached
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.nn.program import written_forward
 from tfkit.tools.export import state
 
-STATE = "dict[str, list[Tensor]]"
+STATE = "dict[str, list[list[Tensor]]]"
 OPTIONAL = "Tensor | None = None"
+Layer = tuple[Cached, ...]
 
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
@@ -101,16 +102,22 @@ def _forward_of(module: fx.GraphModule, name: str) -> Any:
 def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """The lines that make the caches, equal ones in one call."""
     for name, (node, pieces) in parts.again.items():
-        for kept, count in _runs(pieces.cache):
-            slots = "length" if kept.window is None else f"min(length, {kept.window})"
-            yield f"add_caches(state, {name!r}, {count}, {kept.heads}, {slots} + 1, {kept.width}, like)"
-        for kept, count in _runs(pieces.memory_cache):
-            slots = f"{values[str(node.wires['memory'])]}.size(1)"
-            yield f"add_caches(state, '{name}.memory', {count}, {kept.heads}, {slots}, {kept.width}, like)"
+        for layer, count in _runs(pieces.caches):
+            slots = [f"{'length' if one.window is None else f'min(length, {one.window})'} + 1" for one in layer]
+            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, slots)}, like)"
+        for layer, count in _runs(pieces.memory_caches):
+            slots = [f"{values[str(node.wires['memory'])]}.size(1)"] * len(layer)
+            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, slots)}, like)"
 
 
-def _runs(every: Sequence[Kept]) -> list[tuple[Kept, int]]:
-    return [(kept, len(list(run))) for kept, run in groupby(every)]
+def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+    return [(layer, len(list(run))) for layer, run in groupby(layers)]
+
+
+def _sizes(layer: Layer, slots: Sequence[str]) -> str:
+    """Heads, slots and width of the caches of a layer, as an argument."""
+    sizes = [f"({one.heads}, {n}, {one.width})" for one, n in zip(layer, slots, strict=True)]
+    return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
 
 
 def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:

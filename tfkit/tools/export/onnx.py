@@ -3,8 +3,8 @@
 FILE.onnx is the whole model. If it can be decoded token by token, there is a folder beside it, named as `parts` in its
 metadata: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has the
 weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the folder of
-another model. A graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as
-`new_cache_NODE_NUMBER`.
+another model. A graph changes nothing in place: caches go in as `cache_NODE_LAYER_NUMBER`, and come
+out as `new_cache_NODE_LAYER_NUMBER`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
@@ -155,19 +156,20 @@ def _new_caches(program: ExportedProgram) -> Iterator[str]:
     if returns is None or "cache" not in program.example_inputs[1]:
         return
     caches = returns.child(1)
-    for name, tensors in zip(caches.context, caches.children(), strict=True):
-        yield from (f"new_{_place(name, i)}" for i in range(tensors.num_children))
+    for name, layers in zip(caches.context, caches.children(), strict=True):
+        for layer, tensors in enumerate(layers.children()):
+            yield from (f"new_{_place(name, layer, i)}" for i in range(tensors.num_children))
 
 
-def _place(name: str, i: int) -> str:
+def _place(name: str, layer: int, i: int) -> str:
     """The name of a cache in a graph."""
-    return f"cache_{name.replace('.', '_')}_{i}"
+    return f"cache_{name.replace('.', '_')}_{layer}_{i}"
 
 
 def _sizes(name: str, value: Any) -> Any:
     """The names of the free sizes of an argument in the graph."""
     if isinstance(value, dict):
-        return {key: [{0: "batch", 2: "slots"} for _ in tensors] for key, tensors in value.items()}
+        return tree_map(lambda _: {0: "batch", 2: "slots"}, value)
     if value.dim() == 1:
         return {0: "batch"}
     return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}
@@ -200,17 +202,23 @@ class _Sessions(Programs):
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
         """The results of a program; the caches of `given` are changed."""
         cache: Cache = given.get("cache", {})
-        places = {_place(key, i): (key, i) for key in cache for i in range(len(cache[key]))}
+        places = {
+            _place(name, layer, i): (tensors, i)
+            for name, layers in cache.items()
+            for layer, tensors in enumerate(layers)
+            for i in range(len(tensors))
+        }
         feeds = {key: value for key, value in given.items() if key != "cache"}
-        feeds |= {key: cache[name][i] for key, (name, i) in places.items()}
+        feeds |= {key: tensors[i] for key, (tensors, i) in places.items()}
         session = self.session(name)
         found = session.run(None, {one.name: feeds[one.name].numpy() for one in session.get_inputs()})
         results = []
         for one, value in zip(session.get_outputs(), found, strict=True):
-            if (place := places.get(one.name.removeprefix("new_"))) is None:
-                results.append(torch.from_numpy(value))
+            if one.name.removeprefix("new_") in places:
+                tensors, i = places[one.name.removeprefix("new_")]
+                tensors[i] = torch.from_numpy(value)
             else:
-                cache[place[0]][place[1]] = torch.from_numpy(value)
+                results.append(torch.from_numpy(value))
         return results
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
@@ -33,7 +32,7 @@ from tfkit.tools.export.failing_component import failing, quiet, refused
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
 UNLIMITED = 2**31
-Cache = dict[str, list[Tensor]]
+Cache = dict[str, list[list[Tensor]]]
 
 
 class Caches:
@@ -45,52 +44,50 @@ class Caches:
         of_memory: the names of those that hold a memory, and are written only at the first step.
         limit: the model's `max_len`; None if it has none.
         least: the number of tokens that they hold at least: more than any sliding window.
-        full: name and number of one that holds all tokens; None if all are windows.
+        full: node, layer and number of one that holds all tokens; None if all are windows.
     """
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
-        again = [(name, pieces) for name, (_, pieces) in self.parts.again.items()]
-        self._kept: dict[str, tuple[Kept, ...]] = {name: pieces.cache for name, pieces in again if pieces.cache}
-        self._memory = {f"{name}.memory": pieces.memory_cache for name, pieces in again if pieces.memory_cache}
+        own = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
+        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
         given_once = [name for name in self.parts.read_once if name in graph.inputs]
         lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
         self.first = tuple(name for name in self.parts.read_once if name not in lengths)
-        self.of_memory = [*self._memory]
         self.limit = max_len(graph)
-        windows = [one.window for kept in self._kept.values() for one in kept if one.window]
+        places = [
+            ((name, layer, i), one)
+            for name, layers in own.items()
+            for layer, cached in enumerate(layers)
+            for i, one in enumerate(cached)
+        ]
+        windows = [one.window for _, one in places if one.window]
         self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
             self.least = min(self.least, self.limit)
-        places = [(name, i, one) for name, kept in self._kept.items() for i, one in enumerate(kept)]
-        self.full = next(((name, i) for name, i, one in places if one.tokens(self.least) == self.least), None)
+        self.full = next((place for place, one in places if one.tokens(self.least) == self.least), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
         """Caches of zeros for `length` tokens and a memory of that length; one more slot takes writes of padding."""
-        length = max(length, self.least)
-        shapes = {name: [(one, one.tokens(length) + 1) for one in kept] for name, kept in self._kept.items()}
-        shapes |= {name: [(one, memory) for one in kept] for name, kept in self._memory.items()}
+        wanted = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
         return {
-            name: [like.new_zeros(batch, one.heads, slots, one.width) for one, slots in kept]
-            for name, kept in shapes.items()
+            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers] for name, layers in wanted.items()
         }
 
     def room(self, cache: Cache) -> int:
         """The number of tokens that the caches are made for."""
-        if self.full is None:
-            return self.limit or UNLIMITED
-        name, i = self.full
-        return cache[name][i].size(2) - 1
+        return _room(cache, self.full, self.limit)
 
-    def free(self, cache: Cache) -> dict[str, list[dict[int, Any]]]:
+    def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
         """The free sizes of each cache: the slots of a sliding window are not free."""
-        room = self.room(cache)
+        full = self.room(cache) + 1
+
+        def sizes(name: str, slots: int) -> dict[int, Any]:
+            return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self.of_memory or slots == full else {})
+
         return {
-            name: [
-                {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self._memory or one.size(2) == room + 1 else {})
-                for one in tensors
-            ]
-            for name, tensors in cache.items()
+            name: [[sizes(name, tensor.size(2)) for tensor in tensors] for tensors in layers]
+            for name, layers in cache.items()
         }
 
 
@@ -193,21 +190,30 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
     step.recompile()
 
 
-def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int] | None, limit: int | None) -> Past:
+def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
+    """The number of tokens that the caches are made for, by the one that holds all of them."""
+    if full is None:
+        return limit or UNLIMITED
+    name, layer, i = full
+    return cache[name][layer][i].size(2) - 1
+
+
+def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
     """The tokens before: none, or, so that all slots are read and no shape changes, up to all but one column."""
-    room = (limit or UNLIMITED) if full is None else cache[full[0]][full[1]].size(2) - 1
+    room = _room(cache, full, limit)
     return Past(0 if lengths is None else room - 1, room, lengths)
 
 
 def _copied(cache: Cache, read: Collection[str]) -> Cache:
     """The caches, copied if they are not only read."""
     return {
-        name: tensors if name in read else [tensor.clone() for tensor in tensors] for name, tensors in cache.items()
+        name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
+        for name, layers in cache.items()
     }
 
 
 def _without(cache: Cache, names: Collection[str]) -> Cache:
-    return {name: tensors for name, tensors in cache.items() if name not in names}
+    return {name: layers for name, layers in cache.items() if name not in names}
 
 
 def exported(
