@@ -1,6 +1,6 @@
 """Draw every spec that comes with tfkit to docs/pictures, and the page that shows them: `python tools/draw_all.py`.
 
-With names of specs, draw those alone.
+With names of specs, draw only those.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PAIRS = (("gpt2", "llama3_8b"), ("llama2_7b", "llama3_8b"))
 HEAD = """# Pictures of all specs
 
 One picture a model, as `tfkit draw NAME -o NAME.svg` draws it; `python tools/draw_all.py` renews them. Data flows from
-the bottom to the top. The number at the right of a box is its parameters, those of one layer where a stack repeats;
-lines at the sides are residuals, dashed ones tied tables. Of the models of one type the first is shown.
+the bottom to the top. The number at the right of a box is its parameters, those of one layer if a stack repeats it;
+lines at the sides are residuals, dashed ones tied tables. Only the first model of each type is shown.
 """
 
 
@@ -45,7 +45,7 @@ def main(names: Sequence[str]) -> None:
 
 def page(specs: Sequence[Shipped]) -> str:
     """The page that shows the pictures, by kind and model type."""
-    parts = [HEAD, "## Two side by side\n\n`tfkit draw A B -o FILE` marks what differs.\n"]
+    parts = [HEAD, "## Two side by side\n\n`tfkit draw A B -o FILE` marks the differences.\n"]
     parts += [f'<img src="{"-".join(pair)}.svg" alt="{" and ".join(pair)}">\n' for pair in PAIRS]
     kinds = {"decoder": "Decoders", "encoder": "Encoders", "encoder-decoder": "Encoders with decoders"}
     for kind, title in kinds.items():
