@@ -6,6 +6,7 @@ ARGS    ?=
 VENV    := .venv
 BIN     := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+SCHEMA  := specs/schema.json
 INPUTS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One thread per worker, so that the workers share the cores; no test may reach for a model hub.
@@ -19,14 +20,14 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
 
-demo: $(VENV)/.base ## set up with the base dependencies, build one model, count another
+demo: $(SCHEMA) ## set up with the base dependencies, build one model, count another
 	$(BIN)/tfkit build specs/vaswani_base.yaml
 	$(BIN)/tfkit params specs/gpt2.yaml
 
-test: lint ## set up, lint, and run the quick tests
+test: lint $(SCHEMA) ## set up, lint, and run the quick tests
 	$(PYTEST) $(ARGS)
 
-test-all: lint ## lint and run all tests, the slow ones too
+test-all: lint $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
@@ -36,11 +37,11 @@ format: $(VENV)/.dev ## let ruff mend and format the code
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format .
 
-pictures: $(VENV)/.dev ## draw docs/pictures again
+pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/pictures
 	$(BIN)/python tools/draw_all.py
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The four checks of lint. pre-commit calls them one by one; without git, `make checks` does.
@@ -58,6 +59,11 @@ mypy: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# What editors complete specs with: made again when the code has changed, with the plugins that the specs need.
+
+$(SCHEMA): $(shell find tfkit plugins -name '*.py') | $(VENV)/.base
+	$(BIN)/tfkit schema --no-plugins --plugin-dir plugins/tfkit-moe --plugin-dir plugins/tfkit-mla -o $@
 
 # Set-up. The stamp .dev implies .base: `make demo` after `make test` installs nothing.
 
