@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn import Softmax
+from tfkit.nn import Softmax, named, settings
 
 
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
+
+    extra_repr = settings
 
     def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
@@ -45,6 +47,8 @@ class Eager(nn.Module):
 
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
+
+    extra_repr = settings
 
     def __init__(self, *, scale: float, dropout: float, cap: float | None, softmax: nn.Module | None = None) -> None:
         super().__init__()
@@ -101,6 +105,9 @@ class SinkSoftmax(Softmax):
 
     They sum to less than one, and are zero for a query that may read no key.
     """
+
+    def extra_repr(self) -> str:
+        return named(n_heads=self.sinks.size(0))
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
-from tfkit.nn import Softmax
+from tfkit.nn import Softmax, settings
 
 
 class AdditiveConfig(MultiHeadConfig):
@@ -39,6 +39,8 @@ class AdditiveConfig(MultiHeadConfig):
 
 class Additive(nn.Module):
     """Queries [b, h, q, d], keys and values [b, h, k, d] and a mask -> [b, h, q, d]."""
+
+    extra_repr = settings
 
     def __init__(self, n_heads: int, d_head: int, dropout: float) -> None:
         super().__init__()

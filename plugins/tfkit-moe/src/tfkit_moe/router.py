@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit import Config, Count, Invalid, PositiveFloat
-from tfkit.nn import Linear, is_scripting
+from tfkit.nn import Linear, is_scripting, settings
 
 
 class GroupsConfig(Config):
@@ -82,6 +82,8 @@ class Router(Linear):
 
     A forward hook on it reads the routing, for a loss that balances the load or to look at it.
     """
+
+    extra_repr = settings
 
     def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
         super().__init__(d_model, n_experts, bias=config.bias)
