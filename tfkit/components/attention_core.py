@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn import Softmax, named, settings
+from tfkit.nn import Softmax, named
 
 
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
 
-    extra_repr = settings
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", dropout=self.dropout, causal=self.causal, grouped=self.grouped)
 
     def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
@@ -48,7 +49,8 @@ class Eager(nn.Module):
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
 
-    extra_repr = settings
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, dropout=self.dropout)
 
     def __init__(self, *, scale: float, dropout: float, cap: float | None, softmax: nn.Module | None = None) -> None:
         super().__init__()

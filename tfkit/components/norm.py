@@ -90,6 +90,9 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, config: LayerNormConfig, width: int) -> None:
         super().__init__(width, config.eps, bias=config.bias)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, offset=1"
+
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         if self.bias is not None:

@@ -203,7 +203,7 @@ class Stack(nn.Module):
         contexts = [names[i] for i in self.context_of]
         by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
         shown = by_name if len(names) > 1 else None
-        return named(contexts=shown, repeats=self.repeats, recompute=self.recompute)
+        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
 
     def __init__(
         self,

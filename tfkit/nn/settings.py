@@ -4,17 +4,29 @@ from typing import Any
 
 from torch import nn
 
+LONG = 8
+"""The most values of a list that are all shown."""
+
 
 def settings(module: nn.Module) -> str:
-    """The plain attributes of a module, but for those that do nothing; a class has it as `extra_repr = settings`."""
-    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
-    return named(**{name: value for name, value in found.items() if _is_plain(value)})
+    """The plain attributes of a module; a class has it as `extra_repr = settings`. See `named` for what is left out."""
+    return named(
+        **{
+            name: value
+            for name, value in vars(module).items()
+            if _is_plain(value) and not name.startswith("_") and name != "training"
+        }
+    )
 
 
 def named(*values: Any, **by_name: Any) -> str:
-    """Values as the arguments of a call; those by name without what does nothing: None, False, 0 and 1."""
-    given = {name: value for name, value in by_name.items() if value is True or value not in (None, 0, 1, (), [])}
-    return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in given.items())])
+    """Values as the arguments of a call, those by name without what does nothing: None, False, 0 and a factor of 1.0."""
+    told = {name: value for name, value in by_name.items() if not _does_nothing(value)}
+    return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in told.items())])
+
+
+def _does_nothing(value: Any) -> bool:
+    return value in (None, 0) or (isinstance(value, float) and value == 1)
 
 
 def _is_plain(value: Any) -> bool:
@@ -31,7 +43,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_text(one)}' for name, one in value.items())}}}"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-LONG = 8
-"""Values that a list may have to be shown as a whole."""

@@ -27,8 +27,8 @@ class AdditiveConfig(MultiHeadConfig):
     def check(self) -> None:
         """Refuse what only makes sense for products."""
         super().check()
-        for name in ("scale", "softcap"):
-            if getattr(self, name) is not None:
+        for name in ("scale", "softcap", "sinks"):
+            if getattr(self, name):
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
         if isinstance(self.position, tfkit.RotaryConfig):
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")

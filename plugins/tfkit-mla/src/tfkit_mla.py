@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, settings, update_cache
+from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, named, update_cache
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -129,7 +129,10 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 class LatentAttention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
 
-    extra_repr = settings
+    def extra_repr(self) -> str:
+        (d_nope, d_rope), d_v = self.query_parts, self.head_parts[1]
+        heads = f"n_heads={self.n_heads}, d_nope={d_nope}, d_rope={d_rope}, d_v={d_v}, scale={self.scale:.6g}"
+        return named(heads, kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
 
     def __init__(
         self,

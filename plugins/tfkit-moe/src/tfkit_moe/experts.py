@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tfkit.nn import Linear, is_scripting, settings
+from tfkit.nn import Linear, is_scripting, named, settings
 from tfkit_moe.stacked import ExpertLinear, takes_grouped
 
 
@@ -51,7 +51,8 @@ class Experts(nn.Module):
         weighs_input: weights multiply what an expert reads, not what it returns.
     """
 
-    extra_repr = settings
+    def extra_repr(self) -> str:
+        return named(weighs_input=self.weighs_input)
 
     def __init__(
         self,
