@@ -39,7 +39,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, Rearrange, update_cache
+from tfkit.nn import Context, Linear, Rearrange, settings, update_cache
 
 
 class Attention(nn.Module):
@@ -156,6 +156,8 @@ class GateConfig(Config):
 
 class Gate(nn.Module):
     """What was read [b, q, h * d] times `width` factors for each head, which depend on x [b, q, d_model]."""
+
+    extra_repr = settings
 
     def __init__(self, config: MultiHeadConfig, width: int, activation: nn.Module) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Config, Make, NormConfig, PositiveFloat, Shared
-from tfkit.nn import Linear, Rearrange
+from tfkit.nn import Linear, Rearrange, settings
 
 
 class ProjectionBiases(Config):
@@ -58,6 +58,8 @@ class ProjectedConfig(AttentionConfig):
 class FusedProjection(nn.Module):
     """Queries, keys and values of one sequence in one matrix."""
 
+    extra_repr = settings
+
     def __init__(self, config: ProjectedConfig) -> None:
         super().__init__()
         d, heads = config.head_width, {"q": config.n_heads, "k": config.kv_heads, "v": config.kv_heads}
@@ -74,6 +76,8 @@ class FusedProjection(nn.Module):
 
 class SeparateProjection(nn.Module):
     """Queries, keys and values in a matrix each; in cross-attention keys and values come from another sequence."""
+
+    extra_repr = settings
 
     def __init__(
         self, config: ProjectedConfig, d_source: int, q_norm: nn.Module | None, k_norm: nn.Module | None

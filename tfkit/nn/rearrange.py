@@ -81,7 +81,7 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     wholes: dict[str, int] = {}
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
-        if not parts or any(isinstance(part, bool) or not isinstance(part, int) or part < 1 for part in parts):
+        if not parts or any(type(part) is not int or part < 1 for part in parts):
             raise _wrong(pattern, f"the size of `{name}` is {size!r}, not a whole number from 1 on")
         if name in axes or name not in products:
             known[name] = parts if isinstance(size, Mapping) else parts[0]
