@@ -249,6 +249,7 @@ graph:
 """
 
 
+@pytest.mark.slow
 def test_a_whole_model_with_a_dense_first_layer() -> None:
     graph = tfkit.loads(MODEL, plugins=PLUGINS)
     check_model(graph, causal="tokens")
