@@ -25,12 +25,12 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-import hypothesis  # noqa: E402, F401  what tests import, here, so that the fork of each bug need not
-import jsonschema  # noqa: E402, F401
-import pytest  # noqa: E402
-import torch._dynamo  # noqa: E402, F401
-import transformers.models.llama.modeling_llama  # noqa: E402, F401
-import yaml  # noqa: E402
+import hypothesis  # noqa: F401  what tests import, here, so that the fork of each bug need not
+import jsonschema  # noqa: F401
+import pytest
+import torch._dynamo  # noqa: F401
+import transformers.models.llama.modeling_llama  # noqa: F401
+import yaml
 
 ROOT = Path(__file__).parent.parent
 BUGS = ROOT / "tests" / "planted.yaml"
