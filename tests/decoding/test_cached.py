@@ -41,7 +41,12 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize("name", STEPWISE)
+QUICK = ("bart_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
+)
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))
@@ -50,7 +55,7 @@ def test_a_shipped_model(name: str) -> None:
 @pytest.mark.parametrize(("name", "windows"), [("mistral_7b", {4}), ("gpt3_175b", {None, 4}), ("gpt2", {None})])
 def test_the_windows_of_the_small_models(name: str, windows: set[int | None]) -> None:
     node = small(name).node("decoder")
-    assert {one.window for one in node.config.pieces(node.signals).cache} == windows
+    assert {one.window for layer in node.config.pieces(node.signals).caches for one in layer} == windows
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn import Rearrange, Softmax
+from tfkit.nn import Rearrange, Softmax, named
 
 
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", dropout=self.dropout, causal=self.causal, grouped=self.grouped)
 
     def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
@@ -45,6 +48,9 @@ class Eager(nn.Module):
 
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, dropout=self.dropout)
 
     def __init__(
         self,
@@ -113,6 +119,9 @@ class SinkSoftmax(Softmax):
 
     They sum to less than one, and are zero for a query that may read no key.
     """
+
+    def extra_repr(self) -> str:
+        return named(n_heads=self.sinks.size(0))
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()

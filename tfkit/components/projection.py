@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Config, Make, NormConfig, PositiveFloat, Shared
-from tfkit.nn import Linear, Rearrange
+from tfkit.nn import Linear, Rearrange, settings
 
 
 class ProjectionBiases(Config):
@@ -42,7 +42,7 @@ class ProjectedConfig(AttentionConfig):
         return self.bias
 
     @property
-    def kept(self) -> tuple[tuple[int, int], ...]:
+    def cached(self) -> tuple[tuple[int, int], ...]:
         return ((self.kv_heads, self.head_width), (self.kv_heads, self.head_width))
 
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
@@ -57,6 +57,8 @@ class ProjectedConfig(AttentionConfig):
 
 class FusedProjection(nn.Module):
     """Queries, keys and values of one sequence in one matrix."""
+
+    extra_repr = settings
 
     def __init__(self, config: ProjectedConfig) -> None:
         super().__init__()
@@ -74,6 +76,8 @@ class FusedProjection(nn.Module):
 
 class SeparateProjection(nn.Module):
     """Queries, keys and values in a matrix each; in cross-attention keys and values come from another sequence."""
+
+    extra_repr = settings
 
     def __init__(
         self, config: ProjectedConfig, d_source: int, q_norm: nn.Module | None, k_norm: nn.Module | None

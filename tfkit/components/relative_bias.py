@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Count, Dim, Make, ScoreBiasConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Rearrange, Table
+from tfkit.nn import Rearrange, Table, named
 
 
 class T5BiasConfig(ScoreBiasConfig):
@@ -48,6 +48,9 @@ class T5BiasConfig(ScoreBiasConfig):
 
 class T5Bias(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k]."""
+
+    def extra_repr(self) -> str:
+        return named(causal=self.causal, max_distance=self.max_distance)
 
     def __init__(self, config: T5BiasConfig, n_heads: int, causal: bool) -> None:
         super().__init__()

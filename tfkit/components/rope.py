@@ -26,7 +26,7 @@ from tfkit.component import (
 )
 from tfkit.components.rope_scaling import Frequencies
 from tfkit.errors import Invalid
-from tfkit.nn import Rearrange
+from tfkit.nn import Rearrange, settings
 
 
 class RopeConfig(RotaryConfig):
@@ -75,6 +75,8 @@ class RopeConfig(RotaryConfig):
 class RotaryTable(nn.Module):
     """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32."""
 
+    extra_repr = settings
+
     def __init__(self, frequencies: nn.Module, cos_factor: float, sin_factor: float, style: str) -> None:
         super().__init__()
         self.frequencies = frequencies
@@ -116,6 +118,8 @@ class RotateInterleaved(nn.Module):
 
 class RotatePart(nn.Module):
     """Turns the first `width` channels and leaves the rest."""
+
+    extra_repr = settings
 
     def __init__(self, rotation: nn.Module, width: int) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tfkit.component import Extent, InputPositionConfig, Make, PositiveFloat
 from tfkit.errors import Invalid
-from tfkit.nn import Rearrange
+from tfkit.nn import Rearrange, settings
 
 
 class SinusoidalConfig(InputPositionConfig):
@@ -43,6 +43,8 @@ class SinusoidalConfig(InputPositionConfig):
 
 class Sinusoidal(nn.Module):
     """Positions [b, t] -> [b, t, width], float32."""
+
+    extra_repr = settings
 
     def __init__(self, config: SinusoidalConfig, width: int) -> None:
         super().__init__()
