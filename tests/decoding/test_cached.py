@@ -41,7 +41,12 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize("name", STEPWISE)
+QUICK = ("bart_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
+)
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))

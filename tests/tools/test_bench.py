@@ -74,6 +74,7 @@ def test_ratios_are_paired() -> None:
     assert held.quartiles == (1.5, 2.5)
 
 
+@pytest.mark.slow
 def test_a_worker_answers_and_says_why_it_failed(tmp_path: Path) -> None:
     from worker import Worker
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.small_specs import SHIPPED
+from tests.small_specs import COVERING, SHIPPED
 from tfkit.cli import main
 from tfkit.cli.explain import lines_of
 from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.explain import Explained, Part, explain
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of, sentence
 
@@ -61,7 +60,7 @@ def test_all_that_there_is(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(shipped_specs()) - set(SHIPPED)))
+@pytest.mark.parametrize("name", sorted(set(COVERING) - set(SHIPPED)))
 def test_all_that_there_is_in_every_spec(name: str) -> None:
     check_all(name)
 

@@ -20,7 +20,7 @@ def settings(module: nn.Module) -> str:
 
 
 def named(*values: Any, **by_name: Any) -> str:
-    """Values as the arguments of a call; those by name without what does nothing: None, False, 0, a factor of 1.0."""
+    """Values as the arguments of a call; those by name without what does nothing: None, False, 0 and a factor of 1."""
     told = {name: value for name, value in by_name.items() if not _does_nothing(value)}
     return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in told.items())])
 

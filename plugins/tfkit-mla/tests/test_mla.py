@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.testing import check_component
+from tfkit.testing.component import Layout
 from tfkit.tools.cache import cache_size
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
@@ -21,19 +22,21 @@ FIELDS = {"n_heads": 3, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
 ROPE = {"kind": "rope", "style": "interleaved"}
 
 
-def test_it_keeps_every_promise() -> None:
+@pytest.mark.parametrize(
+    "within", ["decoder", *(pytest.param(one, marks=pytest.mark.slow) for one in ("encoder", "memory"))]
+)
+def test_it_keeps_every_promise(within: Layout) -> None:
     fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE}
-    check_component(LatentAttentionConfig, fields={**FIELDS, **fields})
+    check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=[within])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
         {"position": ROPE, "temperature": {"beta": 0.7, "original_max_len": 3}},
-        pytest.param({"position": "alibi", "latent_norm": "layernorm", "q_rank": 7}, marks=pytest.mark.slow),
-        pytest.param(
-            {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}}, marks=pytest.mark.slow
-        ),
+        {"position": "alibi", "latent_norm": "layernorm", "q_rank": 7},
+        {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}},
     ],
 )
 def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:

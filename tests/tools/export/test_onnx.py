@@ -10,19 +10,17 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.export import onnx as onnx_format
 from tfkit.tools.export.export import check_format, export
 
+from ...small_specs import covering
 from ..conftest import CAPTIONS
 from .odd import distinct, one_layer
 
 QUICK = ("bert_tiny",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(distinct(name, "onnx")), tmp_path / "model.onnx")
     assert exported.difference <= 1e-5

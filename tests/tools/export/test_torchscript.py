@@ -10,20 +10,17 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.spec.render import render
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.torchscript import TorchScript
 
-from ...small_specs import reduced
+from ...small_specs import covering, reduced
 
 QUICK = ("bert_base", "block_512", "bloom_560m", "gpt2", "llama3_8b", "mixtral_8x7b", "modernbert_decoder", "t5_small")
 """Encoder, character level, ALiBi, learned positions, grouped queries, experts, windows, encoder and decoder."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     model = tfkit.build(reduced(name))
     exported = export(model, tmp_path / "model.ts")
