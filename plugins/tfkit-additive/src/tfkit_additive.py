@@ -30,7 +30,7 @@ class AdditiveConfig(MultiHeadConfig):
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
-        if isinstance(self.position, tfkit.RotaryConfig):
+        if self.rotary is not None:
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
