@@ -24,8 +24,8 @@ INDENT = "  "
     "explain",
     notes="""
     Every component in the words of its own docstring, with its paper, in the order
-    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len` if
-    that is less.
+    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len`
+    if that is less.
     """,
     examples="""
     tfkit explain gpt2
@@ -35,7 +35,7 @@ INDENT = "  "
 @click.argument("spec")
 @json_option
 def explain(reader: Reader, spec: str, json: bool) -> None:
-    """Explain a model: the purpose of each component, its sizes and its costs."""
+    """Explain a model: its components, their sizes and their costs."""
     from tfkit.cli.output import print_json
 
     graph = reader.load(spec)

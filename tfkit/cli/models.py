@@ -26,9 +26,9 @@ SIDE_BY_SIDE = 2
 @command(
     "build",
     notes="""
-    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len`
-    if that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights
-    as model.safetensors and the tokenizer beside --weights, all or nothing. Every
+    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
+    that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
+    model.safetensors and the tokenizer beside --weights, all or nothing. Every
     command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
@@ -143,8 +143,8 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
 @command(
     "params",
     notes="""
-    Nothing is allocated, so the model may have any size. Embedding tables
-    are those of tokens, positions and types. Weights used twice are counted once.
+    Nothing is allocated, so the model may have any size. Embedding tables are
+    those of tokens, positions and types. Weights used twice are counted once.
     """,
     examples="""
     tfkit params gpt2

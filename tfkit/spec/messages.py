@@ -61,7 +61,7 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     notes = [_known(base, plugins)]
     elsewhere = registry.find(base.slot, word)
     if elsewhere is not None:
-        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, and this one {base.role}"
+        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, but the {base.slot} here {base.role}"
         return Diagnostic(message, span, ".".join(path), tuple(notes))
     near = closest(word, registry.kinds(base.slot, base))
     slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
