@@ -28,6 +28,7 @@ from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.promises import check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
+from tfkit.torch_private.tensors import replace_tensors
 from tfkit.wrapped import unwrapped
 
 
@@ -182,7 +183,7 @@ def allocate(model: nn.Module, device: torch.device | str) -> None:
 
     `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
     """
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def _check_count(model: nn.Module, graph: Graph) -> None:

@@ -32,6 +32,7 @@ from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
 from tfkit.spec.messages import fault_of, kind_of
+from tfkit.torch_private.tensors import version_of
 
 Size: TypeAlias = int | tuple[int, ...] | None
 """A size, or a choice of sizes; None if any size is allowed."""
@@ -114,11 +115,11 @@ class Watch:
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.running.append(path)
-            versions.append([(one, one._version) for one in _tensors((args, kwargs)) if not one.is_inference()])
+            versions.append([(one, version_of(one)) for one in _tensors((args, kwargs)) if not one.is_inference()])
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.running.pop()
-            changed = any(one._version != version for one, version in versions.pop())
+            changed = any(version_of(one) != version for one, version in versions.pop())
             given = self._model.meta["given"].get(path, ())
             self._note(path, component, "changes its input in place" if changed else None)
             self._note(path, component, wrong(given, args, output))

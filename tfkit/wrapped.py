@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx, nn
 
 from tfkit.graph.expand import Graph
+from tfkit.torch_private.sharding import computes_in
 
 T = TypeVar("T")
 
@@ -64,12 +65,10 @@ def whole(model: object) -> fx.GraphModule:
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
     """The type in which sharded modules compute, if their policy states another one than the parameters'."""
-    modules: list[Any] = [module for module in model.modules() if is_sharded(module)]
-    found = {module._get_fsdp_state()._mp_policy.param_dtype for module in modules}
+    found = {computes_in(module) for module in model.modules() if is_sharded(module)}
     if len(found) > 1:
         raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
-    dtype: torch.dtype | None = found.pop() if found else None
-    return dtype
+    return found.pop() if found else None
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:

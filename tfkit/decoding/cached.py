@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
@@ -21,6 +20,8 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
+from tfkit.torch_private import compiler
+from tfkit.torch_private.tensors import leaves, map_nested
 from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
@@ -163,7 +164,7 @@ class CachedModel:
                 return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
-        return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
+        return map_nested(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
     @checked
     def repeat(self, n: Positive) -> None:
@@ -176,7 +177,7 @@ class CachedModel:
             raise ValueError("nothing was read yet that could be repeated: call it after a first piece")
         self._batch *= n
         with torch.inference_mode(False):
-            self._cache = tree_map(lambda tensor: tensor.repeat_interleave(n, dim=0), self._cache)
+            self._cache = map_nested(lambda tensor: tensor.repeat_interleave(n, dim=0), self._cache)
         self._stay_where_they_are()
         self._first = {name: value.repeat_interleave(n, dim=0) for name, value in self._first.items()}
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
@@ -185,7 +186,7 @@ class CachedModel:
     @property
     def nbytes(self) -> int:
         """Bytes that the caches take."""
-        return sum(tensor.nbytes for tensor in tree_leaves(self._cache))
+        return sum(tensor.nbytes for tensor in leaves(self._cache))
 
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
@@ -199,7 +200,7 @@ class CachedModel:
             old = self._cache.get(name, [])
             fits = [[(shape, dtype, device) for shape in shapes] for shapes in layers]
             if [[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] for tensors in old] == fits:
-                for tensor in tree_leaves(old):
+                for tensor in leaves(old):
                     tensor.zero_()
             else:
                 with torch.inference_mode(False):  # they may be written outside of it
@@ -210,8 +211,8 @@ class CachedModel:
 
     def _stay_where_they_are(self) -> None:
         """Tell the compiler that the caches do not move, so that a CUDA graph may write to them."""
-        for tensor in tree_leaves(self._cache) if self._compiled is not None else ():
-            torch._dynamo.mark_static_address(tensor)
+        for tensor in leaves(self._cache) if self._compiled is not None else ():
+            compiler.stay_in_place(tensor)
 
     def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:
         shape, t = tuple(tokens.shape[:2]), tokens.size(1)
@@ -248,7 +249,7 @@ def _checked_mode(compile: bool | str) -> str | None:
     """The mode for `torch.compile`, if one is named."""
     if isinstance(compile, bool):
         return None
-    modes = list(torch._inductor.list_mode_options())
+    modes = compiler.modes()
     if compile not in modes:
         raise ValueError(
             f"`compile` is True, False or a mode of torch.compile, one of {', '.join(modes)}, not {shown(compile)}"

@@ -12,6 +12,7 @@ PROJECT = "tfkit"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's function `tfkit_register` as a hook."""
 
 
 class Register(Protocol):

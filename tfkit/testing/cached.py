@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,6 +14,7 @@ from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance
+from tfkit.torch_private.torchscript import quiet
 
 Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
@@ -68,17 +68,16 @@ def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
     rows = _Rows.of(model, inputs)
     left = schedules(rows.batch, rows.length)["padded on the left"]
     singles = [left[0], *_cut(rows.length // 2, 1)]
-    torch._dynamo.reset()
-    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+    torch.compiler.reset()
+    with evaluating(model), torch.no_grad():
         captured, scripted = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(captured, lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=count))
         for number in range(2):
             batch = rows.rolled(number).started_by(left[0])
             _Reading(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
         assert len(captures) == 1, f"the step of one token was captured {len(captures)} times"
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
-        scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
+        with quiet():
+            scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
         batch = rows.started_by(left[0])
         _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,8 @@ from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 from tfkit.tools.export.torchscript import refusal
 from tfkit.tools.first_run import run_watched
+from tfkit.torch_private import compiler
+from tfkit.torch_private.torchscript import quiet
 
 
 def check_filled(graph: Graph) -> None:
@@ -180,9 +181,7 @@ def check_gradients(model: nn.Module, inputs: Inputs) -> None:
 
 def check_script(model: nn.Module, *calls: Inputs) -> None:
     """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's, all of it
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
+    with quiet():
         try:
             scripted = torch.jit.script(model)
         except Exception as error:
@@ -200,14 +199,13 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
     graphs: list[fx.GraphModule] = []
 
     def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
-        ready = torch._dynamo.lookup_backend(backend or "eager")(graph, examples)
+        ready = compiler.backend(backend or "eager")(graph, examples)
         graphs.append(graph)  # only now: a compiler may ask for the capture again
         return ready
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
-    dynamic = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    with dynamic:  # two sizes that are equal in one call may differ in the next
+    with compiler.sizes_apart():
         try:
             _agree("the compiled model", model, compiled, calls)
         except AssertionError:

@@ -13,6 +13,7 @@ from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import listing
 from tfkit.model import BuiltModel, wrong_call
+from tfkit.torch_private.transforms import is_transformed
 from tfkit.training.chunked_loss import PiecewiseLoss, count_pieces
 from tfkit.training.state import keep_once
 from tfkit.training.without_head import find_ends, trained, write_trunk
@@ -110,7 +111,7 @@ class Loss(nn.Module):
                 sequence of one token; they have another shape, or are not ids of the vocabulary; or `torch.func`
                 transforms the loss.
         """
-        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        if not torch.compiler.is_compiling() and is_transformed():
             raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
         return called(self.model, lambda: self.of(self.read(inputs), targets))
 

@@ -11,6 +11,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from tfkit.torch_private.sharding import local_part
+from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
+
 
 @dataclass
 class _Load:
@@ -25,7 +28,7 @@ _LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
 
 def keep_once(model: nn.Module) -> None:
     """Let a model be written once, and be complete if any of its names has been read."""
-    if _drop_copies not in model._state_dict_hooks.values():
+    if not has_state_dict_hook(model, _drop_copies):
         model.register_state_dict_post_hook(_drop_copies)
         model.register_load_state_dict_pre_hook(_note_place)
         model.register_load_state_dict_post_hook(_forgive_places)
@@ -48,10 +51,10 @@ def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata
 
 def _same(one: object, other: object) -> bool:
     """True if two values of a state dict are the same memory; for a `DTensor`, if its local tensors are."""
-    one, other = (getattr(value, "_local_tensor", value) for value in (one, other))
+    one, other = (local_part(value) for value in (one, other))
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return one is other
-    return one.shape == other.shape and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return one.shape == other.shape and storage_key(one) == storage_key(other)
 
 
 def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -7,6 +7,8 @@ from itertools import count
 
 from torch import Tensor
 
+from tfkit.torch_private.tensors import storage_key
+
 
 class Alive:
     """Bytes of all storages that were made while it watched and still exist.
@@ -26,14 +28,14 @@ class Alive:
         """Watch the storage of a tensor; returns True if it was new."""
         if not self._meet(tensor):
             return False
-        self._sizes[tensor.untyped_storage()._cdata] = nbytes(tensor)
+        self._sizes[storage_key(tensor)] = nbytes(tensor)
         self.grow(nbytes(tensor))
         return True
 
     def number(self, tensor: Tensor) -> int:
         """A number that tensors share if they share memory; earlier storages do not count."""
         self._meet(tensor)
-        return self._numbers[tensor.untyped_storage()._cdata]
+        return self._numbers[storage_key(tensor)]
 
     def grow(self, n: int) -> None:
         """Add bytes, or remove them, that belong to no storage here."""
@@ -42,7 +44,7 @@ class Alive:
 
     def _meet(self, tensor: Tensor) -> bool:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._numbers:
             return False
         self._numbers[key], self._sizes[key] = next(self._next), 0

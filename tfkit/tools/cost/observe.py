@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tfkit.tools.cost.live_memory import Alive, nbytes
 from tfkit.tools.cost.shapes import rule_of
+from tfkit.torch_private import dispatch
 
 
 @dataclass
@@ -67,16 +67,12 @@ class Place(NamedTuple):
     hidden: float | None = None
 
 
-class Watch(TorchDispatchMode):
+class Watch(dispatch.DispatchMode):
     """Observes every operation of a run, forward and backward.
 
     Args:
         weights: the parameters of the model.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to hide from the compiler would import it
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
@@ -106,22 +102,22 @@ class Watch(TorchDispatchMode):
     def enter(self, place: Place) -> None:
         """Assign everything that runs from now on to that place."""
         self.places.append(place)
-        self._made_in.append((_next_node(), place))
+        self._made_in.append((dispatch.next_number(), place))
 
     def leave(self) -> None:
         """Assign everything that runs from now on to the previous place."""
         self.places.pop()
-        self._made_in.append((_next_node(), self.place))
+        self._made_in.append((dispatch.next_number(), self.place))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [*tensors_in(args), *tensors_in(kwargs)]
         for one in given:
             self.alive.number(one)
-        node: Any = torch._C._current_autograd_node()
+        node = dispatch.running_node()
         rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.count(formula(*args, **kwargs, out_val=out))
         made = [one for one in tensors_in(out) if self.alive.add(one)]
@@ -138,7 +134,7 @@ class Watch(TorchDispatchMode):
 
     def count(self, flops: int) -> None:
         """Add FLOPs to whatever is running."""
-        node: Any = torch._C._current_autograd_node()
+        node = dispatch.running_node()
         place = self.place if node is None else self._maker(node)
         tally, phase = place.record.tally(place.path), int(node is not None)
         tally.flops[phase] += flops
@@ -147,7 +143,7 @@ class Watch(TorchDispatchMode):
             tally.hidden[phase] += flops * place.hidden
 
     def _maker(self, node: Any) -> Place:
-        at = bisect_right(self._made_in, node._sequence_nr(), key=lambda made: made[0])
+        at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda made: made[0])
         return self._made_in[at - 1][1]
 
     def _move(self, func: Any, args: list[Tensor], made: list[Tensor]) -> None:
@@ -158,7 +154,7 @@ class Watch(TorchDispatchMode):
         if _is_view(func):
             return
         limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
-        changed = func._schema.is_mutable and bool(args)
+        changed = dispatch.is_mutable(func) and bool(args)
         if changed and self._makers.get(self.alive.number(args[0])) is not tally:
             tally.written += max((one.nbytes for one in args[1:]), default=0)
         for one in args[1:] if changed else args:
@@ -204,18 +200,13 @@ def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
 """Operations that read no more of a tensor than they return."""
-_VIEWS: dict[Any, bool] = {torch.ops.aten._unsafe_view.default: True}
+_VIEWS: dict[Any, bool] = {}
 
 
 def _is_view(func: Any) -> bool:
     if func not in _VIEWS:
-        returned = [one.alias_info for one in func._schema.returns]
-        _VIEWS[func] = any(alias is not None and not alias.is_write for alias in returned)
+        _VIEWS[func] = dispatch.is_view(func)
     return _VIEWS[func]
-
-
-def _next_node() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

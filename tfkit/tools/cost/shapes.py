@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfkit.torch_private import dispatch
+
 Rule = Callable[..., Any]
 aten: Any = torch.ops.aten
 
@@ -21,7 +23,7 @@ def rule_of(func: Any) -> Rule | None:
     if func not in _KNOWN:
         rule = RULES.get(func)
         if rule is None and torch.Tag.pointwise in func.tags:
-            rule = _first if func._schema.is_mutable else _Pointwise(func)
+            rule = _first if dispatch.is_mutable(func) else _Pointwise(func)
         _KNOWN[func] = rule
     return _KNOWN[func]
 
@@ -51,7 +53,7 @@ class _Pointwise:
     """Value by value: the shape that all arguments broadcast to."""
 
     def __init__(self, func: Any) -> None:
-        name = func._overloadpacket.__name__
+        name = func.overloadpacket.__name__
         self.compares, self.floats = name in _COMPARISONS, name in _FLOATS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -244,7 +246,7 @@ RULES: dict[Any, Rule] = {
     aten.empty_like.default: _copy,
     aten.full_like.default: lambda one, value, **kwargs: _copy(one, **kwargs),
     aten.clone.default: _copy,
-    aten._to_copy.default: _copy,
+    dispatch.TO_COPY: _copy,
     aten.copy_.default: _first,
     aten.masked_fill.Scalar: lambda one, mask, value: _plain(one),
     aten.tril.default: _plain,
@@ -267,11 +269,11 @@ RULES: dict[Any, Rule] = {
     aten.flip.default: _same,
     aten.floor_divide.default: _plain,
     aten.searchsorted.Tensor: lambda edges, values, **kwargs: empty(values.shape, torch.int64),
-    aten._softmax.default: _plain,
-    aten._safe_softmax.default: _softmax,
-    aten._log_softmax.default: _plain,
-    aten._softmax_backward_data.default: _second,
-    aten._log_softmax_backward_data.default: _second,
+    dispatch.SOFTMAX: _plain,
+    dispatch.SAFE_SOFTMAX: _softmax,
+    dispatch.LOG_SOFTMAX: _plain,
+    dispatch.SOFTMAX_BACKWARD: _second,
+    dispatch.LOG_SOFTMAX_BACKWARD: _second,
     aten.nll_loss_forward.default: _nll,
     aten.nll_loss_backward.default: _second,
     aten.topk.default: _best,

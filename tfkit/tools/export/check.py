@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
@@ -18,6 +17,7 @@ from tfkit.graph.decode_split import split_if_decodable
 from tfkit.tools.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
 from tfkit.tools.export.format import Call, Format, Inputs, Opened
 from tfkit.tools.ownership import parts_of
+from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
 """The tolerance for short types, whose rounding differs if a program does things in another order."""
@@ -121,7 +121,7 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
     for path, module in model.named_modules():
 
         def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            copied = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+            copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
             given[path] = Call(*copied)  # a cache is changed after it is read
 
         def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:

@@ -11,13 +11,13 @@ from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 from torch import fx, nn
-from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
 from tfkit.tools.ownership import parts_of
+from tfkit.torch_private.programs import decomposed
 
 ANSI = re.compile(r"\x1b\[\d*m")
 
@@ -70,7 +70,7 @@ def using(program: ExportedProgram, error: Exception) -> str | None:
         return None
     wanted = ".".join((named[1] or named[2]).split(".")[:2])
     with quiet():
-        made_of = program.run_decompositions(dict(decomposition_table))
+        made_of = decomposed(program)
     for node in (*program.graph.nodes, *made_of.graph.nodes):
         stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if stack and str(node.target).startswith(f"{wanted}."):

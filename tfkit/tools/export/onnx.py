@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
@@ -30,6 +29,7 @@ from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
+from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -169,7 +169,7 @@ def _place(name: str, layer: int, i: int) -> str:
 def _sizes(name: str, value: Any) -> Any:
     """The names of the free sizes of an argument in the graph."""
     if isinstance(value, dict):
-        return tree_map(lambda _: {0: "batch", 2: "slots"}, value)
+        return map_nested(lambda _: {0: "batch", 2: "slots"}, value)
     if value.dim() == 1:
         return {0: "batch"}
     return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}

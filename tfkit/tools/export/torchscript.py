@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from tfkit.plugin.registry import written_in
 from tfkit.tools.comparison_inputs import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
+from tfkit.torch_private.torchscript import forget, quiet
 
 HELP = "another --format may take it"
 
@@ -36,11 +35,11 @@ class TorchScript(Format):
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         module = scripted(model)
-        with _quiet():
+        with quiet():
             torch.jit.save(module, str(path), _extra_files=metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
-        with _quiet():
+        with quiet():
             return _Loaded(torch.jit.load(str(path)), model)
 
 
@@ -102,11 +101,11 @@ def scripted(model: fx.GraphModule) -> Any:
 
 def _script(module: nn.Module) -> Any:
     """Any module, scripted. A failure leaves half a class behind, which must not serve the next one."""
-    with _quiet():
+    with quiet():
         try:
             return torch.jit.script(module)
         except Exception:
-            torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+            forget()
             raise
 
 
@@ -128,12 +127,3 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
 def _reason(error: Exception) -> str:
     """The first line of TorchScript's error."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress torch's notices about TorchScript's age; `tfkit export` mentions it once, with the alternative."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")
-        yield
