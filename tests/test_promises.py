@@ -31,7 +31,7 @@ from tfkit.components.rope import RopeConfig
 from tfkit.nn import Context
 from tfkit.promises import Watch
 from tfkit.testing import call, example_inputs
-from tfkit.tools.first_run import try_model
+from tfkit.tools.first_run import first_run
 
 from .plugin.test_faults import plugins
 from .small_specs import SHIPPED, reduced
@@ -296,7 +296,7 @@ def test_the_first_trial_looks_at_built_in_components_too(monkeypatch: pytest.Mo
     graph = tfkit.loads(spec(), plugins=plugins())
     tfkit.build(graph)
     with pytest.raises(tfkit.SpecError, match=re.escape("returns [2, 16, 1] instead of [2, 16, 8]")):
-        try_model(graph)
+        first_run(graph)
 
 
 def test_building_leaves_no_trace() -> None:

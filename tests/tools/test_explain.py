@@ -16,7 +16,7 @@ from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
 from tfkit.spec.load import shipped_specs
-from tfkit.tools.explain import Explained, Part, explain
+from tfkit.tools.explain import Explained, Explanation, explain
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of, sentence
 
 PLUGIN = '''
@@ -41,7 +41,7 @@ def tfkit_register(register):
 '''
 
 
-def parts(explained: Explained) -> list[Part]:
+def parts(explained: Explained) -> list[Explanation]:
     return [part for node in explained.nodes for part in node.walk()]
 
 

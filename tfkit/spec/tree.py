@@ -78,8 +78,8 @@ def compose(source: Source, start: int = 0) -> Node | None:
     composer = _Composer(source, start)
     try:
         node = composer.document()
-    except yaml.YAMLError as complaint:
-        composer.errors.append(syntax.explain(complaint, source, start))
+    except yaml.YAMLError as problem:
+        composer.errors.append(syntax.explain(problem, source, start))
         node = None
     if composer.errors:
         raise SpecError(*composer.errors)
