@@ -178,7 +178,7 @@ def from_pydantic(
             message = f"{label(here)} takes {either(words)}, not {found(value)}"
             help = _hint(value, words, whole, at=provenance.span(place))
             if help is None and isinstance(value, str) and any("number" in word for word in words):
-                help = "numbers and arithmetic stand without quotes"
+                help = "numbers and arithmetic are written without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
         elif kind == "value_error":
             yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
