@@ -16,7 +16,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
-from tfkit.tools.export.torchscript import refusal
+from tfkit.tools.export.torchscript import refusal, script
 from tfkit.tools.first_run import run_watched
 
 
@@ -184,7 +184,7 @@ def check_script(model: nn.Module, *calls: Inputs) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's, all of it
         warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
         try:
-            scripted = torch.jit.script(model)
+            scripted = script(model)
         except Exception as error:
             assert isinstance(model, fx.GraphModule)
             why = refusal(model, error)

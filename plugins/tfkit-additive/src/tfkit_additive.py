@@ -30,6 +30,8 @@ class AdditiveConfig(MultiHeadConfig):
         for name in ("scale", "softcap"):
             if getattr(self, name) is not None:
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
+        if self.sinks:
+            raise tfkit.Invalid("sinks", "additive attention has no `sinks`: its softmax is over the keys only")
         if isinstance(self.position, tfkit.RotaryConfig):
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
 
