@@ -20,8 +20,8 @@ ALL = ROOT / "out" / "pictures"
 HEAD = """# Pictures of all specs
 
 One picture of each model, as `tfkit draw NAME -o NAME.svg` draws it. Data flows from the bottom to the top. The number
-at the right of a box is its parameters, those of one layer where a stack repeats; lines at the sides are residuals,
-dashed ones tied tables. Of the models of one type the first is shown.
+at the right of a box is its parameters, those of one layer if a stack repeats it; lines at the sides are residuals,
+dashed ones tied tables. Only the first model of each type is shown.
 """
 
 

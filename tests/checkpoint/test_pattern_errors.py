@@ -39,7 +39,7 @@ def test_texts_that_are_no_pattern(text, blamed, message):
     with pytest.raises(PatternError) as caught:
         Pattern.parse(f"{text} -> i" if message.startswith("a tensor") else text)
     assert caught.value.message == message
-    start, end = caught.value.part
+    start, end = caught.value.columns
     assert blamed is None or text[start:end] == blamed
 
 

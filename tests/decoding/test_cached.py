@@ -50,7 +50,7 @@ def test_a_shipped_model(name: str) -> None:
 @pytest.mark.parametrize(("name", "windows"), [("mistral_7b", {4}), ("gpt3_175b", {None, 4}), ("gpt2", {None})])
 def test_the_windows_of_the_small_models(name: str, windows: set[int | None]) -> None:
     node = small(name).node("decoder")
-    assert {one.window for one in node.config.pieces(node.signals).cache} == windows
+    assert {one.window for layer in node.config.pieces(node.signals).caches for one in layer} == windows
 
 
 @pytest.mark.parametrize(

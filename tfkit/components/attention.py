@@ -18,6 +18,7 @@ Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.0
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor, nn
@@ -30,7 +31,6 @@ from tfkit.component import (
     Make,
     NormConfig,
     PositiveFloat,
-    RotaryConfig,
     TemperatureConfig,
     divisors,
 )
@@ -39,7 +39,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, remember
+from tfkit.nn import Context, Linear, update_cache
 
 
 class Attention(nn.Module):
@@ -91,7 +91,7 @@ class Attention(nn.Module):
         temperature = context.temperature
         if temperature is not None:
             q = q * temperature
-        k, v = remember(k, context, 0), remember(v, context, 1)
+        k, v = update_cache(k, context, 0), update_cache(v, context, 1)
         return self.merge(self.core(q, k, v, context.mask), x)
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
@@ -170,6 +170,13 @@ class Gate(nn.Module):
 class MultiHeadConfig(ProjectedConfig):
     """Every head has keys and values of its own."""
 
+    self_attention_only = MappingProxyType(
+        {
+            **ProjectedConfig.self_attention_only,
+            "temperature": "cross-attention has no positions: no query has a temperature",
+        }
+    )
+
     kind: Literal["mha"] = "mha"
     scale: PositiveFloat | None = None
     """Multiplies the scores; d_head ** -0.5 unless given."""
@@ -205,6 +212,15 @@ class MultiHeadConfig(ProjectedConfig):
         if not norm.scale:
             raise Invalid(place, "`qk_norm_weight` has no effect: the norm has no weights")
 
+    @property
+    def query_temperature(self) -> TemperatureConfig | None:
+        return self.temperature
+
+    @property
+    def counts_tokens(self) -> bool:
+        # Weights after a rotation undo what makes scores depend on the difference of two angles only.
+        return self.qk_norm_rotated is not None
+
     def causal_flag(self, backend: AttentionBackend) -> bool:
         return self._cores_are_ours and self.softcap is None and backend != "eager"
 
@@ -237,14 +253,13 @@ class MultiHeadConfig(ProjectedConfig):
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, rotated = self.head_width, self.qk_norm_rotated
-        rotary = self.position if isinstance(self.position, RotaryConfig) else None
         attention = Attention if d_memory is None else CrossAttention
         return attention(
             project=self.build_projection(make, d_memory),
             q_norm=self._build_norm(make, self.n_heads),
             k_norm=self._build_norm(make, self.kv_heads),
             v_norm=make(self.value_norm, width) if self.value_norm else None,
-            rotate=rotary.build_rotation(self) if rotary else None,
+            rotate=self.rotary.build_rotation(self) if self.rotary else None,
             q_norm_rotated=make(rotated, width) if rotated else None,
             k_norm_rotated=make(rotated, width) if rotated else None,
             core=self.build_core(make, causal=causal),

@@ -43,7 +43,7 @@ class ProjectedConfig(AttentionConfig):
         return self.bias
 
     @property
-    def kept(self) -> tuple[tuple[int, int], ...]:
+    def cached(self) -> tuple[tuple[int, int], ...]:
         return ((self.kv_heads, self.head_width), (self.kv_heads, self.head_width))
 
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:

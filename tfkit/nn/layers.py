@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, by_onednn, decoding, onednn_is_faster
-
-if TYPE_CHECKING:
-    number = float  # what TorchScript calls `Scalar`
+from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, decoding, onednn_is_faster
+from tfkit.torch_private.onednn import linear as by_onednn
+from tfkit.torch_private.onednn import scripted_linear
 
 
 class Linear(nn.Linear):
@@ -98,7 +96,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _guessing_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, large: int = GUESS_LARGE, least_rows: int = GUESS_ROWS
 ) -> Tensor:
-    """A guess in the words of TorchScript, for which an empty list has a type, here that of `Scalar?[]`.
+    """A guess in the words of TorchScript.
 
     It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but can see what becomes of a product.
     """
@@ -106,8 +104,7 @@ def _guessing_linear(
     if plain and weight.numel() >= large and x.numel() >= least_rows * weight.size(1) and not torch.is_grad_enabled():
         empty = x.new_empty([0, 0])
         if torch.mm(empty, empty).dtype == torch.float32:
-            none = torch.jit.annotate(list[number | None], [])
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
+            return scripted_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -1,4 +1,4 @@
-"""Do our models go through torch.compile whole, and is one compilation enough for every length?
+"""Checks that torch.compile captures our models whole, with one compilation for every length.
 
     python tools/bench/compile_check.py [--json]
 
@@ -47,13 +47,13 @@ class Result:
     calls: int
     graph_breaks: int
     graphs: int
-    """Compilations: one serves every shape."""
+    """Compilations: one covers every shape."""
     largest_difference: float
-    """From the model that is not compiled."""
+    """The largest difference from the model that is not compiled."""
 
     @property
     def good(self) -> bool:
-        """One graph, whole, and the same numbers."""
+        """True for one whole graph with the same numbers."""
         return self.graph_breaks == 0 and self.graphs == 1 and self.largest_difference < 1e-5
 
 

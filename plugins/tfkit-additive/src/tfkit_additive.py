@@ -27,11 +27,9 @@ class AdditiveConfig(MultiHeadConfig):
     def check(self) -> None:
         """Refuse what only makes sense for products."""
         super().check()
-        for name in ("scale", "softcap"):
-            if getattr(self, name) is not None:
+        for name in ("scale", "softcap", "sinks"):
+            if getattr(self, name):
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
-        if self.sinks:
-            raise tfkit.Invalid("sinks", "additive attention has no `sinks`: its softmax is over the keys only")
         if isinstance(self.position, tfkit.RotaryConfig):
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
 

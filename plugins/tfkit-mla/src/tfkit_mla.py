@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, remember
+from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, update_cache
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -32,6 +32,12 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 
     kind: Literal["mla"] = "mla"
     derived = MappingProxyType({})
+    self_attention_only = MappingProxyType(
+        {
+            **tfkit.AttentionConfig.self_attention_only,
+            "temperature": "cross-attention has no positions: no query has a temperature",
+        }
+    )
     d_head: ClassVar[None] = None  # type: ignore[misc]  # no key of this kind: heads have three widths
 
     q_rank: tfkit.Dim | None = None
@@ -58,7 +64,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 
     def check(self) -> None:
         """Refuse positions that cannot turn d_rope channels. Heads need not divide d_model, as other kinds' have to."""
-        if isinstance(self.position, tfkit.RotaryConfig) and self.d_rope % 2:
+        if self.rotary is not None and self.d_rope % 2:
             raise tfkit.Invalid("d_rope", f"rotary positions turn pairs of channels, and d_rope ({self.d_rope}) is odd")
         if self.position is not None:
             self.position.check_attention(self)
@@ -83,15 +89,18 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
         """The letters that stand for sizes in a weight map: h heads, n d_nope, p d_rope, v d_v."""
         return {"h": self.n_heads, "n": self.d_nope, "p": self.d_rope, "v": self.d_v}
 
+    @property
+    def query_temperature(self) -> tfkit.TemperatureConfig | None:
+        return self.temperature
+
     def causal_flag(self, backend: tfkit.AttentionBackend) -> bool:
         return backend != "eager"
 
     @property
-    def kept(self) -> tuple[tuple[int, int], ...]:
+    def cached(self) -> tuple[tuple[int, int], ...]:
         return ((1, self.kv_rank), (1, self.d_rope))
 
     def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
-        rotary = self.position if isinstance(self.position, tfkit.RotaryConfig) else None
         d_source = self.d_model if d_memory is None else d_memory
         attention = LatentAttention if d_memory is None else CrossLatentAttention
         return attention(
@@ -100,7 +109,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
             kv_down=Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
             kv_norm=make(self.latent_norm, self.kv_rank),
             kv_up=Linear(self.kv_rank, self.n_heads * (self.d_nope + self.d_v), bias=False),
-            rotate=None if rotary is None else rotary.build_rotation(self),
+            rotate=None if self.rotary is None else self.rotary.build_rotation(self),
             output=Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
             causal=causal,
             eager=make.attention_backend == "eager",
@@ -195,7 +204,7 @@ class LatentAttention(nn.Module):
     def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """The latents and the shared keys of all tokens that are read: those of x, and what is kept of earlier ones."""
         latent, k_rope = self.down(x)
-        return remember(latent, context, 0), remember(self.turn(k_rope, context), context, 1)
+        return update_cache(latent, context, 0), update_cache(self.turn(k_rope, context), context, 1)
 
     def expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
         """Attention over keys and values that are made of every latent; [b, h, q, v]."""

@@ -1,4 +1,4 @@
-"""What a model costs: FLOPs, bytes moved, memory, and the least time that a device needs."""
+"""The costs of a model: FLOPs, bytes moved, memory, and the least time that a device needs."""
 
 from tfkit.tools.cost.count import OPTIMIZERS, UncountableError, cost
 from tfkit.tools.cost.device_file import read_device

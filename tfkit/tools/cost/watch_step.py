@@ -21,12 +21,12 @@ from tfkit.tools.ownership import parts_of
 
 @dataclass
 class Seen:
-    """What was seen of each component, by its path.
+    """The observations about each component, by its path.
 
     Attributes:
-        tallies: one for every time that it ran.
+        tallies: one for each of its runs.
         extra: further bytes that it keeps for the backward.
-        layers: what is known of memory.
+        layers: the observations about memory.
     """
 
     layers: Layers
@@ -38,11 +38,11 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
     """Run a step and watch it.
 
     Args:
-        model: on the meta device; it gets hooks, and is of no other use afterwards.
-        step: what to run.
-        kernels: of which device.
-        train: whether there is a backward.
-        merge: whether layers that are alike run once.
+        model: a model on the meta device; it gets hooks, and is of no other use afterwards.
+        step: the function to run.
+        kernels: the device with these kernels.
+        train: True if there is a backward.
+        merge: True to run equal layers once.
     """
     watch = Watch(model.parameters())
     layers = Layers(watch, merge=merge)
@@ -79,7 +79,7 @@ class _Hooks:
         self.watch, self.layers, self.model = watch, layers, model
 
     def place(self) -> None:
-        """Place the hooks."""
+        """Register the hooks."""
         layers = layers_of(self.model)
         for path in frames_of(self.model):
             if path in layers:

@@ -1,4 +1,4 @@
-"""A graph as a scene: its nodes in columns, what each of them shows, and what leads from one to another."""
+"""A graph as a scene: its nodes in columns, the contents of each, and the wires between them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfkit.tools.draw.stack import norm_box, tower
 from tfkit.tools.show import number
 
 STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}
-"""The usual order of what is done to an embedding, each with the field that asks for it."""
+"""The usual order of the steps after an embedding, each with the field that requests it."""
 SIZES = ("d_model", "vocab_size", "max_len")
 
 
 def scene_of(graph: Graph) -> Scene:
-    """What a picture of the model shows. Its boxes' parameters add up to the model's."""
+    """The contents of a model's picture. Its boxes' parameters add up to the model's."""
     tally = Tally(graph)
     beside = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
@@ -47,7 +47,7 @@ def scene_of(graph: Graph) -> Scene:
 
 
 def _keys(graph: Graph) -> list[str]:
-    """What each node is compared by: the kind of its block, and its number among those of the kind."""
+    """The key that each node is compared by: the kind of its block, and its number among those of the kind."""
     seen: dict[str, int] = {}
     keys = []
     for node in graph.nodes:
@@ -67,13 +67,13 @@ def _facts(graph: Graph) -> Iterator[Note]:
 
 
 def _main(node: Node) -> str | None:
-    """What a node stands on."""
+    """The source below a node."""
     source = node.wires.get("input") or node.wires.get("inputs")
     return as_list(source)[0] if source else None
 
 
 def _beside(graph: Graph, node: Node) -> Iterator[str]:
-    """The inputs of the model that come to the side of a node; those of tables are boxes there."""
+    """The inputs of the model at the side of a node; those of tables are boxes there."""
     main = _main(node)
     for field, source in node.wires.items():
         if not isinstance(getattr(node.config, field), Mapping):
@@ -81,7 +81,7 @@ def _beside(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """A node stands on the one that it reads, unless another stands there already; beside it what else it reads."""
+    """The columns of nodes: each is above the one that it reads, unless that place is taken; others are beside it."""
     columns: list[list[str]] = []
     for node in graph.nodes:
         columns += [[name] for name in _beside(graph, node) if all(name not in column for column in columns)]
@@ -133,7 +133,7 @@ def _axes(signal: Signal) -> str:
 
 
 def _chain(node: Node, key: str, tally: Tally) -> Chain:
-    """A node that is no stack. An embedding is known by its table, everything else by its modules."""
+    """A node that is not a stack. An embedding is recognized by its table, everything else by its modules."""
     if node.config.table() is not None:
         items = tuple(_embedding(node, key, tally))
     else:
@@ -178,13 +178,13 @@ def _stage(stage: str, node: Node, key: str, tally: Tally) -> Iterator[Box | Mar
 
 
 def component_box(config: Component, key: str, title: str, parameters: int) -> Box:
-    """The box of any component, by what its config says."""
+    """The box of any component, by its config."""
     notes, chips = tuple(notes_of(config)), tuple(chips_of(config))
     return Box(key, config.slot, title, notes, chips, parameters=parameters, tip=tip_of(config))
 
 
 def _modules(node: Node, key: str, tally: Tally) -> Iterator[Box]:
-    """A box for each module with weights right inside the node, in their order; the last is what the node is for."""
+    """A box for each module with weights directly inside the node, in order; the last is the node's main one."""
     config = node.config
     gives_logits = node.output.type == "logits"
     role = "head" if gives_logits else "block"

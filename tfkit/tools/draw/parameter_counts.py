@@ -12,7 +12,7 @@ from tfkit.tools.params import count_params
 
 
 class Tally:
-    """Counts the parameters of a model, and what is not in any box yet.
+    """Counts the parameters of a model, and those not in any box yet.
 
     Attributes:
         total: the parameters of the whole model.
@@ -29,15 +29,15 @@ class Tally:
         self._labels = {path: part.label for path, part in parts_of(model).items()}
 
     def take(self, path: str) -> int:
-        """The parameters of a module and of all that it holds; they belong to the caller from now on."""
+        """The parameters of a module and of everything in it; they belong to the caller from now on."""
         inside = [name for name in self._left if name == path or name.startswith(f"{path}.")]
         return sum(self._left.pop(name) for name in inside)
 
     def label(self, path: str) -> str:
-        """What the component of a module is called: the class of a norm, else its slot."""
+        """The name of a module's component: the class of a norm, else its slot."""
         return self._labels.get(path, "")
 
     def children(self, path: str) -> list[str]:
-        """The names of the modules with weights right inside one, in their order."""
+        """The names of the modules with weights directly inside one, in order."""
         inside = [name[len(path) + 1 :] for name in self._names if name.startswith(f"{path}.")]
         return list(dict.fromkeys(name.partition(".")[0] for name in inside))

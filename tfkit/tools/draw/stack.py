@@ -16,9 +16,9 @@ from tfkit.tools.ownership import LABELS
 from tfkit.tools.show import number, text_of
 
 LONGEST = 44
-"""Characters of a list of layers or of a pattern that still fit."""
+"""Longest list of layers or pattern, in characters."""
 MOST = 3
-"""Values by which layers that look alike are told apart."""
+"""Most values that distinguish layers which look alike."""
 
 
 def tower(node: Node, key: str, tally: Tally) -> Tower:
@@ -44,7 +44,7 @@ def tower(node: Node, key: str, tally: Tally) -> Tower:
 
 
 def _told_apart(layers: list[Layer], drawers: list[_Layers]) -> Iterator[Layer]:
-    """The layers, with a note in those that look like another one: the values that it does not have."""
+    """The layers, with a note in those that look like another one: the values in which they differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
         twin = next((other for other, seen in enumerate(layers[:index]) if _looks(seen) == _looks(layer)), None)
         own: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
@@ -73,7 +73,7 @@ def _notes(node: Node, *, varied: bool) -> Iterator[Note]:
     if pattern is not None and len(text_of(pattern)) <= LONGEST:
         yield Note("pattern", f"pattern {text_of(pattern)}")
     if "prefix" in node.wires:
-        yield Note("prefix", f"{node.wires['prefix']}: so many tokens are read both ways")
+        yield Note("prefix", f"{node.wires['prefix']}: this many tokens are read in both directions")
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class _Layers:
         return Layer(self.key, name, len(self.indices) * config.repeats(), notes, each, segments)
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
-        """The values of this layer that another one does not have, by their path in the layer."""
+        """The values of this layer in which another one differs, by their path in the layer."""
         fields = type(self.layer).model_fields.keys() & type(other.layer).model_fields.keys()
         theirs = set(tip_of(other.layer))
         own = ((name, value) for name, value in tip_of(self.layer)[1:] if (name, value) not in theirs)
         return {name: value for name, value in own if name.partition(".")[0] in fields}
 
     def _segments(self) -> Iterator[Segment]:
-        """The steps in groups of those that are added together."""
+        """The steps in groups that are added together."""
         steps = self.layer.steps(memory="memory" in self.node.wires)
         groups: list[list[Any]] = []
         for step in steps:
@@ -187,7 +187,7 @@ class _Layers:
         )
 
     def _experts(self, name: str) -> tuple[Box, ...]:
-        """The parts of a mixture: what chooses, what is chosen, what everything goes through."""
+        """The boxes of a mixture: the router, the chosen experts, the shared ones."""
         children = self.tally.children(f"{self.node.name}.layers.{self.indices[0]}.{name}")
         made = []
         for child in children:
@@ -207,7 +207,7 @@ class _Layers:
 
 
 def _joins(step: Any, group: list[Any], *, first: bool) -> bool:
-    """Whether a step is added together with those of the group, whose sum it does not read."""
+    """True if a step is added together with those of the group, because it does not read their sum."""
     last = group[-1]
     reads_same = step.reads_input and (first or last.reads_input)
     plain = step.residual.learned_onto == "none" and step.residual.onto == last.residual.onto == "previous"

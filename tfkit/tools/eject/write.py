@@ -38,6 +38,7 @@ from tfkit.tools.eject.torch_modules import (
     remembering,
 )
 from tfkit.tools.inputs import random_inputs
+from tfkit.torch_private.tensors import storage_key
 
 
 @checked
@@ -89,7 +90,7 @@ class _Sizes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in _MAKERS and args:
             sizes = args[0] if isinstance(args[0], tuple | list) else args
-            self.found[result.untyped_storage()._cdata] = tuple(sizes)
+            self.found[storage_key(result)] = tuple(sizes)
             self._kept.append(result)
         return result
 

@@ -1,4 +1,4 @@
-"""Components in words: what each is, its sizes as sentences, and the parts inside it."""
+"""Components in words: what each one is, its sizes as sentences, and the components inside it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tfkit.tools.explain.words import doc_of, field_papers, field_words, papers_
 from tfkit.tools.show import number
 
 SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout", "bias", "max_len", "n_layers"})
-"""Fields that stand in sentences of their own, or that all parts share."""
+"""Fields that have sentences of their own, or that all components share."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model, for a person who meets it for the first time.
+    """A component of a model, for a person who sees it for the first time.
 
     Attributes:
-        name: what it is called in the spec: a node, or a slot.
-        kind: the component that it is; None for what has no kind.
-        where: which layers have it, where not all of them do; of a node, what it reads.
-        layers: the numbers of those layers, where not all of them do.
-        says: what it is, in a sentence of its own docstring.
-        papers: where it comes from.
+        name: its name in the spec: a node, or a slot.
+        kind: its kind; None if it has none.
+        where: the layers that have it, if not all do; of a node, its sources.
+        layers: the numbers of those layers, if not all do.
+        says: its description, a sentence of its own docstring.
+        papers: its sources.
         facts: its sizes and settings, a sentence each.
-        steps: what a layer does, in order; only of a stack.
-        parameters: how many it has itself, without its parts.
-        flops: of one forward, the same.
-        parts: what stands inside it, in the order in which it runs.
+        steps: the steps of a layer, in order; only of a stack.
+        parameters: the number of its own, without the components inside it.
+        flops: its own FLOPs of one forward.
+        parts: the components inside it, in the order in which they run.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Part:
     parts: tuple[Part, ...] = ()
 
     def walk(self) -> Iterator[Part]:
-        """The part and all inside it."""
+        """The component and everything inside it."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
 
 def part_of(name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out: frozenset[str] = frozenset()) -> Part:
-    """A component with its settings; what fills its slots becomes parts of it."""
+    """A component with its settings, and with the components in its slots."""
     kind = config.kind_name() if isinstance(config, Component) else None
     own, inside = list(facts), []
     for field, value in _given(config, leave_out):
@@ -74,7 +74,7 @@ def part_of(name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out
 
 
 def _inside(config: Config, field: str, value: Config) -> Part:
-    """What fills a field: what it is for there, and what it is; a slot's own name says the first already."""
+    """The contents of a field: their purpose and description; a slot's own name makes the first redundant."""
     part, role = part_of(field, value), field_words(config, field)
     if not isinstance(value, Component) or value.slot.endswith(field) or not role:
         return part
@@ -86,7 +86,7 @@ def _inside(config: Config, field: str, value: Config) -> Part:
 
 
 def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """The fields worth a word: sizes that must be given, and what is not as it would be by itself."""
+    """The fields worth a word: required sizes, and values other than the defaults."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         hidden = name in leave_out or name in SAID or name == config.word_key
@@ -103,12 +103,12 @@ def _is_position(config: Config) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    """Whether a value is a number that says how much of something there is."""
+    """True if a value is a number that is a size of something."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _fact(config: Config, name: str, value: Any) -> str:
-    """A setting and what it is for: `theta 500,000: Base of the geometric series of frequencies`."""
+    """A setting and its purpose: `theta 500,000: Base of the geometric series of frequencies`."""
     words = field_words(config, name)
     if isinstance(value, bool):
         shown = name if value else f"no {name}"
@@ -122,12 +122,12 @@ def _fact(config: Config, name: str, value: Any) -> str:
 
 
 def attention_part(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Part:
-    """An attention: its heads, what is kept of a token, and what a token reads, in plain words."""
+    """An attention: its heads, its cache per token, and the tokens that a token reads, in plain words."""
     facts, mask = [_heads(config)], config.mask or default_mask
     if mask is not None:
         facts.append(_reads(mask))
-    if mask is not None and mask.causal and config.kept is not None:
-        facts.append(f"a cache keeps {sum(n * w for n, w in config.kept):,} numbers of each token in each layer")
+    if mask is not None and mask.causal and config.cached is not None:
+        facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
     return part_of(name, config, facts=tuple(facts))
 
 
@@ -146,7 +146,7 @@ def many(count: int, what: str) -> str:
 
 
 def _reads(mask: MaskConfig) -> str:
-    """What a query may read, in words."""
+    """The tokens that a query may read, in words."""
     if mask.left is None and mask.right is None:
         return "each token reads all tokens"
     if mask.right == 0:
@@ -157,7 +157,7 @@ def _reads(mask: MaskConfig) -> str:
 
 
 def differing(part: Part, first: Part) -> Part:
-    """A part of other layers as what it has that the same part of the first ones has not."""
+    """A component of other layers, reduced to its differences from that of the first ones."""
     if part.kind != first.kind:
         return part
     known: Mapping[tuple[str, str | None], Part] = {(one.name, one.kind): one for one in first.parts}

@@ -1,4 +1,4 @@
-"""Stacks in words: what one layer does step by step, and the parts of its layers, each once."""
+"""Stacks in words: the steps of one layer, and the components of its layers, each once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOTS = ("attention", "cross_attention", "ffn")
 NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
 STACK = frozenset({*SLOTS, "norm", "layers", "placement", "residual", "sublayers", "final_norm", "input_norm"})
 FEW = 28
-"""The longest list of layers that is written out, in letters; a pattern may have twice as many."""
+"""The longest list of layers, in letters, that is written out; a pattern may have twice as many."""
 
 
 def stack_part(node: Node) -> Part:
@@ -43,7 +43,7 @@ def _size(config: Any) -> str:
 
 
 def _sharing(config: Any, plan: Sequence[tuple[str, Any]]) -> Iterator[str]:
-    """How layers differ or share."""
+    """The ways in which layers differ or share."""
     if config.repeats() > 1:
         sets = "one set of weights" if len(config.plan()) == 1 else f"{len(config.plan())} sets of weights"
         papers = field_papers(config.layers, "groups", None)
@@ -54,7 +54,7 @@ def _sharing(config: Any, plan: Sequence[tuple[str, Any]]) -> Iterator[str]:
         papers = field_papers(config.layers, "pattern", None)
         listed = ", ".join(pattern) if isinstance(pattern, tuple) else ""
         repeated = f", in the pattern [{listed}]" if 0 < len(listed) <= 2 * FEW else ""
-        yield " ".join([f"layers of {len(set(names))} sorts{repeated}: {_counts(names)}", *papers])
+        yield " ".join([f"layers of {len(set(names))} variants{repeated}: {_counts(names)}", *papers])
 
 
 def _counts(names: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def _counts(names: Sequence[str]) -> str:
 
 
 def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
-    """Which layers are of these sorts: their numbers if those are few, else their sorts; empty for all."""
+    """The layers of these variants: their numbers if those are few, else their variants; empty for all."""
     indices = [i for i, (name, _) in enumerate(plan) if name in names]
     if len(indices) == len(plan):
         return ""
@@ -73,7 +73,7 @@ def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
 
 
 def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Part]:
-    """What fills a slot, once for all layers where it is the same; of others what differs."""
+    """The component in a slot, once for all layers if it is the same; for others the differences."""
     found: list[tuple[Part, set[str]]] = []
     for name in dict.fromkeys(name for name, _ in plan):
         layer = next(layer for other, layer in plan if other == name)
@@ -116,7 +116,7 @@ def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Ite
 
 
 def _programs(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[str]:
-    """What the layers do, a line a step; those of layers that differ one after the other."""
+    """The steps of the layers, a line each; those of layers that differ one after the other."""
     programs: dict[tuple[str, ...], set[str]] = {}
     for name, layer in plan:
         programs.setdefault(tuple(_steps(layer, memory=memory)), set()).add(name)
@@ -153,8 +153,8 @@ def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
 
 
 def _add(residual: Any) -> str:
-    """How what a sublayer gives is added."""
+    """The addition of a sublayer's output, in words."""
     scale = "" if residual.scale == 1 else f"{number(residual.scale)} times "
     learned = "" if residual.learned == "none" else f"a learned {residual.learned} times "
     what = f"{scale}{learned}it " if scale or learned else ""
-    return f"add {what}to {'what was normalized' if residual.onto == 'normed' else 'the stream'}"
+    return f"add {what}to {'the normalized value' if residual.onto == 'normed' else 'the stream'}"

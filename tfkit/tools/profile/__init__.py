@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go, by the spec's own names: `profile` and `profile_models`."""
+"""The time and the memory of a step, by the spec's own names: `profile` and `profile_models`."""
 
 from tfkit.tools.profile.models import profile, profile_models
 from tfkit.tools.profile.result import KernelTime, Limits, Memory, PartTime, Profile, rows

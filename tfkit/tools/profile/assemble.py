@@ -24,7 +24,7 @@ ALL_COMPILED = "compiled as a whole: its kernels cross components, and their tim
 
 @dataclass(frozen=True)
 class Run:
-    """What was run."""
+    """The run to report."""
 
     model: fx.GraphModule
     settings: Settings
@@ -32,11 +32,11 @@ class Run:
     plain_steps: Sequence[float]
     """Seconds without the profiler."""
     held: Held
-    """What lies on the device between two steps."""
+    """Bytes on the device between two steps."""
 
 
 def assemble_profile(run: Run, trace: Trace, detailed: Trace) -> Profile:
-    """Attribute the time of one trace, and the memory in the last step of a detailed one, to the parts that ran."""
+    """Attribute the time of one trace, and the memory in the last step of a detailed one, to what ran."""
     settings = run.settings
     named = {} if settings.compile else named_parts(run.model)
     chosen = undisturbed(steps_of(trace))
@@ -98,7 +98,7 @@ def _part(path: str, part: Part, times: Times, usage: Usage, n_steps: int) -> Pa
 
 
 def _kernels(times: Times, owners: Mapping[str, Part], n_steps: int) -> tuple[KernelTime, ...]:
-    """The longest operators or kernels, those of all parts of one component together."""
+    """The longest operators or kernels, those of all modules of one component together."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for (name, owner), runs in times.kernels.items():
         if owner.path is None:

@@ -1,4 +1,4 @@
-"""The layers of a stack side by side: which one takes longer than its neighbours?"""
+"""The layers of a stack side by side, to show those that take longer than their neighbours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.tools.profile.report_numbers import time_text
 from tfkit.tools.profile.result import PartTime, Profile, rows
 
 NUMBERS = 24
-"""About how many numbers of layers fit below the picture."""
+"""Approximate number of layer numbers that fit below the picture."""
 _LAYER = re.compile(r"(?P<stack>.+)\.layers\.(?P<index>\d+)")
 
 Stack = dict[int, dict[str, PartTime]]
@@ -29,7 +29,7 @@ def layer_strips(profiles: Sequence[Profile]) -> list[Child]:
 
 
 def _layers(profile: Profile) -> list[Child]:
-    """The stacks of one model to one scale, and what its colours mean."""
+    """The stacks of one model to one scale, and the meaning of their colours."""
     stacks = _stacks(profile)
     if not stacks:
         return [remark("This model has no stack of layers.")]
@@ -48,7 +48,7 @@ def _time(parts: Sequence[PartTime]) -> float:
 
 
 def _stacks(profile: Profile) -> dict[str, Stack]:
-    """The stacks of a model; what a component does in several modules of one layer is added up."""
+    """The stacks of a model; the work of a component in several modules of one layer is added up."""
     stacks: dict[str, Stack] = {}
     for part in profile.parts:
         if match := _LAYER.fullmatch(part.layer):
