@@ -118,6 +118,11 @@ class DoesNotScript(Wrong):
         return torch.tanh(x) * self.weight
 
 
+class DoesNotScriptInTheMiddle(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.weight / (1 + x.norm(dim=-1, keepdim=True))
+
+
 class BreaksTheGraph(Wrong):
     def forward(self, x: Tensor) -> Tensor:
         if bool(self.weight.sum() > 0):
@@ -223,6 +228,10 @@ BROKEN: dict[type[nn.Module], list[str]] = {
     ],
     Unused: ["gradients", f"{WEIGHT}gets no gradient: nothing uses it"],
     DoesNotScript: ["TorchScript", "ffn kind `wrong` cannot be scripted by TorchScript: "],
+    DoesNotScriptInTheMiddle: [
+        "TorchScript",
+        "ffn kind `wrong` cannot be scripted by TorchScript: Arguments for call are not valid",
+    ],
     BreaksTheGraph: ["torch.compile", "torch.compile does not capture the model whole: "],
 }
 
