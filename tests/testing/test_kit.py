@@ -242,7 +242,7 @@ def findings(wrong: type[nn.Module], within: Literal["encoder", "decoder"] = "en
 
 
 def test_the_right_one_passes() -> None:
-    check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["encoder", "memory"])
+    check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["decoder"])
 
 
 @pytest.mark.parametrize("wrong", BROKEN, ids=lambda one: one.__name__)
