@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
-from tfkit.nn import Softmax
+from tfkit.nn import Softmax, settings
 
 
 class AdditiveConfig(MultiHeadConfig):
@@ -27,8 +27,8 @@ class AdditiveConfig(MultiHeadConfig):
     def check(self) -> None:
         """Refuse what only makes sense for products."""
         super().check()
-        for name in ("scale", "softcap"):
-            if getattr(self, name) is not None:
+        for name in ("scale", "softcap", "sinks"):
+            if getattr(self, name):
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
         if isinstance(self.position, tfkit.RotaryConfig):
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
@@ -39,6 +39,8 @@ class AdditiveConfig(MultiHeadConfig):
 
 class Additive(nn.Module):
     """Queries [b, h, q, d], keys and values [b, h, k, d] and a mask -> [b, h, q, d]."""
+
+    extra_repr = settings
 
     def __init__(self, n_heads: int, d_head: int, dropout: float) -> None:
         super().__init__()

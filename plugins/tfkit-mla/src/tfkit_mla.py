@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, update_cache
+from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, named, update_cache
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -129,6 +129,11 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 class LatentAttention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
 
+    def extra_repr(self) -> str:
+        (d_nope, d_rope), d_v = self.query_parts, self.head_parts[1]
+        heads = f"n_heads={self.n_heads}, d_nope={d_nope}, d_rope={d_rope}, d_v={d_v}, scale={self.scale:.6g}"
+        return named(heads, kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
+
     def __init__(
         self,
         config: LatentAttentionConfig,
@@ -158,7 +163,7 @@ class LatentAttention(nn.Module):
         self.output = output
         self.n_heads = config.n_heads
         self.query_parts = [config.d_nope, config.d_rope]
-        self.kept_parts = [config.kv_rank, config.d_rope]
+        self.cached_parts = [config.kv_rank, config.d_rope]
         self.head_parts = [config.d_nope, config.d_v]
         self.scale = config.score_factor
         self.kv_scale = config.kv_scale
@@ -197,7 +202,7 @@ class LatentAttention(nn.Module):
 
     def down(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """[b, k, d_source] -> the latent [b, 1, k, r] and the shared key [b, 1, k, p]."""
-        latent, k_rope = self.kv_down(source).unsqueeze(1).split_with_sizes(self.kept_parts, dim=3)
+        latent, k_rope = self.kv_down(source).unsqueeze(1).split_with_sizes(self.cached_parts, dim=3)
         latent = self.kv_norm(latent)
         return latent if self.kv_scale == 1.0 else latent * self.kv_scale, k_rope
 

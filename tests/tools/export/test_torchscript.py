@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_the_state_is_the_callers(tmp_path: Path) -> None:
     first, other = loaded.start(2, 12), loaded.start(2, 12)
     loaded.step(first, tokens[:, :5])
     loaded.step(other, tokens.flip(1)[:, :4])
-    copied = {name: [tensor.clone() for tensor in tensors] for name, tensors in first.items()}
+    copied = copy.deepcopy(first)
     for state in (first, copied):
         found = loaded.step(state, tokens[:, 5:], keep=2)
         torch.testing.assert_close(found, model(tokens)[:, -2:], rtol=1e-5, atol=1e-6)

@@ -14,12 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tfkit.nn import Linear, is_scripting
+from tfkit.nn import Linear, is_scripting, named, settings
 from tfkit_moe.stacked import ExpertLinear, takes_grouped
 
 
 class Gate(nn.Module):
     """activation(gate) * up of [..., 2 width], gate first -> [..., width]."""
+
+    extra_repr = settings
 
     def __init__(self, activation: nn.Module, *, limit: float | None, up_offset: int) -> None:
         super().__init__()
@@ -48,6 +50,9 @@ class Experts(nn.Module):
         bias: whether the layers have biases.
         weighs_input: weights multiply what an expert reads, not what it returns.
     """
+
+    def extra_repr(self) -> str:
+        return named(weighs_input=self.weighs_input)
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit import Config, Count, Invalid, PositiveFloat
-from tfkit.nn import Linear, is_scripting
+from tfkit.nn import Linear, is_scripting, named
 
 
 class GroupsConfig(Config):
@@ -82,6 +82,14 @@ class Router(Linear):
 
     A forward hook on it reads the routing, for a loss that balances the load or to look at it.
     """
+
+    def extra_repr(self) -> str:
+        score = f"{'softmax' if self.softmax else 'sigmoid'} {'after' if self.topk_first else 'before'} topk"
+        by = "top2sum" if self.n_best == 2 else "max"
+        groups = {"n": self.n_groups, "keep": self.n_kept, "by": by} if self.n_groups > 1 else None
+        correction = self.correction is not None
+        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups, softcap=self.softcap)
+        return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
 
     def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
         super().__init__(d_model, n_experts, bias=config.bias)
