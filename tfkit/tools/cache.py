@@ -17,21 +17,21 @@ class CacheSize:
     """Bytes that are cached for one sequence."""
 
     dtype: str
-    """Type of the tensors."""
+    """Type of the cached tensors."""
     per_token: int
-    """Of each token, as long as it is within every window."""
+    """Bytes per token, as long as it is within every window."""
     windows: tuple[int, ...]
-    """Layers with one of these windows cache no more tokens than that."""
+    """The windows: layers with one of these cache no more tokens than that."""
     per_memory_token: int
-    """Of each token that cross-attention reads."""
+    """Bytes per token that cross-attention reads."""
     max_len: int | None
-    """The most tokens that the model is meant for."""
+    """The most tokens that the model is designed for."""
     at_max_len: int | None
-    """Of a sequence of that length, without what cross-attention reads."""
+    """Bytes for a sequence of that length, without those for cross-attention."""
 
 
 def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
-    """Count what a model caches of one sequence; None if it needs its sequence as a whole, as an encoder does."""
+    """The cache size of one sequence; None if the model needs its sequence as a whole, as an encoder does."""
     parts = split_if_decodable(graph)
     if parts is None:
         return None

@@ -1,4 +1,4 @@
-"""Which memory is alive while a model runs on the meta device: nothing is there, but everything has a size."""
+"""The memory that is live while a model runs on the meta device: nothing is allocated, but everything has a size."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from tfkit.torch_private.tensors import storage_key
 
 
-class Alive:
-    """Bytes of all storages that were made while it watched and are not gone yet.
+class LiveMemory:
+    """Bytes of all storages that were made while it watched and still exist.
 
     Attributes:
-        level: bytes that are there now.
+        level: bytes that exist now.
         peak: the most since it was last set.
     """
 
@@ -25,7 +25,7 @@ class Alive:
         self._next = count()
 
     def add(self, tensor: Tensor) -> bool:
-        """Watch the storage of a tensor; whether it was new."""
+        """Watch the storage of a tensor; returns True if it was new."""
         if not self._meet(tensor):
             return False
         self._sizes[storage_key(tensor)] = nbytes(tensor)
@@ -33,12 +33,12 @@ class Alive:
         return True
 
     def number(self, tensor: Tensor) -> int:
-        """A number that tensors have in common if they share memory; one that was there before does not count."""
+        """A number that tensors share if they share memory; earlier storages do not count."""
         self._meet(tensor)
         return self._numbers[storage_key(tensor)]
 
     def grow(self, n: int) -> None:
-        """So many bytes more, or less, which belong to no storage here."""
+        """Add bytes, or remove them, that belong to no storage here."""
         self.level += n
         self.peak = max(self.peak, self.level)
 

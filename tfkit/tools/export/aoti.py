@@ -1,6 +1,6 @@
 """AOTInductor: the programs of `pt2.py`, compiled to machine code for this kind of processor.
 
-One archive with a library for each program, whose weights are in it once, beside them:
+One archive with a library for each program and, beside them, the weights, once:
 `load_pt2(FILE, load_weights_from_disk=True)` of `torch.export.pt2_archive._package`.
 https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
 """
@@ -32,7 +32,7 @@ class Aoti(Format):
 
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         if not has_compiler():
-            message = "AOTInductor needs a C++ compiler, and there is none"
+            message = "AOTInductor needs a C++ compiler, but there is none"
             return [Diagnostic(message, help="install g++, or name one in the variable CXX")]
         return refusals(model)
 
@@ -55,12 +55,12 @@ class _Compiled(Programs):
         self._model = model
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
         return arguments_of(self._libraries[name])
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns."""
-        # The code reads its inputs as they lay in memory when it was compiled, and looks at no stride.
+        """The results of a program."""
+        # The code assumes the memory layout of its inputs at compile time, and ignores strides.
         dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in given.items()}
         with torch.no_grad():
             return as_tensors(self._libraries[name](**dense))
@@ -69,7 +69,7 @@ class _Compiled(Programs):
         return self._weights[MODEL]
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        """Those of the program that was compiled: compiled code has no modules any more."""
+        """The outputs of the uncompiled program: compiled code has no modules."""
         watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():
             watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())

@@ -1,7 +1,8 @@
 """`torch.export`: programs of tensor operations that torch loads anywhere, without the Python that wrote them.
 
-An archive with several programs (see `programs.py`), whose weights are in it once. `torch.export.load` gives the whole
-model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name. https://docs.pytorch.org/docs/stable/export.html
+An archive with several programs (see `programs.py`), and their weights, once. `torch.export.load` gives the whole
+model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name.
+https://docs.pytorch.org/docs/stable/export.html
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tfkit.torch_private.programs import arguments_of, read_programs, write_prog
 
 
 class Pt2(Format):
-    """Programs of `torch.export` with free shapes: the whole sequence, and the pieces of cached decoding."""
+    """Programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "pt2"
 
@@ -46,15 +47,15 @@ class _Loaded(Programs):
         with quiet():
             self._programs = read_programs(path)
         self._modules: dict[str, fx.GraphModule] = {}
-        for program in self._programs.values():  # each was read with weights of its own
+        for program in self._programs.values():  # each was read with its own weights
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
         return arguments_of(self._programs[name])
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns."""
+        """The results of a program."""
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():

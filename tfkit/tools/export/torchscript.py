@@ -22,7 +22,7 @@ HELP = "another --format may take it"
 
 
 class TorchScript(Format):
-    """One file with the methods of `tfkit.tools.export.methods`; what it says about itself are its extra files."""
+    """One file with the methods of `tfkit.tools.export.methods`; its metadata are extra files."""
 
     name = "torchscript"
 
@@ -65,7 +65,7 @@ class _Loaded(Opened):
         for path in calls.keys() & modules.keys():
             try:
                 result = modules[path](*calls[path].args, **calls[path].kwargs)
-            except RuntimeError:  # TorchScript takes fewer types of arguments from Python than from itself
+            except RuntimeError:  # TorchScript takes fewer argument types from Python than from itself
                 continue
             if isinstance(result, Tensor):
                 found[path] = result
@@ -91,16 +91,16 @@ def scripted(model: fx.GraphModule) -> Any:
     """The model as a module of TorchScript.
 
     Raises:
-        SpecError: TorchScript does not take it; the message names the innermost component that it does not take.
+        SpecError: TorchScript does not take it; the message names the innermost component at fault.
     """
     try:
-        return _script(with_methods(model))
+        return script(with_methods(model))
     except Exception as error:
         raise SpecError(refusal(model, error)) from error
 
 
-def _script(module: nn.Module) -> Any:
-    """The same for any module. What fails leaves half a class behind, which must not serve the next one."""
+def script(module: nn.Module) -> Any:
+    """Any module, scripted. A failure leaves half a class behind, which must not serve the next one."""
     with quiet():
         try:
             return torch.jit.script(module)
@@ -110,11 +110,11 @@ def _script(module: nn.Module) -> Any:
 
 
 def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
-    """Which component is to blame: the innermost one that is not taken alone either."""
+    """The error with the component at fault: the innermost one that cannot be scripted by itself either."""
     components = model.meta["components"]
     for path in sorted(components, key=lambda path: -path.count(".")):
         try:
-            _script(model.get_submodule(path))
+            script(model.get_submodule(path))
         except Exception as cause:
             config = components[path]
             message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
@@ -125,5 +125,5 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what TorchScript says."""
+    """The first line of TorchScript's error."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
