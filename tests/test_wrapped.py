@@ -175,7 +175,7 @@ def test_a_loss_says_what_to_wrap(name: str) -> None:
 def test_a_head_that_is_sharded_by_itself() -> None:
     model = tfkit.build("llama_7b", sets=[*SIZES[:3], *LAYERS])
     fully_shard(model.logits)
-    with pytest.raises(ValueError, match="`logits` is sharded by itself: leave it to the root"):
+    with pytest.raises(ValueError, match="`logits` is sharded on its own: leave it to the root"):
         tfkit.Loss(sharded(model))(TOKENS)
 
 
@@ -228,7 +228,7 @@ def test_parameters_that_fsdp_has_flattened() -> None:
 def test_policies_that_differ() -> None:
     model = built().eval()
     fully_shard(model.decoder.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, and a cache has one type"):
+    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, but a cache has one type"):
         tfkit.CachedModel(fully_shard(model))(TOKENS)
 
 

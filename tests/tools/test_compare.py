@@ -91,8 +91,8 @@ def test_other_names_of_the_same_inputs() -> None:
 
 
 CANNOT = {
-    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), and `a` has no such input"),
-    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), and `b` has no such input"),
+    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), but `a` has no such input"),
+    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), but `b` has no such input"),
     "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` must be given `image` (a sequence of width 4)"),
     "another width": (
         FEATURES.replace("WIDTH", "4"),

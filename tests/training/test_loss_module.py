@@ -139,7 +139,7 @@ def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
     with pytest.raises(TypeError, match=re.escape(f"reads source, target: give them by name, `{call})`")):
         made(inputs["source"])
     for name in ("targets", "labels"):
-        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets stand beside the inputs")):
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets come after the inputs")):
             made({**inputs, name: inputs["target"]})
     assert made(inputs, inputs["target"]) > 0
 
@@ -259,5 +259,5 @@ def test_arguments_out_of_their_range(options: dict[str, object], text: str) -> 
 
 def test_a_second_derivative() -> None:
     model, inputs = build("gpt2"), {**inputs_of("gpt2"), "tokens_mask": LEFT}
-    with pytest.raises(RuntimeError, match="the loss in pieces has no second derivative"):
+    with pytest.raises(RuntimeError, match="the loss in chunks has no second derivative"):
         torch.autograd.grad(loss(model, inputs), list(model.parameters()), create_graph=True)
