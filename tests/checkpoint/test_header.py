@@ -242,6 +242,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from /proc")
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     """Headers of the largest size that is allowed, made to cost the most, and a file larger than the memory."""
     hostile = {

@@ -331,6 +331,7 @@ def test_it_streams(slow: subprocess.Popen[bytes], run: Run) -> None:
     assert seen[-1][0] - seen[0][0] > 1
 
 
+@pytest.mark.slow
 def test_interrupt(slow: subprocess.Popen[bytes]) -> None:
     assert slow.stdout is not None
     first = os.read(slow.stdout.fileno(), 1000)
@@ -341,6 +342,7 @@ def test_interrupt(slow: subprocess.Popen[bytes]) -> None:
     assert (first + out).endswith(b"\n")
 
 
+@pytest.mark.slow
 def test_broken_pipe(slow: subprocess.Popen[bytes]) -> None:
     assert slow.stdout is not None
     os.read(slow.stdout.fileno(), 1)

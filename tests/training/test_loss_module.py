@@ -71,7 +71,7 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 
 
 @traced
-@pytest.mark.parametrize("name", ["gpt2, scale and softcap", "llama_7b, bias"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2, scale and softcap", marks=pytest.mark.slow), "llama_7b, bias"])
 def test_it_is_compiled_whole(name: str) -> None:
     model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
     torch.compiler.reset()
@@ -93,6 +93,7 @@ def test_it_is_compiled_once_for_all_lengths() -> None:
 
 
 @traced
+@pytest.mark.slow
 def test_a_function_around_it_can_be_compiled() -> None:
     model, inputs = build("gpt2", "decoder.n_layers=1"), inputs_of("gpt2")
     torch.compiler.reset()

@@ -13,10 +13,10 @@ from torch import fx
 from torch.export.pt2_archive._package import load_pt2
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.pt2 import Pt2
 
+from ...small_specs import covering
 from ..conftest import CAPTIONS
 from .odd import distinct, one_layer
 
@@ -24,9 +24,7 @@ QUICK = ("bert_base",)
 """A decoder is in other tests; encoder with decoder, windows, experts and the rest are slow."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(distinct(name, "pt2")), tmp_path / "model.pt2")
     assert exported.difference <= 1e-5
