@@ -149,4 +149,4 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "only in A: encoder\nonly in B: decoder\n" in out
     assert "they diverge at embedding: " in out
     assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
-    assert "reads nothing like it" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)
+    assert "has no such input" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

@@ -227,7 +227,7 @@ def test_models_without_one_head() -> None:
     graph = (
         f"graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}}}}"
     )
-    with pytest.raises(ValueError, match="`test` returns logits, decoder, and a loss is taken of one"):
+    with pytest.raises(ValueError, match="`test` returns logits, decoder, but a loss is computed for one"):
         Loss(loaded("outputs: [logits, decoder]\n" + graph))
     with pytest.raises(ValueError, match="`test` returns a sequence of width 16, but a loss is computed from logits"):
         Loss(loaded("outputs: [decoder]\n" + graph.replace(", logits: {block: lm_head}", "")))
