@@ -107,7 +107,7 @@ def _of_peft(name: str) -> Any:
 def test_the_loss_says_that_torch_func_cannot_follow_it() -> None:
     loss = tfkit.Loss(built())
     parameters = dict(loss.named_parameters())
-    with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: take"):
+    with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: use"):
         torch.func.grad(lambda given: torch.func.functional_call(loss, given, (TOKENS,)))(parameters)
 
 
@@ -204,7 +204,7 @@ USES: dict[str, Callable[[Any, Path], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_module_that_computes_something_else_is_refused(use: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"it is Own; hand over .*, which it has as `inner\.lm`$"):
+    with pytest.raises(ValueError, match=r"it is Own; pass .*, which it has as `inner\.lm`$"):
         USES[use](Own(), tmp_path)
     with pytest.raises(ValueError, match=r"it is Linear; pass the model itself$"):
         USES[use](nn.Linear(2, 2), tmp_path)

@@ -97,7 +97,7 @@ CANNOT = {
     "another width": (
         FEATURES.replace("WIDTH", "4"),
         FEATURES.replace("WIDTH", "6"),
-        "`image` has vectors of width 4 in `a`, and 6 in `b`",
+        "`image` has vectors of width 4 in `a`, but 6 in `b`",
     ),
 }
 
