@@ -129,11 +129,6 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 class LatentAttention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
 
-    def extra_repr(self) -> str:
-        (d_nope, d_rope), d_v = self.query_parts, self.head_parts[1]
-        heads = f"n_heads={self.n_heads}, d_nope={d_nope}, d_rope={d_rope}, d_v={d_v}, scale={self.scale:.6g}"
-        return named(heads, kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
-
     def __init__(
         self,
         config: LatentAttentionConfig,
@@ -252,6 +247,11 @@ class LatentAttention(nn.Module):
     def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """[b, h, q, k] -> the same."""
         return F.dropout(self.softmax(scores * self.scale, mask), self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        (d_nope, d_rope), d_v = self.query_parts, self.head_parts[1]
+        heads = f"n_heads={self.n_heads}, d_nope={d_nope}, d_rope={d_rope}, d_v={d_v}, scale={self.scale:.6g}"
+        return named(heads, kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
 
 
 class CrossLatentAttention(LatentAttention):
