@@ -10,7 +10,7 @@ import tfkit
 from tfkit.graph.expand import Graph
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..small_specs import SHIPPED, reductions
+from ..small_specs import FEW, SHIPPED, reductions
 from .small import build
 
 WHOLE = {
@@ -41,11 +41,8 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-QUICK = ("bart_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
-
-
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
 )
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)

@@ -279,7 +279,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning")
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(SETTINGS, max_examples=120, derandomize=True)
+@settings(SETTINGS, max_examples=60, derandomize=True)
 @given(mutants())
 def test_mutants(text: str) -> None:
     check(text)

@@ -20,12 +20,15 @@ from tfkit.tools.importing import families
 from tfkit.tools.params import count_params
 from tfkit.tools.show import programs_of
 
-from ...small_specs import SHIPPED, covering
+from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways
 
 LARGE = {"gpt3_175b", "palm_540b", "llama2_70b", "llama3_405b", "char_relu", "gpt_neo_125m", "llama_7b", "mpt_7b"}
 QUICK = {
-    *SHIPPED,
+    *FEW,
+    "block_512",
+    "gpt2",
+    "mpt_7b",
     "albert_base",
     "deepseek_v3",
     "ernie_3_0_base_zh",

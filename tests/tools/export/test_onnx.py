@@ -31,6 +31,7 @@ def test_every_spec(name: str, tmp_path: Path) -> None:
             onnx.checker.check_model(file, full_check=True)
 
 
+@pytest.mark.slow
 def test_a_decoder_is_several_graphs_with_one_file_of_weights(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_decoder_is_several_graphs_with_one_file_of_weights(
         assert str(Path(tfkit.__file__).parent).encode() not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_counterpart_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(tfkit.SpecError, match="ffn `rare` cannot be exported by torch's exporter to ONNX") as refused:
         export(one_layer("rare", block="encoder"), tmp_path / "model.onnx")
@@ -71,6 +73,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         check_format(one_layer(block="encoder").meta["graph"], "onnx")
 
 
+@pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
     wanted = r"written as onnx is not `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
     with pytest.raises(tfkit.SpecError, match=wanted):
