@@ -18,6 +18,7 @@ from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import beyond, max_len, rows_of
+from tfkit.nn import WrittenGraph
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
 """As an argument; `graph_of` says whether a module is one."""
@@ -25,7 +26,7 @@ _SHAPES = {"tokens": "token ids [b, t]", "sequence": "vectors [b, t, width]", "l
 _DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
 
 
-class Model(fx.GraphModule):
+class Model(WrittenGraph):
     """A built model."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

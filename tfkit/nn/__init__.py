@@ -2,8 +2,9 @@
 
 from tfkit.nn.checked import can_look, is_token, within
 from tfkit.nn.context import Cache, Context, Past, count_positions, later, own, remember
+from tfkit.nn.forward_text import Value
 from tfkit.nn.layers import Linear, Softmax, StackedLinear, Table, is_scripting, is_untouched, linear
-from tfkit.nn.program import Program, Value, Written, recomputed, written_class, written_forward
+from tfkit.nn.program import Program, Written, WrittenGraph, recomputed, variable_of, written_forward
 
 __all__ = [
     "Cache",
@@ -16,6 +17,7 @@ __all__ = [
     "Table",
     "Value",
     "Written",
+    "WrittenGraph",
     "can_look",
     "count_positions",
     "is_scripting",
@@ -26,7 +28,7 @@ __all__ = [
     "own",
     "recomputed",
     "remember",
+    "variable_of",
     "within",
-    "written_class",
     "written_forward",
 ]
