@@ -1,12 +1,13 @@
 """The class of a built model: a call with inputs that it cannot read is answered in words.
 
 A forward checks nothing, so that it costs nothing. Only when it has failed are its inputs looked at: where they are to
-blame, the error says so; elsewhere it is the one that was raised.
+blame, the error says so; elsewhere it is the one that was raised, with a note of the layer that it comes from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from traceback import walk_tb
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -36,8 +37,17 @@ class Model(WrittenGraph):
         except Exception as error:
             wrong = wrong_call(self, args, kwargs)
             if wrong is None:
+                name_layer(error, self)
                 raise
             raise wrong from error
+
+
+def name_layer(error: BaseException, model: nn.Module) -> None:
+    """Note on an error which module of the model it comes from: `in decoder.layers.7.ffn`."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    owners = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
+    if path := next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None):
+        error.add_note(f"in {path}")
 
 
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:

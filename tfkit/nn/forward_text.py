@@ -102,12 +102,12 @@ class _Writer:
         self.outside = outside
         self.style = style
         self.lines: list[str] = []
-        self.held = {"self": Value("self")}
+        self.held = {name: Value(name) for name in ("self", "forward")}
         """Whose value a variable has at this point."""
         self.variables: dict[Value, str] = {}
         self.unread = Counter(value for step in steps.values() for value in _values((step.args, step.kwargs)))
         """How often a value is still to be read."""
-        self.unread[self.held["self"]] = 1
+        self.unread.update(self.held.values())
         self.pending: dict[Value, _Expression] = {}
         """Values that are read once, in their order, which have no variable yet."""
 
@@ -145,7 +145,9 @@ class _Writer:
         drawn = [one for one in used if one in self.pending]
         written = write()
         start = "return " if self.style.stream else f"{step.name} = "
-        if drawn and (written.calls > self.style.calls or len(INDENT + start + written.text) > WIDTH):
+        bare = len(drawn) == 1 and written is self.pending[drawn[0]]
+        long = not bare and len(INDENT + start + written.text) > WIDTH
+        if drawn and (long or written.calls > self.style.calls):
             self._flush(max((n for n, one in enumerate(self.pending.values(), 1) if one.calls), default=0))
             written = write()
         for one in drawn:
