@@ -58,6 +58,15 @@ def test_a_value_that_is_read_once_stands_where_it_is_read() -> None:
     assert body(*steps) == ["return x + self.ffn(self.norm(x))"]
 
 
+def test_a_residual_stream_is_read_line_by_line() -> None:
+    first = [call("norm", X), call("ffn", ONE), apply("sum", operator.add, X, TWO)]
+    second = [call("norm_2", THREE), call("ffn_2", FOUR), apply("sum_2", operator.add, THREE, Value("%5"))]
+    assert body(*first, *second, result(Value("%6"))) == [
+        "x = x + self.ffn(self.norm(x))",
+        "return x + self.ffn_2(self.norm_2(x))",
+    ]
+
+
 def test_it_has_a_name_where_something_else_runs_before() -> None:
     steps = [call("first", X), call("second", X), apply("both", torch.cat, [TWO, ONE]), result(THREE)]
     assert body(*steps) == ["first = self.first(x)", "return torch.cat([self.second(x), first])"]
@@ -74,10 +83,12 @@ def test_the_stream_is_called_x_until_its_last_reader() -> None:
 def test_no_line_is_longer_or_deeper_than_a_person_reads() -> None:
     chain = [call(f"a_step_with_a_long_name_{n}", Value(f"%{n}")) for n in range(3)]
     lines = body(*chain, result(THREE), style=Style(calls=9, stream="x"))
-    assert len(lines) == 1 and len(lines[0]) < WIDTH
+    assert len(lines) == 1
+    assert len(lines[0]) < WIDTH
     chain += [call(f"a_step_with_a_long_name_{n}", Value(f"%{n}")) for n in range(3, 9)]
     lines = body(*chain, result(Value("%9")), style=Style(calls=9, stream="x"))
-    assert len(lines) > 1 and max(map(len, lines)) < WIDTH
+    assert len(lines) > 1
+    assert max(map(len, lines)) < WIDTH
     assert body(*chain[:3], result(THREE), style=GRAPH) == [
         "a_step_with_a_long_name_1 = self.a_step_with_a_long_name_1(self.a_step_with_a_long_name_0(x))",
         "return self.a_step_with_a_long_name_2(a_step_with_a_long_name_1)",
@@ -87,9 +98,11 @@ def test_no_line_is_longer_or_deeper_than_a_person_reads() -> None:
 def test_a_long_call_has_its_arguments_on_lines_of_their_own() -> None:
     some, many = {f"number_{n}": X for n in range(9)}, {f"number_{n}": X for n in range(12)}
     lines = body(call("ffn", **some), result(ONE))
-    assert [lines[0], lines[-1]] == ["return self.ffn(", ")"] and len(lines) == 3
+    assert [lines[0], lines[-1]] == ["return self.ffn(", ")"]
+    assert len(lines) == 3
     lines = body(call("ffn", **many), result(ONE))
-    assert lines[1] == "    number_0=x," and len(lines) == 14
+    assert lines[1] == "    number_0=x,"
+    assert len(lines) == 14
 
 
 def test_a_weight_does_not_keep_a_call_from_its_line() -> None:
@@ -118,7 +131,7 @@ def test_what_nothing_reads_runs_all_the_same() -> None:
         (apply("y", math.sqrt, X), "sqrt(x)"),
         (apply("y", torch.zeros, (2,), dtype=torch.int64), "torch.zeros((2,), dtype=torch.int64)"),
         (apply("y", torch.clamp, X, -math.inf), 'torch.clamp(x, float("-inf"))'),
-        (apply("y", print, X, "it's", 'a "b"', "c"), "print(x, \"it's\", 'a \"b\"', \"c\")"),
+        (apply("y", print, X, "it's", 'a "b"', "c"), 'print(x, "it\'s", \'a "b"\', "c")'),
         (Step("call_method", "y", "sum", (X,), {"dim": 1}), "x.sum(dim=1)"),
         (Step("call_module", "y", "layers.0.if", (X,)), 'getattr(getattr(self.layers, "0"), "if")(x)'),
     ],
@@ -169,7 +182,10 @@ def test_annotations(annotation: Any, text: str) -> None:
 
 
 def test_defaults_and_what_is_returned() -> None:
-    inputs = [Step("placeholder", "x", "x", annotation=Tensor), Step("placeholder", "y", "y", (None,), {}, Tensor | None)]
+    inputs = [
+        Step("placeholder", "x", "x", annotation=Tensor),
+        Step("placeholder", "y", "y", (None,), {}, Tensor | None),
+    ]
     both = Step("output", "output", "output", ((X, ONE),), {}, tuple[Tensor, Tensor | None])
     code, forward = written(steps_of(*inputs, both))
     assert code == (

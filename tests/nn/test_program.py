@@ -82,7 +82,17 @@ def test_tracebacks_show_the_line():
 def test_a_debugger_steps_through_it():
     model, tokens = tfkit.build(tfkit.loads(SPEC)).eval(), torch.arange(6)[None]
     shown = io.StringIO()
-    commands = ["b model.decoder.layers[1].forward", "b model.forward", "c", "c", "n", "p x.shape", "disable 1", "c", ""]
+    commands = [
+        "b model.decoder.layers[1].forward",
+        "b model.forward",
+        "c",
+        "c",
+        "n",
+        "p x.shape",
+        "disable 1",
+        "c",
+        "",
+    ]
     debugger = pdb.Pdb(stdin=io.StringIO("\n".join(commands)), stdout=shown, nosigint=True, readrc=False)
     debugger.run("model(tokens)", {"model": model, "tokens": tokens})
     text = shown.getvalue()
@@ -101,7 +111,7 @@ def test_names_that_mean_something_else_in_the_text():
     x, tensor = program.input("x"), program.input("Tensor", optional=True)
     y = program.apply("F", torch_, program.apply("Written", torch.abs, x))
     y = program.apply("torch", torch.add, program.call("linear", nn.Linear(3, 3), y), y)
-    module = program.build((y, tensor), "Tensor", returns=tuple[Tensor, Tensor | None])
+    module = program.build((y, tensor), "Tensor", returns=(Tensor, Tensor | None))
     x = torch.randn(2, 3)
     y, (sum, none) = x.abs() + 1, module(x)
     assert torch.equal(sum, module.linear(y) + y)
@@ -120,7 +130,7 @@ def test_names_that_python_does_not_take():
 def test_what_is_returned_has_its_type():
     program = Program()
     x, mask = program.input("x"), program.input("mask", optional=True)
-    module = program.build((x, mask), "Pair", returns=tuple[Tensor, Tensor | None])
+    module = program.build((x, mask), "Pair", returns=(Tensor, Tensor | None))
     assert module.code.startswith("def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor |")
     assert torch.jit.script(module)(torch.ones(2))[1] is None
 
@@ -153,7 +163,8 @@ assert torch.equal(saved["model"](saved["tokens"]), saved["logits"])"""
 
 def top() -> torch.fx.GraphModule:
     program = Program()
-    x, mask = program.input("x"), program.input("mask", optional=True)
+    x = program.input("x")
+    program.input("mask", optional=True)
     y = program.call("linear", nn.Linear(3, 3), program.apply("mask", torch.add, x, 1))
     return program.build_graph_module(program.apply("joined", torch.cat, [y, program.weight("linear.weight")]), "Top")
 

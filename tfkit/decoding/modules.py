@@ -25,7 +25,7 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> f
         _hold_tables(program, model, graph, node)
         values |= call(program, graph, node, model.get_submodule(node.name), values)
     names = made_once(parts)
-    returns = tuple[tuple(Tensor if name in parts.read_once else Tensor | None for name in names)]
+    returns = tuple(Tensor if name in parts.read_once else Tensor | None for name in names)
     return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
@@ -105,7 +105,8 @@ class _Writer:
         self.held = {name: Value(name) for name in ("self", "forward")}
         """Whose value a variable has at this point."""
         self.variables: dict[Value, str] = {}
-        self.unread = Counter(value for step in steps.values() for value in _values((step.args, step.kwargs)))
+        self.operands = {value: list(_values((step.args, step.kwargs))) for value, step in steps.items()}
+        self.unread = Counter(chain.from_iterable(self.operands.values()))
         """How often a value is still to be read."""
         self.unread.update(self.held.values())
         self.pending: dict[Value, _Expression] = {}
@@ -119,7 +120,7 @@ class _Writer:
                 self.held[step.target.lstrip("*")] = value
         for value, step in self.steps.items():
             if step.op == "output":
-                self._return(step)
+                self._return(value, step)
             elif step.op != "placeholder":
                 self._write(value, step)
         parameters = ["self", *map(self._parameter, inputs)]
@@ -128,23 +129,23 @@ class _Writer:
 
     def _write(self, value: Value, step: Step) -> None:
         if not self.unread[value] and (step.op == "get_attr" or step.target is operator.getitem):
-            self.unread.subtract(_values((step.args, step.kwargs)))
+            self.unread.subtract(self.operands[value])
             return
-        written = self._with_pending(step, partial(self._expression, step))
+        written = self._with_pending(value, partial(self._expression, step))
         if self.unread[value] == 1:
             self.pending[value] = written
         else:
             self._flush(len(self.pending))
             self._assign(value, written)
 
-    def _with_pending(self, step: Step, write: Callable[[], _Expression]) -> _Expression:
-        """The expression of a step, with all pending values drawn in that it reads at the end of what is pending."""
-        used = [one for one in _values((step.args, step.kwargs)) if one in self.pending]
+    def _with_pending(self, value: Value, write: Callable[[], _Expression]) -> _Expression:
+        """The expression of a value, with all pending ones drawn in that it reads last of what is pending, in order."""
         waiting = list(self.pending)
+        used = [one for one in self.operands[value] if one in self.pending]
         self._flush(next(n for n in range(len(waiting) + 1) if _ends_with(waiting[n:], used)))
         drawn = [one for one in used if one in self.pending]
         written = write()
-        start = "return " if self.style.stream else f"{step.name} = "
+        start = "return " if self.style.stream else f"{self.steps[value].name} = "
         bare = len(drawn) == 1 and written is self.pending[drawn[0]]
         long = not bare and len(INDENT + start + written.text) > WIDTH
         if drawn and (long or written.calls > self.style.calls):
@@ -186,10 +187,10 @@ class _Writer:
             return False
         return name not in self.held or not self.unread[self.held[name]]
 
-    def _return(self, step: Step) -> None:
+    def _return(self, value: Value, step: Step) -> None:
         (output,) = step.args
         bare = type(output) is tuple and len(output) > 1
-        written = self._with_pending(step, partial(self._sequence, output) if bare else partial(self._part, output))
+        written = self._with_pending(value, partial(self._sequence if bare else self._part, output))
         self._flush(len(self.pending))
         self._line("return ", written)
 

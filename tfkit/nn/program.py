@@ -61,13 +61,14 @@ class Program:
 
     def _finish(self, output: Any, returns: Any) -> None:
         if returns is None:
-            returns = tuple[(Tensor,) * len(output)] if isinstance(output, tuple) else Tensor
-        self._add(Step("output", "output", "output", (output,), {}, returns))
+            returns = (Tensor,) * len(output) if isinstance(output, tuple) else Tensor
+        annotation = tuple.__class_getitem__(returns) if isinstance(returns, tuple) else returns
+        self._add(Step("output", "output", "output", (output,), {}, annotation))
 
     def build(self, output: Any, class_name: str, returns: Any = None) -> nn.Module:
         """The module whose `forward` returns `output`. Equal programs become objects of one class.
 
-        `returns` is the type of `output`: a Tensor, or a tuple of them, unless given.
+        `returns` is the type of `output`, a tuple of types for one of values; each is a Tensor unless given.
         """
         if not is_name(class_name):
             raise ValueError(f"`{class_name}` cannot be the name of a class")
@@ -94,7 +95,7 @@ class Program:
 
 
 class WrittenGraph(fx.GraphModule):
-    """A module whose `forward` is written from its `graph`, and again once that was edited and `recompile` is called."""
+    """A module whose `forward` is written from its `graph`, by `recompile` again after an edit."""
 
     def recompile(self) -> fx.graph.PythonCode:
         made = super().recompile()
@@ -163,7 +164,9 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
     module = ModuleType(f"{__name__}.{class_name}_{next(_COUNT)}")
     sys.modules[module.__name__] = module  # where `inspect` looks for the source of a class
     vars(module).update(names)
-    kind: type[Written] = _run(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[class_name]
+    kind: type[Written] = _run(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
+        class_name
+    ]
     module.__file__ = kind.forward.__code__.co_filename
     kind.steps, kind.code = dict(steps), code
     return kind
