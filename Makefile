@@ -1,13 +1,17 @@
-# Everything runs in .venv; the stamp files in it say what has been installed there.
+# Everything runs in .venv; the stamp files in it say what has been installed there. TORCH=2.15.0 takes an environment of
+# its own, which differs from .venv in torch and in what torch brings along.
 PYTHON  ?= python3
 WORKERS ?= 2
 ARGS    ?=
+TORCH   ?=
 
-VENV    := .venv
+VENV    := .venv$(TORCH:%=-torch-%)
 BIN     := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-INPUTS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PINS    := $(TORCH:%=$(VENV)/)constraints.txt
+SCHEMA  := specs/schema.json
+INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
 # One thread per worker, so that the workers share the cores; no test may reach for a model hub.
 PYTEST  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
@@ -18,15 +22,16 @@ PYTEST  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
+	@echo "             TORCH=2.15.0 (tests with that version of torch, in .venv-torch-2.15.0, without lint)"
 
-demo: $(VENV)/.base ## set up with the base dependencies, build one model, count another
+demo: $(SCHEMA) ## set up with the base dependencies, build one model, count another
 	$(BIN)/tfkit build specs/vaswani_base.yaml
 	$(BIN)/tfkit params specs/gpt2.yaml
 
-test: lint ## set up, lint, and run the quick tests
+test: $(if $(TORCH),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests
 	$(PYTEST) $(ARGS)
 
-test-all: lint ## lint and run all tests, the slow ones too
+test-all: $(if $(TORCH),$(VENV)/.dev,lint) $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
@@ -36,11 +41,11 @@ format: $(VENV)/.dev ## let ruff mend and format the code
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format .
 
-pictures: $(VENV)/.dev ## draw docs/pictures again
+pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/pictures
 	$(BIN)/python tools/draw_all.py
 
-clean: ## remove .venv, caches and build outputs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## remove the environments, caches and build outputs
+	rm -rf .venv .venv-torch-* $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The four checks of lint. pre-commit calls them one by one; without git, `make checks` does.
@@ -59,6 +64,11 @@ mypy: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
+# What editors complete specs with: made again when the code has changed, with the plugins that the specs need.
+
+$(SCHEMA): $(shell find tfkit plugins -name '*.py') | $(VENV)/.base
+	$(BIN)/tfkit schema --no-plugins --plugin-dir plugins/tfkit-moe --plugin-dir plugins/tfkit-mla -o $@
+
 # Set-up. The stamp .dev implies .base: `make demo` after `make test` installs nothing.
 
 $(VENV)/.created:
@@ -68,7 +78,11 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.created
+# Under TORCH=: the pins of .venv, but for torch.
+$(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
+	sed 's/^torch==.*/torch==$(TORCH)/' $< >$@
+
+$(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .
 	@touch $@
 

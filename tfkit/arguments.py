@@ -1,4 +1,4 @@
-"""Arguments of public functions, held to their signatures: a mistake in a call is told as one in a spec is.
+"""Checks the arguments of public functions by their signatures: errors in a call read like errors in a spec.
 
     @checked
     def cost(graph: Graph, *, batch: Positive = 1, mode: Literal["train", "decode"] = "train") -> Cost: ...
@@ -8,8 +8,8 @@
     >>> cost(graph, batch=0)
     ValueError: `batch` of `cost` must be a whole number of 1 or more, not 0
 
-What a signature cannot say stands in `Annotated`: a `Limit` of a number, words for the reader of the error, or the
-class that is asked for where the annotation says more to a type checker.
+`Annotated` holds what a signature cannot say: a `Limit` of a number, words for the error, or the class to check for if
+the annotation says more to a type checker.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number must be beside its type: at `least`, `above`, at `most`."""
+    """The range of a number: at `least`, `above`, at `most`."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a number is within it."""
+        """True if a number is within it."""
         over = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
         return over and (self.most is None or value <= self.most)
 
@@ -60,15 +60,15 @@ AnyPath: TypeAlias = Annotated[str | os.PathLike[str], "a path"]
 Sets: TypeAlias = Annotated[
     str | Mapping[str, Any] | Iterable[str], "'path=value', a list of these, or a mapping of paths to values"
 ]
-"""Changes of a spec."""
+"""The type of an argument with changes of a spec."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """A function, or the constructor of a dataclass, that refuses arguments which its signature does not allow.
 
     Raises:
-        TypeError: an argument is unknown, missing or twice there, or of another type.
-        ValueError: it is out of its range, or not one of the words that it may be.
+        TypeError: an argument is unknown, missing or given twice, or of another type.
+        ValueError: it is out of its range, or not one of the words allowed.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -104,7 +104,7 @@ def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwarg
 
 
 def check_argument(function: str, name: str, value: object, hint: Any) -> None:
-    """Raise TypeError or ValueError unless an argument of a function is what its annotation says."""
+    """Raise TypeError or ValueError unless an argument of a function matches its annotation."""
     if fits(value, hint):
         return
     near = closest(value, _options(hint)) if isinstance(value, str) else None
@@ -114,7 +114,7 @@ def check_argument(function: str, name: str, value: object, hint: Any) -> None:
 
 
 def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why arguments do not belong to a signature; None where Python says it best."""
+    """The error of arguments that do not match a signature; None where Python words it best."""
     parameters = {field: one for field, one in signature.parameters.items() if field != "self"}
     named = [field for field, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -136,7 +136,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def unknown_argument(function: str, name: str, known: Collection[str]) -> str:
-    """That a function has no argument of a name, and which it has."""
+    """The error of an argument that a function does not have, with those that it has."""
     near = closest(name, known)
     help = f"one with a similar name is `{near}`" if near else f"it has {listing(known, 20) or 'none by name'}"
     what = f"`{function}`" if function.isidentifier() else function
@@ -144,7 +144,7 @@ def unknown_argument(function: str, name: str, known: Collection[str]) -> str:
 
 
 def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
-    """Whether a value is what an annotation says; with `kind_only` whether its type is."""
+    """True if a value matches an annotation; with `kind_only`, if its type does."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [] if kind_only else [one for one in args[1:] if isinstance(one, Limit)]
@@ -180,7 +180,7 @@ def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
 
 
 def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
-    """`fits` for lists and the like; what can be read only once is not looked into."""
+    """`fits` for lists and the like; items of an iterator, which can be read only once, are not checked."""
     if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
         return False
     return not isinstance(value, Collection) or not args or all(fits(one, args[0]) for one in value)
@@ -198,7 +198,7 @@ _WORDS: dict[Any, str] = {
 
 
 def in_words(hint: Any) -> str:
-    """What an annotation asks for."""
+    """The values that an annotation allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in _WORDS:
         return _WORDS[hint]
@@ -227,7 +227,7 @@ def _options(hint: Any) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: itself where it is short, its type elsewhere."""
+    """A value as an error names it: itself if it is short, else its type."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value) if len(repr(value)) < 40 else _an(type(value).__name__)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Graph to `nn.Module`: one call per node, built on the meta device, then given memory and weights."""
+"""From graph to `nn.Module`: one call per node, built on the meta device, then given memory and weights."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.promises import check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
+from tfkit.torch_private.tensors import replace_tensors
 from tfkit.wrapped import unwrapped
 
 
 class FailedError(Exception):
-    """A component's `build` raised something; the cause says what."""
+    """A component's `build` raised an error, which is the cause."""
 
     def __init__(self, config: Component, cause: Exception) -> None:
         super().__init__(config, cause)
@@ -41,7 +42,7 @@ class FailedError(Exception):
 
 
 class Builder:
-    """Builds the children of a component, and remembers which module came from which config."""
+    """Builds the children of a component, and remembers the config of each module."""
 
     def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
         self.attention_backend = attention_backend
@@ -79,36 +80,37 @@ def build(
     """Build the model of a spec.
 
     Args:
-        spec: what `load` returned, or what `load` takes. The folder of a model brings its weights; what `load` returns
-            for it does not.
-        sets: changes as `load` takes them; only with a spec that is not loaded yet.
-        device: where its parameters live; on `meta` they have shapes and no values.
-        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; unless given that of the weights, or
-            torch's default where they are random.
+        spec: a graph that `load` returned, or the argument of `load`. The folder of a model provides its weights too;
+            the graph that `load` returns for it does not.
+        sets: changes as `load` takes them; only for a spec that is not loaded yet.
+        device: the device of its parameters; on `meta` they have shapes but no values.
+        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; unless given, that of the weights, or
+            torch's default if they are random.
         seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
             the others' weights bit-identical.
-        attention_backend: what computes attention. No number changes.
-            `sdpa`: torch's fused kernels, where they can express it (they have no soft-cap).
+        attention_backend: the implementation of attention. Results do not change.
+            `sdpa`: torch's fused kernels, if they can express it (they have no soft-cap).
             `eager`: every step written out; `tfkit.attention_weights` does it for any model.
             `flex`: FlexAttention on CUDA for windows, prefixes, padding, soft-caps and ALiBi, without a mask of
-            [queries, keys]; `sdpa` for everything else, heads narrower than 16 and dropout of the weights among it.
-            A kind from a plugin that does not know them keeps its own.
-        recompute: run every layer a second time in the backward instead of keeping what it computed (activation
-            checkpointing): less memory, about a third more time. No number changes.
+            [queries, keys]; `sdpa` for everything else, including heads narrower than 16 and dropout of the weights.
+            A plugin's kind that does not know them keeps its own.
+        recompute: run every layer again in the backward instead of keeping its activations (activation checkpointing):
+            less memory, about a third more time. Results do not change.
         weights: safetensors to fill it from: a file, the index of several, or their folder. The names are those of the
-            model's state dict, as `tfkit save` writes them, or those that the `checkpoint` section of its spec says.
-        allow_change: take weights whose file says that they are those of a model with other values: another epsilon,
-            other positions. Files that tfkit did not write say nothing.
+            model's state dict, as `tfkit save` writes them, or those in the `checkpoint` section of its spec.
+        allow_change: accept weights whose file states that they belong to a model with other values, such as another
+            epsilon or other positions. Files that tfkit did not write state nothing.
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token; 0 and 1 will do, anything else is an error, and on an accelerator, which nothing waits
-        for, whole numbers are not looked at. Sequences longer than `max_len` are an error. `model.code` is its forward;
-        `model.meta` has `graph`, what `load` returned, and `components`, slot and kind of each submodule by its path.
+        where there is a token; 0 and 1 are accepted, anything else is an error, but on an accelerator whole numbers are
+        not checked, so as not to wait for it. Sequences longer than `max_len` are an error. `model.code` is its
+        forward; `model.meta` has `graph`, the loaded spec, and `components`, the slot and kind of each submodule by
+        path.
 
     Raises:
-        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not those
-            of exactly this model.
+        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not
+            exactly those of this model.
         ValueError: there is no such device, type or attention backend; or `sets` or `allow_change` have no effect.
     """
     if isinstance(spec, Graph) and sets:
@@ -141,7 +143,7 @@ def build_filled(
     before: Callable[[nn.Module], None] = lambda model: None,
     **options: Any,
 ) -> torch.fx.GraphModule:
-    """A model that is filled from a file, tensor by tensor and never twice in memory; see `build`.
+    """A model filled from a file, tensor by tensor and never twice in memory; see `build`.
 
     `before` is called with the model on the meta device, before it takes memory.
     """
@@ -153,7 +155,7 @@ def build_filled(
         weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
         before(model)
         allocate(model, device)
-        if len(list(model.buffers())):  # those that no file holds
+        if len(list(model.buffers())):  # those that a file does not hold
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
     _check_kept(model, graph, options.get("attention_backend", "sdpa"))
@@ -161,7 +163,7 @@ def build_filled(
 
 
 def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
-    """Raise SpecError where a component breaks a promise; a forward of `flex` would compile."""
+    """Raise SpecError if a component breaks a promise; a forward with `flex` would compile."""
     if attention_backend != "flex":
         with evaluating(model):
             check_promises(model, graph)
@@ -177,25 +179,27 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
 
 
 def allocate(model: nn.Module, device: torch.device | str) -> None:
-    """Give a model on the meta device memory, its values undefined.
+    """Allocate memory for a model on the meta device, its values undefined.
 
     `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
     """
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def _check_count(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError unless the model has as many parameters as its spec says."""
+    """Raise SpecError unless the model has the number of parameters stated in its spec."""
     said, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
     if said is not None and said != count:
-        message = f"the spec says {said:,} parameters, and the model has {count:,}"
+        message = f"the spec states {said:,} parameters, but the model has {count:,}"
         span = graph.spec.provenance.span(("parameters",))
-        raise SpecError(Diagnostic(message, span, "parameters", help="a spec that changes the model counts its own"))
+        raise SpecError(
+            Diagnostic(message, span, "parameters", help="a spec that changes the model states its own number")
+        )
 
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """A model is many objects and no garbage: to look for some takes a tenth of the time, in a large process more."""
+    """Building allocates many live objects; a GC pass over them costs 10% of the build, more in a large process."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -228,20 +232,20 @@ def assemble(
 
 
 def graph_of(model: nn.Module) -> Graph:
-    """The graph that a model was built from, wrapped or not; raises `ValueError` where it was not built by tfkit."""
+    """The graph that a model was built from, wrapped or not; raises `ValueError` if tfkit did not build it."""
     graph: Graph = unwrapped(model).meta["graph"]
     return graph
 
 
 def inputs_of(model: nn.Module) -> list[str]:
-    """The names of what a built model may be called with."""
-    assert isinstance(model, torch.fx.GraphModule), "what reads a piece of a model, or `unwrapped` returned"
+    """The names of a built model's inputs."""
+    assert isinstance(model, torch.fx.GraphModule), "a module that runs steps of a model, or the result of `unwrapped`"
     return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, every part of it as it was afterwards."""
+    """The model in eval mode; afterwards every module is in its previous mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -254,9 +258,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def call(
     program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
 ) -> dict[str, Any]:
-    """Write the call of a node's module, and return its value and, where it makes one, its mask.
+    """Write the call of a node's module; return its value and, if it makes one, its mask.
 
-    `values` has all that was computed before by name, masks among it; `further` are arguments beside the wires.
+    `values` has all previous values by name, including masks; `further` are arguments beside the wires.
     """
     args, kwargs = _arguments(graph, node, program, values)
     value = program.call(node.name, module, *args, **kwargs, **further)
@@ -278,7 +282,7 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
 
 
 def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
-    """The padding masks that some of the nodes read."""
+    """The padding masks that any of the nodes reads."""
     used: set[str | None] = set()
     for node in nodes:
         for field, signal in node.signals.items():
@@ -296,7 +300,7 @@ def mask_inputs(program: Program, names: Iterable[str]) -> dict[str, Value]:
 def _arguments(
     graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a node's module: its input in front, masks and the other wires as keywords."""
+    """The arguments of a node's module: its input first, masks and the other wires as keywords."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for field, source in node.wires.items():

@@ -1,8 +1,7 @@
-"""What tfkit says when something is wrong: the one place that decides the shape of an error text.
+"""The errors of tfkit, and the form of every error text.
 
-A `Diagnostic` is one complaint, with the place in the user's text that caused it; a `SpecError` carries all
-of them at once. They are rendered as a compiler would: the line, carets below the culprit, what is allowed,
-one line of help.
+A `Diagnostic` is one error, with the place in the user's text that caused it; a `SpecError` carries all of them at
+once. They are rendered as a compiler does: the line, carets below the fault, the values allowed, one line of help.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 MAX_COLUMNS = 100
 TAB = "    "
-NEAR = 0.66  # the least likeness at which a name is worth suggesting
+NEAR = 0.66  # the least similarity at which a name is worth suggesting
 LONGEST_NAME = 100
 MOST_NAMES = 1000
 
@@ -37,14 +36,14 @@ class Source:
         return [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", self.text))]
 
     def line(self, number: int) -> str:
-        """The text of a line (1-based) without its line break; empty where the source has no such line."""
+        """The text of a line (1-based) without its line break; empty if the source has no such line."""
         if not 1 <= number <= len(self._starts):
             return ""
         end = self._starts[number] if number < len(self._starts) else len(self.text)
         return self.text[self._starts[number - 1] : end].rstrip("\r\n")
 
     def span(self, start: int, end: int | None = None) -> Span:
-        """The span of `text[start:end]`; the part on its first line if it has several, and never empty."""
+        """The span of `text[start:end]`; only its first line if it has several, and never empty."""
         line = bisect_right(self._starts, start)
         next_line = self._starts[line] if line < len(self._starts) else len(self.text)
         text = self.text[start : min(start + 1 if end is None else end, next_line)]
@@ -53,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one line of a source. Line and column count from 1, in characters."""
+    """A range of columns in one line of a source. Line and column count from 1, in characters."""
 
     source: Source
     line: int
@@ -63,10 +62,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One complaint: what is wrong, where, what is allowed.
+    """One error: the message, the place, the values allowed.
 
-    `path` is the dotted path in the spec (`graph.decoder.attention.kind`). All texts may quote the user's
-    own: whatever could garble a terminal is escaped when it is rendered.
+    `path` is the dotted path in the spec (`graph.decoder.attention.kind`). All texts may quote the user's own:
+    characters that could garble a terminal are escaped when it is rendered.
     """
 
     message: str
@@ -76,7 +75,7 @@ class Diagnostic:
     help: str | None = None
 
     def render(self, level: str = "error") -> str:
-        """The text a user sees: several lines, none ends in a line break or in blanks."""
+        """The text that a user sees: several lines, none of which ends in a line break or in blanks."""
         span = self.span
         margin = " " * (len(str(span.line)) + 1 if span else 2)
         where = [f"{span.source.name}:{span.line}:{span.column}"] if span else []
@@ -89,7 +88,7 @@ class Diagnostic:
         return "\n".join(printable(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as data, for `--json`. Without a position, file, line and column are None."""
+        """The diagnostic as data, for `--json`. Without a position, file, line and column are None."""
         return {
             "message": self.message,
             "file": self.span.source.name if self.span else None,
@@ -102,11 +101,11 @@ class Diagnostic:
 
 
 class FirstLossWarning(UserWarning):
-    """A model that is to be trained would start far from even guesses."""
+    """A model to be trained would start with a loss far above that of even guesses."""
 
 
 class SpecError(ValueError):
-    """Everything that is wrong with a spec, in file order and without repetitions, as `diagnostics`."""
+    """The errors of a spec, in file order and without repetitions, as `diagnostics`."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         assert diagnostics, "a SpecError says what is wrong"
@@ -123,11 +122,11 @@ class SpecError(ValueError):
 
 
 class SpecWarning(UserWarning):
-    """What a spec says that has no effect any more, once another one or `--set` has changed it."""
+    """A value of a spec without effect, after another spec or `--set` changed its readers."""
 
 
 class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid(field, why)
-    """Raised by a config's validator or a block's check about a field of its own.
+    """Raised by a config's validator or a block's check about one of its own fields.
 
     `field` is the dotted path relative to the config (`n_kv_heads`, `memory`), or empty for the config as a
     whole. The loader adds the position.
@@ -145,9 +144,9 @@ class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `word` was most likely meant to be, or None when nothing is near.
+    """The candidate that `word` was most likely meant to be, or None if none is similar.
 
-    Case, `-` and `_` do not count, and a name that contains the other (`heads`, `n_heads`) is near.
+    Case, `-` and `_` are ignored, and names are similar if one contains the other (`heads`, `n_heads`).
     """
     names = [name for name in candidates if len(name) <= LONGEST_NAME]
     if len(word) > LONGEST_NAME or len(names) > MOST_NAMES:
@@ -172,7 +171,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """A user's own words between backticks, shortened: a message stays readable whatever the spec holds."""
+    """A user's own words in backticks, shortened, so that a message stays readable whatever the spec holds."""
     shown = printable(text[: limit + 1])
     return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
 
@@ -190,7 +189,7 @@ def _likeness(word: str, name: str) -> float:
 
 
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Of those that complain about the same thing (place and text, or place and path) only the first."""
+    """The errors without repetitions: only the first one about a place and text, or place and path."""
     seen: set[tuple[object, ...]] = set()
     kept = []
     for one in diagnostics:
@@ -244,7 +243,7 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:
-    """The widest range of cells that fits: first the span itself, then what stands on both sides of it."""
+    """The widest range of cells that fits: first the span itself, then the text on both sides of it."""
     edges = [0, *accumulate(widths)]
     before = after = min(start, len(widths))
     while after < min(end, len(widths)) and edges[after + 1] - edges[before] <= room:
@@ -260,12 +259,12 @@ def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, in
 
 
 def _cell(char: str) -> str:
-    """How one character of a source line is shown: a tab as blanks, what a terminal might obey escaped."""
+    """One character of a source line as shown: a tab as blanks, control characters escaped."""
     return TAB if char == "\t" else printable(char)
 
 
 def printable(text: str) -> str:
-    """A text with what a terminal might obey, or cannot show, escaped."""
+    """A text in which characters that a terminal might obey, or cannot show, are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

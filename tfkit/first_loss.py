@@ -1,9 +1,10 @@
-"""Where the loss of a model starts, from its shapes and from how its weights start: nothing is run.
+"""The loss that a model starts from, derived from its shapes and its initialization: nothing is run.
 
-A model that knows nothing says every token is as likely as any other: a loss of ln V. One whose logits are large at
-the start says something, and it is wrong. Two things make them large. Weights of the head: logits of deviation s cost
-s^2 / 2. And a head that shares the table of the embedding: as far as its input is still the row of the token just read,
-it says that this token comes again. How far follows from the sizes of what the layers add to the residual stream.
+A model that knows nothing gives every token the same probability: a loss of ln V. One with large logits at the start
+predicts something, and it is wrong. Logits are large for two reasons. Weights of the head: logits of deviation s cost
+s^2 / 2. And a head that shares the table of the embedding: to the extent that its input is still the row of the token
+just read, it predicts that token again. That extent follows from the sizes of what the layers add to the residual
+stream.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from tfkit.nn import StackedLinear
 
 DEFAULT = "fan_in"
 FAR = 1.0
-"""A first loss that is so much above ln V is warned of."""
+"""A warning is given for a first loss this far above ln V."""
 SAMPLE = 4096
-"""Values of a weight that are looked at for its deviation."""
+"""The number of a weight's values that its deviation is estimated from."""
 AVERAGED = 0.3
-"""What is left of the size of values when attention averages them over a dozen tokens that differ."""
+"""The factor on the size of values when attention averages them over a dozen different tokens."""
 ACTIVATED = 0.5
-"""What is left of the size of a hidden layer after its activation."""
+"""The factor on the size of a hidden layer by its activation."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The vectors between two nodes: their root mean square, and its part that is the token's own row."""
+    """The vectors between two nodes: their root mean square, and the share of it that is the token's own row."""
 
     size: float
     own: float
@@ -51,17 +52,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class FirstLoss:
-    """What the loss of a head is expected to be before the first step, and what it would be of even guesses."""
+    """The expected loss of a head before the first step, and that of even guesses."""
 
     head: str
     loss: float
     even: float
     own_token: bool
-    """Whether most of it comes from the token just read."""
+    """True if most of it is due to the token just read."""
 
 
 def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
-    """Warn of heads whose first loss is far from ln V; not where published weights replace what was filled."""
+    """Warn of heads whose first loss is far from ln V, unless published weights replace the initial ones."""
     if graph.spec.model.checkpoint is not None:
         return
     kind = graph.spec.model.init.kind_name()
@@ -73,8 +74,8 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
                 if one.own_token
                 else "the logits of the head are large"
             )
-            text = f"`{one.head}` starts at a loss of about {one.loss:.0f}, and even guesses have ln V, {one.even:.1f}"
-            warnings.warn(f"{text}: {why}; look at {look}", FirstLossWarning, stacklevel=3)
+            text = f"`{one.head}` starts at a loss of about {one.loss:.0f}; even guesses have ln V, {one.even:.1f}"
+            warnings.warn(f"{text}: {why}; check {look}", FirstLossWarning, stacklevel=3)
 
 
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
@@ -90,20 +91,20 @@ def _loss(model: nn.Module, graph: Graph, node: Node) -> FirstLoss:
     owner = table_owner(graph, tie) if isinstance(tie, str) else None
     stream = _stream(model, graph, str(node.wires["input"]), owner)
     if getattr(config, "transform", None) is not None or getattr(config, "d_embed", None):
-        stream = Stream(1.0, 0.0)  # another dense layer lies between: its rows are not those of the table
+        stream = Stream(1.0, 0.0)  # another dense layer is between: its rows are not those of the table
     factor = _deviation(weight) * (getattr(config, "scale", None) or 1.0)
     cap = getattr(config, "softcap", None) or math.inf
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
     own = min(factor * weight.size(1) * stream.own, cap)
     even = math.log(node.output.width)
-    most = spread * math.sqrt(2 * even)  # of V numbers, where the formula would need more of them
+    most = spread * math.sqrt(2 * even)  # over V numbers; the formula would need more of them
     others = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
     loss = max(own, others) + math.log1p(math.exp(-abs(own - others)))
     return FirstLoss(node.name, loss, even, own > others)
 
 
 def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
-    """The matrix that makes the logits; None where it cannot be told."""
+    """The matrix that computes the logits; None if it is not known."""
     tie = node.wires.get("tie")
     if isinstance(tie, str):
         return model.get_parameter(f"{table_owner(graph, tie)}.tokens.weight")
@@ -113,7 +114,7 @@ def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
 
 
 def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
-    """What a node gives; of a kind that is not known, vectors of size one that have forgotten their token."""
+    """The output of a node; for an unknown kind, vectors of size one without any share of their token."""
     if name in graph.inputs:
         return Stream(1.0, 0.0)
     node, module = graph.node(name), model.get_submodule(name)
@@ -149,7 +150,7 @@ def _stacked(module: nn.Module, config: Any, stream: Stream, memory: bool) -> St
 
 
 def _through(layer: Any, steps: list[Any], gains: list[float | None], stream: Stream) -> Stream:
-    """A layer: what each sublayer gives of vectors of size one, where it gets such, is added to the stream."""
+    """The stream after a layer: each sublayer's output for vectors of size one, if it reads such, is added to it."""
     first = 1.0 if layer.norm_of_input() is not None else stream.size
     for step, gain in zip(steps, gains, strict=True):
         size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
@@ -161,7 +162,7 @@ def _through(layer: Any, steps: list[Any], gains: list[float | None], stream: St
 
 
 def _gain(module: nn.Module, sublayer: str) -> float | None:
-    """How large a sublayer makes vectors of size one; None where it does not say which layer is its last."""
+    """The size of a sublayer's output for vectors of size one; None if its last layer is not known."""
     layers = list(_linear(module))
     last = [(weight, residual) for weight, residual in layers if residual]
     if not last:
@@ -183,5 +184,5 @@ def _gain_of(weight: Tensor) -> float:
 
 
 def _deviation(weight: Tensor) -> float:
-    """The deviation of a weight, from some of its values."""
+    """The deviation of a weight, estimated from some of its values."""
     return float(weight.detach().reshape(-1)[:SAMPLE].float().std(correction=0))

@@ -1,4 +1,4 @@
-"""How weights start: each filled by the spec's `init`, from the seed and its own name."""
+"""The initialization of weights: each is filled by the spec's `init`, from the seed and its own name."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                 torch.manual_seed(_seed(seed, path))
                 reset()
             elif _holds(module) and not _is_filled_above(model, path):
-                message = f"`{path}` has parameters or buffers, and no `reset_parameters` that fills them"
+                message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
                 raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """What fills a module; torch's attention has it under a private name."""
+    """The method that fills a module; torch's attention has it under a private name."""
     found = [getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters")]
     return next((one for one in found if callable(one)), None)
 
 
 def _holds(module: nn.Module) -> bool:
-    """Whether there are parameters or buffers in it, those of its children aside."""
+    """True if it holds parameters or buffers, not counting those of its children."""
     return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 
 
 def _is_filled_above(model: nn.Module, path: str) -> bool:
-    """Whether it is a list or a mapping of parameters, which the module that has it fills."""
+    """True if it is a list or a mapping of parameters, which the module that has it fills."""
     module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
 
@@ -70,5 +70,5 @@ def _seed(seed: int, name: str) -> int:
 
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
-    """Random numbers of their own for a name: no other name's change when more are drawn."""
+    """A random generator for a name, independent of all others."""
     return torch.Generator(device).manual_seed(_seed(seed, name))

@@ -1,7 +1,7 @@
-"""The class of a built model: a call with inputs that it cannot read is answered in words.
+"""The class of a built model: a call with inputs that it cannot read fails with a clear error.
 
-A forward checks nothing, so that it costs nothing. Only when it has failed are its inputs looked at: where they are to
-blame, the error says so; elsewhere it is the one that was raised, with a note of the layer that it comes from.
+A forward does not check its inputs, which would cost time. They are checked only after it has failed: if they are at
+fault, the error says so; otherwise the original error is raised, with a note that names the layer it comes from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfkit.graph.sequence_limits import beyond, max_len, rows_of
 from tfkit.nn import WrittenGraph
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
-"""As an argument; `graph_of` says whether a module is one."""
+"""The type of arguments; `graph_of` tells if a module is one."""
 _SHAPES = {"tokens": "token ids [b, t]", "sequence": "vectors [b, t, width]", "lengths": "whole numbers [b]"}
 _DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
 
@@ -51,13 +51,13 @@ def name_layer(error: BaseException, model: nn.Module) -> None:
 
 
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What is wrong with the inputs that a model was called with; None where nothing is found."""
+    """The error in the inputs of a call; None if none is found."""
     graph = model.meta.get("graph")
     if not isinstance(graph, Graph) or "forward" in vars(model):  # another forward has other inputs
         return None
     names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
     if len(args) > len(names):
-        return TypeError(f"`{graph.name}` reads {listing(names)}, and was given {len(args)} inputs")
+        return TypeError(f"`{graph.name}` reads {listing(names)}, but was given {len(args)} inputs")
     given = dict(zip(names, args, strict=False))
     for name in kwargs:
         if name not in names:
@@ -73,7 +73,7 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def wrong_inputs(graph: Graph, given: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
-    """What is wrong with the values of inputs and masks that are given; `weight` is one of the model's."""
+    """The error in the values of given inputs and masks; `weight` is one of the model's."""
     for name, value in given.items():
         if not isinstance(value, Tensor):
             yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
@@ -82,13 +82,13 @@ def wrong_inputs(graph: Graph, given: Mapping[str, Any], weight: Tensor | None =
         signal = graph.inputs.get(name)
         yield from _wrong_mask(name, value, given) if signal is None else _wrong_input(graph, name, signal, value)
         if weight is not None and value.device != weight.device:
-            yield ValueError(f"`{name}` is on {value.device}, and the model on {weight.device}")
+            yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
     yield from _wrong_rows(graph, given)
     features = [name for name in given if name in graph.inputs and graph.inputs[name].type == "sequence"]
     for name in features if weight is not None else ():
         assert weight is not None
         if given[name].dtype != weight.dtype:
-            yield ValueError(f"`{name}` is {given[name].dtype}, and the model {weight.dtype}")
+            yield ValueError(f"`{name}` is {given[name].dtype}, but the model is {weight.dtype}")
 
 
 def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
@@ -106,7 +106,7 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
 
 
 def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
-    """A sequence [b, t] that is beyond the model's `max_len`, or token ids that are not in its table."""
+    """The error in a sequence [b, t] longer than the model's `max_len`, or with token ids outside its table."""
     limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
         return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
@@ -126,11 +126,11 @@ def _wrong_mask(name: str, mask: Tensor, given: Mapping[str, Tensor]) -> Iterato
 
 
 def _wrong_rows(graph: Graph, given: Mapping[str, Tensor]) -> Iterator[Exception]:
-    """Inputs of different batches; or of different lengths, where one node reads both."""
+    """The error in inputs with different batch sizes; or with different lengths, if one node reads both."""
     inputs = {name: value for name, value in given.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:
-        yield ValueError(f"the inputs have different batches: {_listed(counts)}")
+        yield ValueError(f"the inputs have different batch sizes: {_listed(counts)}")
     for node in graph.nodes:
         together = [name for source in node.wires.values() for name in as_list(source) if name in inputs]
         lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}

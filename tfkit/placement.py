@@ -1,4 +1,4 @@
-"""Where tensors live and what type they are of, by the names that people give."""
+"""The device and type of tensors, by the names that users give."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'c
 
 
 def dtype_of(dtype: AnyDtype) -> torch.dtype:
-    """The type of that name; raises ValueError where weights cannot be of it."""
+    """The type of that name; raises ValueError if weights cannot be of it."""
     found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if found is None:
         near = closest(str(dtype), DTYPES)
@@ -27,7 +27,7 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
 
 
 def device_of(device: AnyDevice) -> torch.device:
-    """The device of that name; raises ValueError where there is none here."""
+    """The device of that name; raises ValueError if it is not available."""
     try:
         found = torch.device(device)
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""What components promise of what they return, looked at while a model runs.
+"""The promises that components make about their results, checked while a model runs.
 
-A tensor of another shape than the one that belongs somewhere often broadcasts, at the next addition at the latest: no
-error, and another model. So does one of another type, which turns all that follows into that type. And what changes its
-input in place changes what others read.
+A tensor of a wrong shape often broadcasts, at the next addition at the latest: no error, but another model. One of a
+wrong type is as silent: everything that follows takes that type. And a component that changes its input in place
+changes what others read.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
 from tfkit.spec.messages import fault_of, kind_of
+from tfkit.torch_private.tensors import version_of
 
 Size: TypeAlias = int | tuple[int, ...] | None
-"""A size, or those of which one will do; None where any will."""
+"""A size, or a choice of sizes; None if any size is allowed."""
 Shape: TypeAlias = tuple[Size, ...]
 BATCH, LENGTH = 2, 3
-"""What a model is looked at with when it is built."""
+"""Batch and length of the inputs that a model is checked with when it is built."""
 KEEPING = ("activation", "attention", "ffn", "norm")
-"""The slots whose components return what has the shape and the type of their first argument."""
+"""The slots of components whose result has the shape and type of their first argument."""
 
 
 def check_promises(model: fx.GraphModule, graph: Graph) -> None:
-    """Raise SpecError where a component of a model in eval mode breaks a promise without an error.
+    """Raise SpecError if a component of a model in eval mode silently breaks a promise.
 
-    One forward over a few tokens, and only of models with components from outside: tfkit's own tests prove the built-in
-    ones. A forward that fails is left to its first use, which will say so.
+    Runs one forward over a few tokens, and only for models with components from plugins: tfkit's own tests prove the
+    built-in ones. A forward that fails is ignored here: its first use will raise the error.
     """
     if all(type(one).__module__.partition(".")[0] == "tfkit" for one in model.meta["components"].values()):
         return
@@ -63,14 +64,14 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A promise that a component breaks: the path of its module, its config, and what is wrong, as a sentence ends."""
+    """A broken promise of a component: the path of its module, its config, and the fault, as the end of a sentence."""
 
     path: str
     component: Component
     wrong: str
 
     def diagnostic(self, graph: Graph) -> Diagnostic:
-        """The complaint, with the place of the component in the spec."""
+        """The error, with the place of the component in the spec."""
         place = place_of(graph, self.path.partition(".")[0], self.component)
         name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
         provenance = graph.spec.provenance
@@ -79,11 +80,11 @@ class Broken:
 
 
 class Watch:
-    """Looks at what every component of a built model is given and returns.
+    """Checks the arguments and results of every component of a built model.
 
     Attributes:
-        broken: the promises that were seen broken, each component's once.
-        shapes: of what the nodes returned, by name.
+        broken: the promises found broken, at most one for each component.
+        shapes: the shapes of the nodes' results, by name.
         running: the paths of the components that are running, the innermost one last.
     """
 
@@ -97,7 +98,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at what runs meanwhile; after an error, `running` says where it was."""
+        """Check everything that runs within; after an error, `running` tells where it was."""
         handles = []
         for path, component in self._components.items():
             handles += self._hooks(path, component, self._model.get_submodule(path), partial(_wrong, component))
@@ -114,11 +115,11 @@ class Watch:
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.running.append(path)
-            versions.append([(one, one._version) for one in _tensors((args, kwargs)) if not one.is_inference()])
+            versions.append([(one, version_of(one)) for one in _tensors((args, kwargs)) if not one.is_inference()])
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.running.pop()
-            changed = any(one._version != version for one, version in versions.pop())
+            changed = any(version_of(one) != version for one, version in versions.pop())
             given = self._model.meta["given"].get(path, ())
             self._note(path, component, "changes its input in place" if changed else None)
             self._note(path, component, wrong(given, args, output))
@@ -142,7 +143,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
-    """The modules of an attention that turn its queries and keys, with their config: they are built without `make`."""
+    """The modules of an attention that rotate queries and keys, with their config: they are built without `make`."""
     position = component.position if isinstance(component, AttentionConfig) else None
     if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
         with torch.device("meta"):
@@ -154,11 +155,11 @@ def _name(module: nn.Module) -> tuple[str, str]:
     return type(module).__module__, type(module).__qualname__
 
 
-# ---- what is wrong with what a component returns, or None ----
+# ---- the fault in a component's result, or None ----
 
 
 def _wrong(component: Component, given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """What a component of any slot promises; `given` is what it was built with."""
+    """The fault in the result of a component of any slot; `given` are the arguments that it was built with."""
     if component.slot in KEEPING:
         return _not_kept(given, args, output)
     if not given:
@@ -179,7 +180,7 @@ def _wrong(component: Component, given: tuple[Any, ...], args: tuple[Any, ...], 
 
 
 def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """What keeps the shape and the type of its first argument."""
+    """The fault in a result that must have the shape and type of the first argument."""
     x: Tensor = args[0]
     if (wrong := _other(output, tuple(x.shape), "the shape of its input")) is not None:
         return wrong
@@ -189,10 +190,10 @@ def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str
 
 
 def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
-    """What a block says of its output, and what it says of its inputs."""
+    """The fault in a block's output or inputs, compared with what the block declares."""
     sizes = {tuple(one.shape) for one in _tensors(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
-        return f"takes tensors of one shape, and got {' and '.join(str(list(one)) for one in sorted(sizes))}"
+        return f"takes tensors of one shape, but got {' and '.join(str(list(one)) for one in sorted(sizes))}"
     said = block.output(signals)
     value = output[0] if isinstance(output, tuple) and output else output
     x = next(_tensors(args), None)
@@ -206,14 +207,14 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
 
 
 def _other(found: Any, wanted: Shape, what: str) -> str | None:
-    """What to say of a result that has not the wanted shape."""
+    """The fault in a result that does not have the wanted shape."""
     if not isinstance(found, Tensor):
         return f"returns {type(found).__name__}, not a tensor"
     sizes = tuple(found.shape)
     if len(sizes) == len(wanted) and all(_fits(*pair) for pair in zip(sizes, wanted, strict=True)):
         return None
     shape = ", ".join("any" if one is None else _in_words(one) for one in wanted)
-    return f"returns {list(sizes)}, and [{shape}] belongs there: {what}"
+    return f"returns {list(sizes)} instead of [{shape}]: {what}"
 
 
 def _fits(size: int, wanted: Size) -> bool:

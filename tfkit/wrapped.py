@@ -1,14 +1,15 @@
-"""The model that `tfkit.build` returned, inside what other tools wrap around it."""
+"""The model that `tfkit.build` returned, inside the wrappers of other tools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx, nn
 
 from tfkit.graph.expand import Graph
+from tfkit.torch_private.sharding import computes_in
 
 T = TypeVar("T")
 
@@ -23,19 +24,21 @@ INSIDE = {
     "lightning_fabric._FabricModule": "module",
     "tfkit.Loss": "model",
 }
-"""Package and class of what computes what the module in this attribute of it does."""
+"""Package and class of wrappers, and the attribute that holds the wrapped module."""
 
 
 def unwrapped(model: object) -> fx.GraphModule:
-    """The model itself, which computes what its wrappers do: `torch.compile`, DDP, averages of weights, PEFT, `Loss`.
+    """The model itself, without wrappers that compute the same: `torch.compile`, DDP, averages, PEFT, `Loss`.
 
-    Adapters that PEFT puts in are part of the model. Raises `ValueError` for what `tfkit.build` did not build, and for
-    what changes more than where or how the model runs.
+    Adapters that PEFT inserts belong to the model. Raises `ValueError` for modules that `tfkit.build` did not build,
+    and for wrappers that change more than where or how the model runs.
     """
     module = model
     while not _is_built(module):
         if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
-            raise ValueError("the prompts that PEFT has learned are not in the model: call what `get_peft_model` made")
+            raise ValueError(
+                "the prompts that PEFT has learned are not in the model: call the result of `get_peft_model`"
+            )
         attribute = next((INSIDE[name] for name in _names(module) if name in INSIDE), None)
         if attribute is None:
             raise ValueError(_unknown(module))
@@ -45,12 +48,12 @@ def unwrapped(model: object) -> fx.GraphModule:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `torch.distributed.fsdp.fully_shard` was called with this module."""
+    """True if `torch.distributed.fsdp.fully_shard` was called with this module."""
     return any(one.__name__ == "FSDPModule" for one in type(module).__mro__)
 
 
 def whole(model: object) -> fx.GraphModule:
-    """`unwrapped`, with all values of its parameters; raises `ValueError` where they are spread over processes."""
+    """`unwrapped`, with all values of its parameters; raises `ValueError` if they are spread over processes."""
     found = unwrapped(model)
     if any(is_sharded(module) for module in found.modules()):
         raise ValueError(
@@ -61,19 +64,17 @@ def whole(model: object) -> fx.GraphModule:
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
-    """The type in which modules that are sharded compute, where their policy says another one than the parameters'."""
-    modules: list[Any] = [module for module in model.modules() if is_sharded(module)]
-    found = {module._get_fsdp_state()._mp_policy.param_dtype for module in modules}
+    """The type in which sharded modules compute, if their policy states another one than the parameters'."""
+    found = {computes_in(module) for module in model.modules() if is_sharded(module)}
     if len(found) > 1:
-        raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, and a cache has one type")
-    dtype: torch.dtype | None = found.pop() if found else None
-    return dtype
+        raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
+    return found.pop() if found else None
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:
-    """`run()`, which calls the parts of a model, as if it were the model's forward.
+    """`run()`, which calls submodules of the model, as if it were the model's forward.
 
-    `fully_shard` hangs on the call of a module: its parameters are gathered before and its gradients scattered later.
+    `fully_shard` acts when a module is called: its parameters are gathered before and its gradients scattered later.
     """
     if not is_sharded(model):
         return run()
@@ -90,7 +91,7 @@ def _is_built(model: object) -> bool:
 
 
 def _names(module: object) -> Iterator[str]:
-    """Package and name of each class of a module: nothing is imported to know it."""
+    """Package and name of each class of a module, to recognize it without an import."""
     return (f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(module).__mro__)
 
 
@@ -101,4 +102,4 @@ def _unknown(module: object) -> str:
     text = f"this module was not built by `tfkit.build`, or it has been wrapped: it is {name}"
     parts = module.named_modules() if isinstance(module, nn.Module) else ()
     path = next((path for path, one in parts if _is_built(one)), None)
-    return f"{text}; hand over the model itself" + ("" if path is None else f", which it has as `{path}`")
+    return f"{text}; pass the model itself" + ("" if path is None else f", which it has as `{path}`")

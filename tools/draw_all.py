@@ -1,11 +1,10 @@
-"""Draw every spec that comes with tfkit to docs/pictures, and the page that shows them: `python tools/draw_all.py`.
+"""Draw the pictures in docs/pictures again, and every spec that comes with tfkit to out/pictures.
 
-With names of specs, draw those alone.
+`python tools/draw_all.py`, or `make pictures`. out/pictures has a page that shows them by model type.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,38 +14,37 @@ from tfkit.tools.draw import draw, write
 from tfkit.tools.gallery import Shipped, shipped
 from tfkit.tools.units import short
 
-FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
-PAIRS = (("gpt2", "llama3_8b"), ("llama2_7b", "llama3_8b"))
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "pictures"
+ALL = ROOT / "out" / "pictures"
 HEAD = """# Pictures of all specs
 
-One picture a model, as `tfkit draw NAME -o NAME.svg` draws it; `python tools/draw_all.py` renews them. Data flows from
-the bottom to the top. The number at the right of a box is its parameters, those of one layer where a stack repeats;
-lines at the sides are residuals, dashed ones tied tables. Of the models of one type the first is shown.
+One picture of each model, as `tfkit draw NAME -o NAME.svg` draws it. Data flows from the bottom to the top. The number
+at the right of a box is its parameters, those of one layer if a stack repeats it; lines at the sides are residuals,
+dashed ones tied tables. Only the first model of each type is shown.
 """
 
 
-def main(names: Sequence[str]) -> None:
-    """Write the pictures of these specs, or of all with the page that shows them."""
+def main() -> None:
+    """Write the pictures of the docs, those of all specs, and the page that shows the latter."""
     plugins = load_plugins()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    specs = [one for one in shipped() if not names or one.name in names]
+    for path in DOCS.glob("*.svg"):
+        write(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)
+    ALL.mkdir(parents=True, exist_ok=True)
+    specs = shipped()
     for spec in specs:
-        write(draw(load(spec.name, plugins=plugins)), FOLDER / f"{spec.name}.svg")
-    if names:
-        return
-    for pair in PAIRS:
-        write(draw(*(load(name, plugins=plugins) for name in pair)), FOLDER / f"{'-'.join(pair)}.svg")
-    wanted = {f"{spec.name}.svg" for spec in specs} | {f"{'-'.join(pair)}.svg" for pair in PAIRS}
-    for old in FOLDER.glob("*.svg"):
-        if old.name not in wanted:
-            old.unlink()
-    (FOLDER / "README.md").write_text(page(specs), encoding="utf-8")
+        write(draw(load(spec.name, plugins=plugins)), ALL / f"{spec.name}.svg")
+    (ALL / "README.md").write_text(page(specs), encoding="utf-8")
+
+
+def specs_of(path: Path) -> list[str]:
+    """The names of the one or two specs that a picture shows: `gpt2-llama3_8b.svg` shows two."""
+    return path.stem.split("-")
 
 
 def page(specs: Sequence[Shipped]) -> str:
     """The page that shows the pictures, by kind and model type."""
-    parts = [HEAD, "## Two side by side\n\n`tfkit draw A B -o FILE` marks what differs.\n"]
-    parts += [f'<img src="{"-".join(pair)}.svg" alt="{" and ".join(pair)}">\n' for pair in PAIRS]
+    parts = [HEAD]
     kinds = {"decoder": "Decoders", "encoder": "Encoders", "encoder-decoder": "Encoders with decoders"}
     for kind, title in kinds.items():
         parts.append(f"## {title}\n")
@@ -69,4 +67,4 @@ def _families(specs: Sequence[Shipped]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

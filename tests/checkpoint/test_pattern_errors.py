@@ -13,33 +13,33 @@ from tfkit.checkpoint.pattern import Pattern, PatternError
 @pytest.mark.parametrize(
     ("text", "blamed", "message"),
     [
-        ("", "", "found the end where a name, `1`, `(` or `[` can stand"),
-        ("-> a", "->", "found `->` where a name, `1`, `(` or `[` can stand"),
-        ("a, -> a", "->", "found `->` where a name, `1`, `(` or `[` can stand"),
-        ("a () -> a", ")", "found `)` where a name, `1`, `(` or `[` can stand"),
-        ("a b ", "", "found the end where a name, `1`, `(`, `[`, `,` or `->` can stand"),
-        ("(a b] -> a", "]", "found `]` where a name, `1`, `(`, `[` or `)` can stand"),
-        ("[a b -> a", "->", "found `->` where a name, `1`, `(`, `[` or `]` can stand"),
-        ("a -> a) b", ")", "found `)` where a name, `1`, `(`, `[`, `,` or the end can stand"),
-        ("a -> b -> c", "->", "found `->` where a name, `1`, `(`, `[`, `,` or the end can stand"),
-        ("a ... -> ... a", "...", "found `...` where a name, `1`, `(`, `[`, `,` or `->` can stand"),
-        ("\u00e9 -> a", "\u00e9", "found `\u00e9` where a name, `1`, `(` or `[` can stand"),
-        ("h h -> h", "h h", "a name stands twice in the block `h h`"),
-        ("i ([a b] [b c]) -> i", "([a b] [b c])", "a name stands twice in the block `b b`"),
+        ("", "", "found the end where a name, `1`, `(` or `[` is expected"),
+        ("-> a", "->", "found `->` where a name, `1`, `(` or `[` is expected"),
+        ("a, -> a", "->", "found `->` where a name, `1`, `(` or `[` is expected"),
+        ("a () -> a", ")", "found `)` where a name, `1`, `(` or `[` is expected"),
+        ("a b ", "", "found the end where a name, `1`, `(`, `[`, `,` or `->` is expected"),
+        ("(a b] -> a", "]", "found `]` where a name, `1`, `(`, `[` or `)` is expected"),
+        ("[a b -> a", "->", "found `->` where a name, `1`, `(`, `[` or `]` is expected"),
+        ("a -> a) b", ")", "found `)` where a name, `1`, `(`, `[`, `,` or the end is expected"),
+        ("a -> b -> c", "->", "found `->` where a name, `1`, `(`, `[`, `,` or the end is expected"),
+        ("a ... -> ... a", "...", "found `...` where a name, `1`, `(`, `[`, `,` or `->` is expected"),
+        ("\u00e9 -> a", "\u00e9", "found `\u00e9` where a name, `1`, `(` or `[` is expected"),
+        ("h h -> h", "h h", "a name is twice in the block `h h`"),
+        ("i ([a b] [b c]) -> i", "([a b] [b c])", "a name is twice in the block `b b`"),
         ("[a a] i -> a i", "[a a] i", "the block `a i` is on the left side twice"),
         ("a i -> a i, i a", "a i", "the block `a i` is on the right side twice"),
         ("1, 1 -> 1", "1", "the block `1` is on the left side twice"),
         ("a b -> b", "a b", "the block `a b` is on the left side only"),
         (" ".join(f"[a{i} b{i}]" for i in range(9)), None, "a tensor has at most 256 blocks"),
-        (" ".join(f"n{i}" for i in range(65)), None, "a pattern has at most 64 names, and this one 65"),
-        ("1 " * 501, None, "a pattern has at most 1000 characters, and this one 1002"),
+        (" ".join(f"n{i}" for i in range(65)), None, "a pattern has at most 64 names; this one has 65"),
+        ("1 " * 501, None, "a pattern has at most 1000 characters; this one has 1002"),
     ],
 )
 def test_texts_that_are_no_pattern(text, blamed, message):
     with pytest.raises(PatternError) as caught:
         Pattern.parse(f"{text} -> i" if message.startswith("a tensor") else text)
     assert caught.value.message == message
-    start, end = caught.value.part
+    start, end = caught.value.columns
     assert blamed is None or text[start:end] == blamed
 
 
@@ -53,22 +53,22 @@ FUSED = "(h [q k] d) i -> [(h q d) (h k d)] i"
         (FUSED, [(24,)], {}, "axes wanted: 2, given: 1, in a tensor of shape 24"),
         ("1 -> 1 1", [()], {}, "axes wanted: 1, given: 0, in a tensor of shape ()"),
         (FUSED, [(24, 5)], {"x": 2}, "the pattern has no name `x`"),
-        (FUSED, [(24, 5)], {"q": 0}, "the size of `q` is `0`, not a whole number from 1 on"),
-        (FUSED, [(24, 5)], {"q": 2.0}, "the size of `q` is `2.0`, not a whole number from 1 on"),
-        (FUSED, [(24, 5)], {"q": True}, "the size of `q` is `True`, not a whole number from 1 on"),
-        (FUSED, [(24, 5)], {"q": 2, "k": 1}, "`(h [q k] d)` of size 24 does not tell `h`, `d`"),
+        (FUSED, [(24, 5)], {"q": 0}, "the size of `q` is `0`, not a whole number of 1 or more"),
+        (FUSED, [(24, 5)], {"q": 2.0}, "the size of `q` is `2.0`, not a whole number of 1 or more"),
+        (FUSED, [(24, 5)], {"q": True}, "the size of `q` is `True`, not a whole number of 1 or more"),
+        (FUSED, [(24, 5)], {"q": 2, "k": 1}, "`(h [q k] d)` of size 24 does not determine `h`, `d`"),
         (
             "(h d) -> h d",
             [(7,)],
             {"d": 2},
-            "`(h d)` is 7, which no size of `h` makes with d = 2, in a tensor of shape 7",
+            "`(h d)` is 7, which no size of `h` gives with d = 2, in a tensor of shape 7",
         ),
         ("(h d) -> h d", [(7,)], {"d": 2, "h": 3}, "`(h d)` is 7, not 6 with h = 3, d = 2, in a tensor of shape 7"),
         (
             "[a b] -> a, b",
             [(4,)],
             {"a": 4},
-            "`[a b]` is 4, which no size of `b` makes with a = 4, in a tensor of shape 4",
+            "`[a b]` is 4, which no size of `b` gives with a = 4, in a tensor of shape 4",
         ),
         ("a i, b i -> [a b] i", [(2, 3), (2, 4)], {}, "`i` is 4, not 3, in a tensor of shape 2 x 4"),
         ("1 e -> e", [(2, 3)], {}, "`1` is 2, not 1, in a tensor of shape 2 x 3"),

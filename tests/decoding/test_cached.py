@@ -10,7 +10,7 @@ import tfkit
 from tfkit.graph.expand import Graph
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..small_specs import SHIPPED, reductions
+from ..small_specs import FEW, SHIPPED, reductions
 from .small import build
 
 WHOLE = {
@@ -41,7 +41,9 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
+)
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))
@@ -50,7 +52,7 @@ def test_a_shipped_model(name: str) -> None:
 @pytest.mark.parametrize(("name", "windows"), [("mistral_7b", {4}), ("gpt3_175b", {None, 4}), ("gpt2", {None})])
 def test_the_windows_of_the_small_models(name: str, windows: set[int | None]) -> None:
     node = small(name).node("decoder")
-    assert {one.window for one in node.config.pieces(node.signals).cache} == windows
+    assert {one.window for layer in node.config.pieces(node.signals).caches for one in layer} == windows
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: opened for reading only, mapped into memory, and nothing in them believed unchecked."""
+"""The files of a checkpoint: opened only for reading, mapped into memory, and checked before anything is used."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAPPED = 2**25
-"""After so many bytes a file is mapped anew: what was read and is held no longer leaves memory."""
+"""A file is mapped anew after this many bytes, so that data which was read and is held no longer leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
-"""What safetensors and torch raise when a file cannot be mapped."""
+"""The errors that safetensors and torch raise if a file cannot be mapped."""
 CHUNK = 2**20
-"""How many values are looked at together where torch has no kernel that needs no copy."""
+"""The number of values checked together, if torch has no kernel that works without a copy."""
 
 
 class Checkpoint:
     """The tensors of one file or of a sharded checkpoint, by name.
 
     Attributes:
-        names: type, shape and file of every tensor, file by file and in the order of their data: whoever reads them in
-            this order has one file mapped at a time.
+        names: type, shape and file of every tensor, file by file and in the order of their data: read in this
+            order, one file is mapped at a time.
         metadata: the texts that each file has beside its tensors.
     """
 
@@ -67,7 +67,7 @@ class Checkpoint:
                 shards; or the index itself.
 
         Raises:
-            SpecError: a file is missing, unreadable, unsound, a pickle or of another foreign kind; or the index names
+            SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
                 files outside its folder, or tensors that its files do not have.
         """
         path = Path(path)
@@ -93,14 +93,14 @@ class Checkpoint:
         self.close()
 
     def read(self, name: str) -> Tensor:
-        """A tensor, as a view of its file: its bytes come into memory when they are used.
+        """A tensor, as a view of its file: its bytes enter memory when they are used.
 
-        Writing to it does not change the file. It stays valid when the checkpoint is closed, but not when the file is
-        cut short: copy what shall outlive the file.
+        Writing to it does not change the file. It stays valid after the checkpoint is closed, but not if the file is
+        truncated: copy tensors that must outlive the file.
 
         Raises:
             KeyError: there is no such tensor.
-            SpecError: its file was changed or taken away since the checkpoint was opened, or cannot be mapped.
+            SpecError: its file was changed or removed since the checkpoint was opened, or cannot be mapped.
         """
         info = self.names[name]
         self._check_unchanged(info.file)
@@ -114,7 +114,7 @@ class Checkpoint:
         return tensor
 
     def close(self) -> None:
-        """Give up the mapping; tensors that were read stay as they are."""
+        """Release the mapping; tensors that were read stay valid."""
         self._file = self._path = None
 
     def _map(self, path: Path) -> None:
@@ -137,7 +137,7 @@ class Checkpoint:
 
 
 def check_finite(name: str, tensor: Tensor, file: Path) -> None:
-    """Raise SpecError if a tensor of floating-point numbers has one that is infinite or NaN, and say where.
+    """Raise SpecError, with the place, if a floating-point tensor has a value that is infinite or NaN.
 
     No copy is made: memory stays as it is.
     """
@@ -159,7 +159,7 @@ def check_finite(name: str, tensor: Tensor, file: Path) -> None:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file that stands for the weights of a folder."""
+    """The file that holds, or lists, the weights of a folder."""
     for name in (WEIGHTS, INDEX):
         if os.path.lexists(folder / name):
             return folder / name
@@ -182,7 +182,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """The files that an index names, with the tensors that it says they have."""
+    """The files that an index names, with the tensors assigned to them."""
     with open_regular(index) as file:
         try:
             raw = file.read(MAX_HEADER + 1)
@@ -199,12 +199,12 @@ def _shards(index: Path) -> dict[str, list[str]]:
         except OSError as error:
             raise unreadable(index, error) from error
         except Malformed as error:
-            raise SpecError(Diagnostic(f"{shown(index)} is no sound index: {error}", help=AGAIN)) from error
+            raise SpecError(Diagnostic(f"{shown(index)} is not a valid index: {error}", help=AGAIN)) from error
     return shards
 
 
 def _inside(index: Path, shard: str) -> Path:
-    """The path of a shard, unless it leaves the folder of the index, be it by a link.
+    """The path of a shard; raises an error if it is outside the index's folder, be it by a link.
 
     In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
     """
@@ -212,11 +212,11 @@ def _inside(index: Path, shard: str) -> Path:
     allowed = [folder]
     if folder.absolute().parent.name == "snapshots":
         allowed.append(folder.absolute().parent.parent / "blobs")
-    if "\0" not in shard:  # no system has such a name: it fails when the file is opened
+    if "\0" not in shard:  # no system allows such a name: opening the file fails
         real = Path(os.path.realpath(folder / shard))
         if not any(real.is_relative_to(os.path.realpath(one)) for one in allowed):
             message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
-            raise SpecError(Diagnostic(message, help="the files of a checkpoint lie beside their index"))
+            raise SpecError(Diagnostic(message, help="the files of a checkpoint must be beside their index"))
     return folder / shard
 
 
@@ -224,8 +224,8 @@ def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header)
     missing = [name for name in names if name not in header.tensors]
     if missing:
         near = closest(missing[0], header.tensors)
-        message = f"{shown(index)} says that {quoted(file.name)} has tensor {quoted(missing[0])}, and it has not"
-        more = (f"so it does of {len(missing) - 1:,} more",) if missing[1:] else ()
+        message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
+        more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
         raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
 
 

@@ -1,4 +1,4 @@
-"""Whether a file fits a model: its names, shapes and types, and what its numbers mean."""
+"""The check of a file against a model: its names, shapes and types, and the meaning of its weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfkit.graph.expand import Graph
 def fitting_map(
     model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
-    """The map whose names a file has: that of the model's own names, or that of its `checkpoint` section.
+    """The map whose names a file has: of the model's own names, or of its `checkpoint` section.
 
     Raises:
-        SpecError: the file does not hold exactly this model; or says that its numbers mean another one, unless
+        SpecError: the file does not hold exactly this model; or states that its weights mean another one, unless
             `allow_change`.
     """
     config = graph.spec.model.checkpoint
@@ -37,6 +37,6 @@ def fitting_map(
 
 
 def floating_type(checkpoint: Checkpoint) -> torch.dtype:
-    """The type of a file's tensors; float32 where it has several."""
+    """The type of a file's tensors; float32 if it has several."""
     types = {one.dtype for one in checkpoint.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read with suspicion: whatever a file may do to a reader is refused here.
+"""The header of a safetensors file, read without trust: files that could harm their reader are refused here.
 
 A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
-name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without a hole.
+name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without gaps.
 https://github.com/huggingface/safetensors#format
 """
 
@@ -39,20 +39,20 @@ DTYPES = {
     "C64": torch.complex64,
 }
 MAX_HEADER = 100_000_000
-"""The format's own limit, in bytes; indices keep to it too."""
+"""The format's own limit, in bytes; it holds for indices too."""
 MAX_PARTS = 1_000_000
-"""How many values a JSON text may have, for each takes some memory: enough for 100,000 tensors a file."""
+"""The most values in a JSON text, since each takes some memory: enough for 100,000 tensors in a file."""
 MAX_DIMS = 16
 MAX_BYTES = 2**63 - 1
 AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
 
 
 class Malformed(ValueError):  # noqa: N818 - it says what the file is
-    """What is wrong with a text or a tensor, to be said after the name of the file."""
+    """An error in a text or a tensor, worded to follow the name of the file."""
 
 
 class TensorInfo(NamedTuple):
-    """A tensor as a header announces it: its type, its shape, and the file that holds it."""
+    """A tensor as a header describes it: its type, its shape, and the file that holds it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class TensorInfo(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """By what a file is known again: device, inode, size in bytes, and when it was last written, in ns."""
+    """The identity of a file: device, inode, size in bytes, and the time of its last change, in ns."""
 
     device: int
     inode: int
@@ -69,7 +69,7 @@ class Stamp(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file announces: its tensors in the order of their data, and texts; and its stamp when it was read."""
+    """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
@@ -89,7 +89,7 @@ def shown(path: Path) -> str:
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:
-    """The error of a file that the system does not hand out."""
+    """The error for a file that the system cannot read."""
     cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
     return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
 
@@ -118,7 +118,9 @@ def read_header(path: Path) -> Header:
         except OSError as error:
             raise unreadable(path, error) from error
         except Malformed as error:
-            raise SpecError(Diagnostic(f"{shown(path)} is no sound safetensors file: {error}", help=AGAIN)) from error
+            raise SpecError(
+                Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
+            ) from error
     return Header({one.name: one.info for one in places}, metadata, known)
 
 
@@ -126,9 +128,9 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, unless it is a folder, a pipe or a device: those could hang or never end.
 
     Raises:
-        SpecError: there is no such file, it may not be read, or it is no regular file.
+        SpecError: there is no such file, it may not be read, or it is not a regular file.
     """
-    try:  # without O_NONBLOCK, opening a pipe waits for somebody who writes
+    try:  # without O_NONBLOCK, opening a pipe waits for a writer
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
         raise unreadable(path, error) from error
@@ -139,10 +141,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object that a text is, in memory that its limits bound.
+    """The JSON object in a text, parsed in memory bounded by its limits.
 
     Raises:
-        Malformed: it is none; or has a key twice, too many values, or too deep ones.
+        Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
     """
     if sum(raw.count(mark) for mark in (b",", b"[", b"{")) > MAX_PARTS:
         raise Malformed(f"its JSON has more than {MAX_PARTS:,} values")
@@ -156,7 +158,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise Malformed("its JSON is nested too deeply") from None
     except Malformed:
         raise
-    except ValueError:  # Python reads no numbers of more than some thousand digits
+    except ValueError:  # Python reads only numbers of up to some thousand digits
         raise Malformed("its JSON has a number that is too long") from None
     if not isinstance(value, dict):
         raise Malformed("its JSON is not an object")
@@ -171,9 +173,9 @@ def _checked_length(length: int, size: int) -> int:
     if size < 8:
         raise Malformed(f"it has {size} bytes" if size else "it is empty")
     if length > MAX_HEADER:
-        raise Malformed(f"its header would have {length:,} bytes, and at most {MAX_HEADER:,} are allowed")
+        raise Malformed(f"its header would have {length:,} bytes; at most {MAX_HEADER:,} are allowed")
     if length > size - 8:
-        raise Malformed(f"its header would have {length:,} bytes, and only {size - 8:,} follow")
+        raise Malformed(f"its header would have {length:,} bytes, but only {size - 8:,} follow")
     return length
 
 
@@ -187,7 +189,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(header: dict[str, Any]) -> dict[str, str]:
-    """The texts of a header, which are taken out of it."""
+    """The texts of a header, which are removed from it."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Malformed("its `__metadata__` is not an object of texts")
@@ -195,7 +197,7 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
 
 
 def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
-    """The tensors in the order of their data, of which there are `size` bytes."""
+    """The tensors in the order of their data, which has `size` bytes."""
     places = []
     for name, entry in header.items():
         try:
@@ -221,7 +223,7 @@ def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
         raise Malformed("is not described by `dtype`, `shape` and `data_offsets`")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        kind = quoted(dtype) if isinstance(dtype, str) else "that is no text"
+        kind = quoted(dtype) if isinstance(dtype, str) else "that is not a text"
         raise Malformed(f"has a type {kind}; known are {listing(DTYPES, len(DTYPES))}")
     if not _counts(shape) or len(shape) > MAX_DIMS:
         raise Malformed(f"has a shape that is not at most {MAX_DIMS} whole numbers from 0")
@@ -233,10 +235,10 @@ def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
         raise Malformed("has `data_offsets` that are not a start and an end")
     start, end = offsets
     if end > size:
-        raise Malformed(f"ends at byte {end:,} of the data, which have {size:,}: the file is cut short")
+        raise Malformed(f"ends at byte {end:,} of the data, which has {size:,}: the file is truncated")
     needed = math.prod(shape) * itemsize
     if end - start != needed:
-        raise Malformed(f"has {end - start:,} bytes, and {shape} of {dtype} takes {needed:,}")
+        raise Malformed(f"has {end - start:,} bytes, but {shape} of {dtype} takes {needed:,}")
     return _Place(start, end, name, TensorInfo(DTYPES[dtype], tuple(shape), path))
 
 

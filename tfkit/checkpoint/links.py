@@ -17,10 +17,10 @@ from tfkit.spec.checkpoint import CheckpointConfig
 
 
 def published(model: torch.fx.GraphModule, config: CheckpointConfig) -> WeightMap:
-    """The map that the `checkpoint` section of a spec says for its model.
+    """The weight map described by the `checkpoint` section of a spec.
 
     Raises:
-        SpecError: a tensor of the model has no entry, or two; or an entry is not of the form that it must have.
+        SpecError: a tensor of the model has no entry, or two; or an entry is malformed.
     """
     return _Links(model, config).map()
 
@@ -88,7 +88,7 @@ class _Links:
         return found
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:
-        """The entry of a tensor, which of the entry's names it has, and what follows after that name."""
+        """The entry of a tensor, the one of the entry's names that it has, and the rest of the tensor's name."""
         stem, _, leaf = name.rpartition(".")
         for text, rest in ((name, ""), (stem, f".{leaf}")):
             for one in (text, numbered(text)[0]):
@@ -97,7 +97,7 @@ class _Links:
         return None
 
     def _widest(self, entries: Sequence[tuple[str, int]], name: str, leaf: str) -> tuple[str, int]:
-        """Of several entries, the one with the most names that the model has all of."""
+        """Of several entries, the one with the most names, all of which the model has."""
         numbers = numbered(name)[1]
 
         def missing(entry: tuple[str, int]) -> bool:
@@ -121,7 +121,7 @@ class _Links:
     def _links(
         self, key: str, own: Sequence[str], files: Sequence[str], leaf: str, numbers: Sequence[int]
     ) -> Iterator[Link]:
-        """The links of an entry for one layer; where the file's names have further holes, one for each number."""
+        """The links of an entry for one layer; if the file's names have further holes, one for each number."""
         given = dict(zip(holes(self.own[key][0]), numbers, strict=False))
         names = [filled(name, given) + leaf for name in files]
         open_ = list(dict.fromkeys(hole for name in names for hole in holes(name)))
@@ -135,7 +135,7 @@ class _Links:
             yield Link(tuple(own), file, index, pattern, sizes)
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
-        """The pattern of an entry for tensors of that rank, and the sizes of its names that are known."""
+        """The pattern of an entry for tensors of that rank, and the known sizes of its names."""
         entry = self.config.tensors[key]
         if entry.pattern is None:
             return None, {}
@@ -178,7 +178,7 @@ class _Links:
 
 @cache
 def _parsed(text: str, rank: int) -> Pattern:
-    """The pattern for a tensor of the model with `rank` axes: `...` stands for those that it does not name."""
+    """The pattern for a tensor of the model with `rank` axes: `...` stands for the unnamed ones."""
     named = len(Pattern.parse(text.replace("...", "_")).target[0].items)
     if "..." not in text:
         return Pattern.parse(text)

@@ -1,4 +1,4 @@
-"""What weights mean, written beside them in a safetensors file and held against the model that reads them."""
+"""The meaning of weights, written beside them in a safetensors file and compared with the model that reads them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
 MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"
 MOST = 20
-"""Differences that an error lists."""
+"""The most differences that an error lists."""
 
 
 def safetensors_metadata(graph: Graph) -> dict[str, str]:
-    """What every safetensors file of a model says beside its tensors: their meaning, and its digest."""
+    """The metadata of every safetensors file of a model: the meaning of its tensors, and its digest."""
     meaning = meaning_of(graph)
     return {"format": "pt", DIGEST: meaning.digest, MEANING: meaning.text}
 
 
 def check_meaning(checkpoint: Checkpoint, graph: Graph, path: Path) -> None:
-    """Raise SpecError where a file says what its weights mean, and the model means something else.
+    """Raise SpecError if a file states a meaning of its weights that differs from the model's.
 
-    Files that tfkit did not write say nothing.
+    Files that tfkit did not write state none.
     """
     here = meaning_of(graph)
     for file, texts in checkpoint.metadata.items():
@@ -35,7 +35,7 @@ def check_meaning(checkpoint: Checkpoint, graph: Graph, path: Path) -> None:
         if found:
             more = (f"and {len(found) - MOST} more",) if len(found) > MOST else ()
             notes = (*map(str, found[:MOST]), *more)
-            help = "to load them all the same: --allow-change, in Python `allow_change=True`"
+            help = "to load them anyway: --allow-change, in Python `allow_change=True`"
             message = f"the weights in {shown(path)} are those of another model"
             raise SpecError(Diagnostic(message, notes=notes, help=help))
 
@@ -44,5 +44,5 @@ def _meaning(text: str, file: Path) -> Meaning:
     try:
         return parsed(parse_object(text.encode()))
     except (Malformed, ValueError) as error:
-        message = f"{shown(file)} does not say soundly what its weights mean: {error}"
+        message = f"{shown(file)} has an invalid description of what its weights mean: {error}"
         raise SpecError(Diagnostic(message, help=AGAIN)) from error

@@ -1,4 +1,4 @@
-"""What is wrong with a file for a model: everything at once, and near names beside it."""
+"""Mismatches between a file and a model: all at once, with similar names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
-    """Raise SpecError unless a file holds all tensors that a map names, no others, and of shapes and types that fit."""
+    """Raise SpecError unless a file holds all tensors of a map, no others, and of matching shapes and types."""
     name = quoted(path.name)
     wanted: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, str] = {}
@@ -43,13 +43,13 @@ def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, Te
         found.append((f"{name} has tensors of other shapes than the model", notes))
     if types:
         notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
-        found.append((f"{name} has tensors that are no floating-point numbers", notes))
+        found.append((f"{name} has tensors that are not floating-point numbers", notes))
     if found:
         raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in found])
 
 
 def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that a tensor of the file must have; nothing where only the file's other tensors would tell."""
+    """The shape that a tensor of the file must have; None if only the file's other tensors would tell."""
     if link.pattern is None:
         return views[index]
     try:
@@ -76,7 +76,7 @@ def _near(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
 
 
 def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The same with one name for all layers that are alike: `decoder.layers.0-11.ffn.up.weight`."""
+    """Names with `*` in place of the number of layers that are alike: `decoder.layers.0-11.ffn.up.weight`."""
     groups: dict[tuple[str, Any], list[int]] = {}
     for name, value in values.items():
         number = NUMBER.search(name)

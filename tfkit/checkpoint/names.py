@@ -11,15 +11,17 @@ from tfkit.errors import Invalid, quoted
 _HOLE = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A part of a name that is a number, such as that of a layer."""
+"""A segment of a name that is a number, such as that of a layer."""
 
 
 def expanded(name: str) -> list[str]:
     """The names that `[q k v]` in a name stands for, in order; raises `Invalid` for brackets that are not closed."""
-    parts = _WORDS.split(name)
-    if any(bracket in part for part in parts[::2] for bracket in "[]") or any(not w.split() for w in parts[1::2]):
-        raise Invalid("", f"{quoted(name)} has brackets without words, or an odd one", help="write `[q k v]`")
-    choices = [part.split() if index % 2 else [part] for index, part in enumerate(parts)]
+    segments = _WORDS.split(name)
+    if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
+        not w.split() for w in segments[1::2]
+    ):
+        raise Invalid("", f"{quoted(name)} has brackets without words, or an unmatched one", help="write `[q k v]`")
+    choices = [segment.split() if index % 2 else [segment] for index, segment in enumerate(segments)]
     return ["".join(chosen) for chosen in product(*choices)]
 
 
@@ -34,23 +36,23 @@ def filled(name: str, numbers: Mapping[str, int]) -> str:
 
 
 def numbered(name: str) -> tuple[str, list[int]]:
-    """A name with `{}` for each part that is a number, and the numbers."""
+    """A name with `{}` for each segment that is a number, and the numbers."""
     return NUMBER.sub("{}", name), [int(number) for number in NUMBER.findall(name)]
 
 
 def nameless(name: str) -> str:
-    """A name with all holes as `{}`, to find it by what `numbered` gives."""
+    """A name with all holes as `{}`, to find it by the result of `numbered`."""
     return _HOLE.sub("{}", name)
 
 
 def matcher(names: Iterable[str]) -> re.Pattern[str]:
-    """What matches these names: `{i}` is a number, `*` is anything."""
+    """A regular expression for these names: `{i}` is a number, `*` is anything."""
     texts = [re.escape(name) for name in names]
     texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
     return re.compile("|".join(texts) if texts else r"(?!)")
 
 
 def above(name: str) -> Iterator[str]:
-    """The paths of the modules that a tensor lies in, from the nearest on."""
+    """The paths of the modules around a tensor, from the innermost outwards."""
     while name := name.rpartition(".")[0]:
         yield name

@@ -1,4 +1,4 @@
-"""Files that are no safetensors, known by how they begin or by their names, and what to do about each."""
+"""Files that are not safetensors, recognized by their first bytes or their names, with advice about each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _KERAS = ("is an HDF5 file, made for Keras", "take the safetensors files of the 
 _NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
 _PACKED = ("is compressed", "unpack it first")
 _POINTER = ("is a pointer of Git LFS, not the file itself", "`git lfs pull` in its repository fetches the file")
-_PAGE = ("is a web page", "the download went wrong: fetch the file itself")
+_PAGE = ("is a web page", "the download failed: fetch the file itself")
 _JSON = ("is a JSON text", "give the weights themselves, their folder, or their index (`*.index.json`)")
 
 _STARTS = {
-    b"PK\x03\x04": _PICKLE,  # what torch.save writes is a zip archive with a pickle in it
+    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
     b"\x80\x02": _PICKLE,
     b"\x80\x03": _PICKLE,
     b"\x80\x04": _PICKLE,
@@ -45,10 +45,10 @@ _STARTS = {
 
 
 def refuse_foreign(path: Path, shown: str, start: bytes) -> None:
-    """Raise SpecError if a file is known to be something else than safetensors.
+    """Raise SpecError if a file is known to be of another format than safetensors.
 
     Args:
-        path: its path; a name that pickles have is refused whatever the file begins with.
+        path: its path; the name of a pickle is refused whatever the file begins with.
         shown: the path as the error names it.
         start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
     """

@@ -1,6 +1,6 @@
-"""The one layout operation of a weight map: a pattern that re-arranges a list of tensors into another list.
+"""The one layout operation of a weight map: a pattern that rearranges a list of tensors into another list.
 
-A pattern reads like one of einops (https://openreview.net/forum?id=oapKSVM2bcj), and can also say what is joined:
+A pattern reads like one of einops (https://openreview.net/forum?id=oapKSVM2bcj), and can also join axes:
 
     i o -> o i                                           transpose
     [q k v] i -> q i, k i, v i                           rows of q, then k, then v: three tensors, each a slice
@@ -13,9 +13,9 @@ A pattern reads like one of einops (https://openreview.net/forum?id=oapKSVM2bcj)
 A pattern has two sides around `->`, a side has tensors with `,` between them, a tensor has axes. An axis is a name;
 `1`; a product `(a b)` of axes, the last of which varies fastest; or a join `[a b]` of axes, one after the other.
 
-One item of each join of a tensor, with all that is in no join, makes a *block*, known by the set of its names: the
+One item of each join of a tensor, with all axes outside joins, makes a *block*, identified by the set of its names: the
 tensor `(h [q k v] d) i` has the blocks `h q d i`, `h k d i` and `h v d i`. Both sides have the same blocks, each once:
-nothing is lost and nothing made, a pattern can be read in both directions, and it moves bits without a look at them.
+nothing is lost or added, a pattern can be read in both directions, and it moves bits without reading them.
 
 Sizes of names are given, or follow from the tensors: an axis with one unknown name gives the size of that name.
 """
@@ -45,7 +45,7 @@ _CLOSES = {"(": ")", "[": "]"}
 _KINDS: dict[str, Literal["product", "join"]] = {"(": "product", "[": "join"}
 
 Kind = Literal["name", "product", "join"]
-Part = tuple[int, int]  # a range of the pattern's text
+Columns = tuple[int, int]  # a range of the pattern's text
 Names = tuple[str, ...]
 Shape = tuple[int, ...]
 Sizes = Mapping[str, int]
@@ -53,18 +53,18 @@ Blocks = Mapping[frozenset[str], tuple[Names, Tensor]]
 
 
 class PatternError(Invalid):
-    """What is wrong with a pattern, or with the tensors and sizes that it was given.
+    """An error in a pattern, or in the tensors and sizes given to it.
 
-    `part` is the range of its `text` that is to blame. As a string, the text stands with carets below that part.
+    `columns` is the range of its `text` at fault. As a string, the text has carets below that range.
     """
 
-    def __init__(self, message: str, text: str, part: Part, *, note: str = "", help: str | None = None) -> None:
+    def __init__(self, message: str, text: str, columns: Columns, *, note: str = "", help: str | None = None) -> None:
         super().__init__("", message, notes=[note] if note else [], help=help)
         self.text = text
-        self.part = part
+        self.columns = columns
 
     def __str__(self) -> str:
-        span = Source("pattern", self.text).span(*self.part)
+        span = Source("pattern", self.text).span(*self.columns)
         return Diagnostic(self.message, span, notes=self.notes, help=self.help).render()
 
 
@@ -72,7 +72,7 @@ class PatternError(Invalid):
 class Axis:
     """A name, or a product or a join of its items. `1` is the product of nothing, a tensor that of its axes."""
 
-    part: Part
+    columns: Columns
     blocks: tuple[Names, ...]
     items: tuple[Axis, ...] = ()
     kind: Kind = "product"
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Re-arranges the tensors of one side into those of the other: bit-exact, invertible.
+    """Rearranges the tensors of one side into those of the other: bit-exact, invertible.
 
     `source` and `target` have a product of axes for each tensor; of an inverse, `source` is the right side of `text`.
     """
@@ -104,15 +104,15 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The pattern that `text` says, from left to right; reads any text in bounded time.
+        """The pattern described by `text`, from left to right; reads any text in bounded time.
 
         Raises:
-            PatternError: the text is no pattern, is too large, or its two sides do not have the same blocks.
+            PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
         """
         names = set(_NAME.findall(text))
         for what, most, found in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
             if found > most:
-                raise PatternError(f"a pattern has at most {most} {what}, and this one {found}", text, (0, len(text)))
+                raise PatternError(f"a pattern has at most {most} {what}; this one has {found}", text, (0, len(text)))
         pattern = cls(text, *_parsed(text))
         _check_blocks(pattern)
         return pattern
@@ -123,21 +123,21 @@ class Pattern:
         return dict.fromkeys(_NAME.findall(self.text)).keys()
 
     def inverse(self) -> Pattern:
-        """The pattern from the other side: with the same sizes, it gives back the tensors that went in."""
+        """The pattern in the other direction: with the same sizes, it restores the original tensors."""
         return Pattern(self.text, self.target, self.source)
 
     def shapes(self, shapes: Sequence[Sequence[int]], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Shape]:
-        """The shapes of the tensors that `apply` makes from tensors of such shapes; it raises the same errors."""
+        """The shapes of the tensors that `apply` makes from tensors of these shapes; raises the same errors."""
         solved = self._solve([tuple(shape) for shape in shapes], sizes, wanted)
         return [tensor.shape(solved) for tensor in self.target]
 
     def apply(self, tensors: Sequence[Tensor], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Tensor]:
-        """The re-arranged tensors: views, and new ones only where some are joined or no view has that order.
+        """The rearranged tensors: views, and new ones only if some are joined or no view has that order.
 
         Args:
             tensors: of any dtype and on any device, meta included.
             sizes: of the names that do not follow from the tensors; those that do may be given, too.
-            wanted: the shapes that the results must have, from which sizes follow as well.
+            wanted: the shapes required of the results, from which sizes follow as well.
 
         Raises:
             PatternError: number or shapes of the tensors do not fit, those to be joined differ in dtype or device, or
@@ -153,15 +153,17 @@ class Pattern:
         if not others:
             return first.reshape(tensor.shape(sizes))
         kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *others))
-        if len(kinds) > 1:  # copying would convert in silence
-            raise PatternError(f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.part)
+        if len(kinds) > 1:  # copying would convert silently
+            raise PatternError(
+                f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.columns
+            )
         joined = first.new_empty(tensor.shape(sizes))
-        for names, view in _views(joined, tensor, sizes):  # each block goes where it belongs: one copy in all
+        for names, view in _views(joined, tensor, sizes):  # each block is copied once, to its final place
             view.copy_(_block(blocks, names))
         return joined
 
     def _solve(self, shapes: Sequence[Shape], given: Sizes, wanted: Sequence[Shape]) -> dict[str, int]:
-        """The size of every name; with them, all axes have the sizes that were found."""
+        """The size of every name, such that all axes have the sizes found."""
         self._check_given(shapes, given)
         tensors = [*zip(self.source, shapes, strict=True), *zip(self.target, wanted, strict=bool(wanted))]
         axes = [(*pair, shape) for tensor, shape in tensors for pair in zip(tensor.items, shape, strict=True)]
@@ -170,29 +172,29 @@ class Pattern:
             sizes.update(self._inferred(*ready[0], sizes))
         for axis, size, shape in axes:
             if unknown := axis.unknown(sizes):
-                message = f"{self._quoted(axis)} of size {size} does not tell {listing(map(quoted, unknown))}"
-                raise PatternError(message, self.text, axis.part, help="give the sizes of all but one of them")
+                message = f"{self._quoted(axis)} of size {size} does not determine {listing(map(quoted, unknown))}"
+                raise PatternError(message, self.text, axis.columns, help="give the sizes of all but one of them")
             if axis.size(sizes) != size:
                 raise self._misfit(axis, shape, f"is {size}, not {axis.size(sizes)}", sizes)
         return sizes
 
     def _inferred(self, axis: Axis, size: int, shape: Shape, sizes: Sizes) -> dict[str, int]:
         (name,) = axis.unknown(sizes)
-        # No block has a name twice: as a function of the size of one name, that of an axis is a straight line.
+        # No block has a name twice, so the size of an axis is a linear function of the size of one name.
         at_0, at_1 = (axis.size({**sizes, name: value}) for value in (0, 1))
         value, rest = divmod(size - at_0, at_1 - at_0)
         if rest or value < 1:
-            raise self._misfit(axis, shape, f"is {size}, which no size of {quoted(name)} makes", sizes)
+            raise self._misfit(axis, shape, f"is {size}, which no size of {quoted(name)} gives", sizes)
         return {name: value}
 
     def _check_given(self, shapes: Sequence[Shape], sizes: Sizes) -> None:
         if len(shapes) != len(self.source):
-            part = self.source[0].part[0], self.source[-1].part[1]
-            raise PatternError(f"tensors wanted: {len(self.source)}, given: {len(shapes)}", self.text, part)
+            columns = self.source[0].columns[0], self.source[-1].columns[1]
+            raise PatternError(f"tensors wanted: {len(self.source)}, given: {len(shapes)}", self.text, columns)
         for tensor, shape in zip(self.source, shapes, strict=True):
             if len(tensor.items) != len(shape):
                 message = f"axes wanted: {len(tensor.items)}, given: {len(shape)}, in a tensor of shape {_by(shape)}"
-                raise PatternError(message, self.text, tensor.part)
+                raise PatternError(message, self.text, tensor.columns)
         for name, size in sizes.items():
             if name not in self.names:
                 near = closest(name, self.names)
@@ -201,73 +203,73 @@ class Pattern:
                 message = f"the pattern has no name {quoted(name)}"
                 raise PatternError(message, self.text, (0, len(self.text)), note=note, help=help)
             if type(size) is not int or size < 1:
-                message = f"the size of {quoted(name)} is {quoted(repr(size))}, not a whole number from 1 on"
+                message = f"the size of {quoted(name)} is {quoted(repr(size))}, not a whole number of 1 or more"
                 raise PatternError(message, self.text, (0, len(self.text)))
 
     def _misfit(self, axis: Axis, shape: Shape, why: str, sizes: Sizes) -> PatternError:
         known = ", ".join(f"{name} = {sizes[name]}" for name in axis.names if axis.items and name in sizes)
         message = f"{self._quoted(axis)} {why}{known and f' with {known}'}, in a tensor of shape {_by(shape)}"
-        return PatternError(message, self.text, axis.part)
+        return PatternError(message, self.text, axis.columns)
 
     def _quoted(self, axis: Axis) -> str:
-        return quoted(self.text[slice(*axis.part)])
+        return quoted(self.text[slice(*axis.columns)])
 
 
 def _parsed(text: str) -> list[tuple[Axis, ...]]:
     """The two sides of a pattern."""
     sides: list[list[Axis]] = [[]]
-    open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # brackets: which, where, and the items until now
+    open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # brackets: which, where, and the items so far
     for match in _TOKEN.finditer(text.rstrip()):
-        token, part = match[1], match.span(1)
+        token, columns = match[1], match.span(1)
         opener, begin, items = open_[-1]
         ends = [_CLOSES[opener]] if opener else [",", "->" if len(sides) == 1 else ""]
         if token in _CLOSES:
-            open_.append((token, part[0], []))
+            open_.append((token, columns[0], []))
         elif token == "1" or _NAME.fullmatch(token):
-            items.append(Axis(part, ((),)) if token == "1" else Axis(part, ((token,),), kind="name"))
+            items.append(Axis(columns, ((),)) if token == "1" else Axis(columns, ((token,),), kind="name"))
         elif not items or token not in ends:
-            raise _unexpected(token, text, part, ends if items else [])
+            raise _unexpected(token, text, columns, ends if items else [])
         elif opener:
             open_.pop()
-            open_[-1][2].append(_axis(text, (begin, part[1]), items, _KINDS[opener]))
+            open_[-1][2].append(_axis(text, (begin, columns[1]), items, _KINDS[opener]))
         else:
-            sides[-1].append(_axis(text, (items[0].part[0], items[-1].part[1]), items))
+            sides[-1].append(_axis(text, (items[0].columns[0], items[-1].columns[1]), items))
             open_ = [("", 0, [])]
             sides += [[]] if token == "->" else []
     return [tuple(side) for side in sides]
 
 
-def _unexpected(token: str, text: str, part: Part, ends: Sequence[str]) -> PatternError:
+def _unexpected(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
     *most, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
-    message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} can stand"
-    help = "an axis has a name, whose size is given beside the pattern" if token.isdecimal() else None
-    return PatternError(message, text, part, help=help)
+    message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} is expected"
+    help = "an axis has a name; its size is given beside the pattern" if token.isdecimal() else None
+    return PatternError(message, text, columns, help=help)
 
 
-def _axis(text: str, part: Part, items: Sequence[Axis], kind: Kind = "product") -> Axis:
+def _axis(text: str, columns: Columns, items: Sequence[Axis], kind: Kind = "product") -> Axis:
     counts = [len(item.blocks) for item in items]
     if (sum(counts) if kind == "join" else prod(counts)) > MAX_BLOCKS:
-        raise PatternError(f"a tensor has at most {MAX_BLOCKS} blocks", text, part)
+        raise PatternError(f"a tensor has at most {MAX_BLOCKS} blocks", text, columns)
     if kind == "join":
-        return Axis(part, tuple(chain.from_iterable(item.blocks for item in items)), tuple(items), kind)
+        return Axis(columns, tuple(chain.from_iterable(item.blocks for item in items)), tuple(items), kind)
     blocks = tuple(tuple(chain.from_iterable(parts)) for parts in product(*(item.blocks for item in items)))
     for block in blocks:
         if len(set(block)) < len(block):
-            raise PatternError(f"a name stands twice in the block {quoted(' '.join(block))}", text, part)
-    return Axis(part, blocks, tuple(items))
+            raise PatternError(f"a name is twice in the block {quoted(' '.join(block))}", text, columns)
+    return Axis(columns, blocks, tuple(items))
 
 
 def _check_blocks(pattern: Pattern) -> None:
-    sides = [[(t.part, block) for t in side for block in t.blocks] for side in (pattern.source, pattern.target)]
+    sides = [[(t.columns, block) for t in side for block in t.blocks] for side in (pattern.source, pattern.target)]
     counts = [Counter(frozenset(block) for _, block in side) for side in sides]
     for at, name in enumerate(("left", "right")):
-        for part, block in sides[at]:
+        for columns, block in sides[at]:
             shown = quoted(" ".join(block) or "1")
             if counts[at][frozenset(block)] > 1:
-                raise PatternError(f"the block {shown} is on the {name} side twice", pattern.text, part)
+                raise PatternError(f"the block {shown} is on the {name} side twice", pattern.text, columns)
             if frozenset(block) not in counts[1 - at]:
                 note = f"blocks of the other side: {listing(quoted(' '.join(b) or '1') for _, b in sides[1 - at])}"
-                raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, part, note=note)
+                raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, columns, note=note)
 
 
 def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:
@@ -285,7 +287,7 @@ def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Te
             split = view.view((*view.shape[:dim], *shape, *view.shape[dim + 1 :]))
             pending.append((split, (*before, *axis.items, *after)))
             continue
-        starts = accumulate(shape, initial=0)  # no `split`: autograd forbids to write to what it returns
+        starts = accumulate(shape, initial=0)  # not `split`: autograd forbids writing to its results
         for item, start, length in zip(axis.items, starts, shape, strict=False):
             pending.append((view.narrow(dim, start, length), (*before, item, *after)))
 

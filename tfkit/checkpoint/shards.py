@@ -1,4 +1,4 @@
-"""Published weights written to files: one, or shards with an index where one would be large."""
+"""Published weights written to files: one, or shards with an index if one would be large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfkit.checkpoint.weights import WeightMap
 from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAX_SHARD = 5 * 10**9
-"""Bytes of a file, unless a single tensor has more."""
+"""The most bytes in a file, unless a single tensor has more."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -26,9 +26,9 @@ def write_shards(
     metadata: Mapping[str, str],
     max_bytes: int = MAX_SHARD,
 ) -> list[Path]:
-    """Write the tensors of a state dict under the names of their map, and `metadata` beside them; returns the files.
+    """Write the tensors of a state dict under the names of their map, with `metadata`; returns the files.
 
-    Not more than one shard is in memory beside the model.
+    At most one shard is in memory beside the model.
     """
     outlines = weights.tensors({name: tensor.to("meta") for name, tensor in state.items()})
     shards: list[list[str]] = [[]]

@@ -1,8 +1,8 @@
-"""The weight map: which tensors of a file are which of a model's, read in both directions.
+"""The weight map: the links between tensors of a file and of a model, read in both directions.
 
 A map is a list of links. Each connects tensors of the model, or parts of them (the queries of a fused projection, one
-of many experts), with tensors of the file, and says how the one are arranged into the others. Loading follows the links
-one way, saving the other; neither looks at the values, and both move them once.
+of many experts), with tensors of the file, and has the pattern that rearranges the latter into the former. Loading
+follows the links one way, saving the other; both move each value once, without reading it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfkit.nn import StackedLinear
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the model lies: a parameter, or some rows of one whose parts have names."""
+    """The place of a model's tensor: a parameter, or the rows of a named part of one."""
 
     parameter: str
     dim: int = 0
@@ -55,12 +55,12 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 @dataclass(frozen=True)
 class Link:
-    """Tensors of the model and those of the file that are the same values."""
+    """Tensors of the model and tensors of the file with the same values."""
 
     own: tuple[str, ...]
     file: tuple[str, ...]
     index: tuple[int, ...] = ()
-    """Which of the model's stacked layers it is, such as an expert."""
+    """The index of the model's stacked layer, such as an expert."""
     pattern: Pattern | None = None
     """From the file's tensors to the model's."""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Link:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """All links of a model, and how its file differs from them."""
+    """All links of a model, and the ways in which its file differs from them."""
 
     links: tuple[Link, ...]
     places: Mapping[str, Place]
@@ -87,7 +87,7 @@ class WeightMap:
         )
 
     def known(self, names: Collection[str]) -> int:
-        """How many tensors of the file the map knows."""
+        """The number of the file's tensors that the map knows."""
         return sum(name in names for link in self.links for name in link.file)
 
     def for_names(self, names: Collection[str]) -> WeightMap:
@@ -102,7 +102,7 @@ class WeightMap:
         return replace(bare, links=tuple(links)) if self.older else bare
 
     def _bare(self, names: Collection[str]) -> WeightMap:
-        """The map without its prefix, if no name of the file begins with it: it holds the model without its head."""
+        """The map without its prefix, if no name of the file begins with it: it has the model without its head."""
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
         cut = len(self.prefix)
@@ -121,14 +121,14 @@ class WeightMap:
         return [self.places[name].view(state)[link.index] for name in link.own]
 
     def check_values(self, checkpoint: Checkpoint) -> None:
-        """Raise SpecError where a file's values are not finite, or not those that a tie or a constant demands."""
+        """Raise SpecError if a file's values are not finite, or differ from those that a tie or a constant requires."""
         for name in dict.fromkeys(name for link in self.links for name in link.file):
             check_finite(name, checkpoint.read(name), checkpoint.names[name].file)
         self._check_others(checkpoint)
 
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Fill the tensors of a state dict from a file that `check` has found to fit, one tensor at a time.
+        """Fill the tensors of a state dict from a file that has passed `check`, one tensor at a time.
 
         Values are checked on the way, unless `check_values` has done so.
         """
@@ -146,7 +146,7 @@ class WeightMap:
             self._check_others(checkpoint)
 
     def _check_others(self, checkpoint: Checkpoint) -> None:
-        """Check the tensors that no link leads to."""
+        """Check the tensors that are in no link."""
         linked = {name for link in self.links for name in link.file}
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
@@ -158,11 +158,11 @@ class WeightMap:
             if name in checkpoint.names and other in checkpoint.names and name not in linked:
                 if torch.equal(checkpoint.read(name), checkpoint.read(other)):
                     continue
-                message = f"the spec ties {quoted(name)} to {quoted(other)}, and the file has other values in each"
-                raise SpecError(Diagnostic(message, help="leave out `tie` where the spec has it, and map both"))
+                message = f"the spec ties {quoted(name)} to {quoted(other)}, but the file has different values in them"
+                raise SpecError(Diagnostic(message, help="remove `tie` from the spec, and map both"))
 
     def tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of the file, made from those of a state dict: views where they can be."""
+        """The tensors of the file, made from those of a state dict: views where possible."""
         for link in self.links:
             found = self.views(link, state)
             if link.pattern is not None:
@@ -175,5 +175,5 @@ class WeightMap:
 
 def _check_constant(name: str, tensor: Tensor, value: float) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
-        message = f"tensor {quoted(name)} has other values than {value:g}, and the spec has no place for them"
-        raise SpecError(Diagnostic(message, help="map it under `tensors`, to a part that the graph has"))
+        message = f"tensor {quoted(name)} has other values than {value:g}, but the spec has no place for them"
+        raise SpecError(Diagnostic(message, help="map it under `tensors`, to a tensor of the graph"))

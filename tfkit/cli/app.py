@@ -1,4 +1,4 @@
-"""The `tfkit` command: its help, its exit status, what happens to errors.
+"""The `tfkit` command: its help, its exit status, its errors.
 
 Nothing here or in the command modules imports torch, pydantic or rich before a command runs.
 """
@@ -33,7 +33,7 @@ from tfkit.errors import FirstLossWarning, SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 BY_SIGNAL = 128
-"""What is added to the number of a signal that ended the process, as shells do."""
+"""Added to the number of a signal that ended the process, as shells do."""
 
 SECTIONS = {
     "Models": [build, params, generate],
@@ -89,7 +89,7 @@ def _version(context: click.Context, option: click.Parameter, wanted: bool) -> N
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, that of the process unless given; returns the exit status."""
     if arguments is None:
-        gc.disable()  # what a command imports is no garbage, and looking for some costs a third of the time
+        gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
     try:
         with ending():
             return _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -100,17 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not complain either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not fail either
         return BROKEN_PIPE
     finally:
         if arguments is None:
-            gc.freeze()  # the interpreter looks once more when it ends
+            gc.freeze()  # the interpreter flushes once more when it ends
 
 
 def _run(arguments: list[str]) -> int:
     try:
         with cli.make_context("tfkit", arguments) as context, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FirstLossWarning)  # `build` says it; other commands do not train
+            warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as wrong:
         click.echo(wrong.format_message())
@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(wrong: click.UsageError) -> str:
-    """Wrong usage in the form of all other errors."""
+    """The error of wrong usage in the form of all other errors."""
     context = wrong.ctx
     text = _number(wrong) or wrong.format_message().rstrip(".").replace("'", "`")
     lines = [f"error: {text[:1].lower()}{text[1:]}"]
@@ -140,7 +140,7 @@ def _usage(wrong: click.UsageError) -> str:
 
 
 def _number(wrong: click.UsageError) -> str | None:
-    """What an option takes that was given something else than its number, in the words of the spec's errors."""
+    """The error of an option's value that is not a number it takes, in the words of the spec's errors."""
     kind = getattr(getattr(wrong, "param", None), "type", None)
     found = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", wrong.message, re.DOTALL)
     if found is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):

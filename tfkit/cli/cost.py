@@ -23,15 +23,15 @@ OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
 @command(
     "cost",
     notes="""
-    Nothing is allocated, so that a model of any size will do. FLOPs are those of
-    matrix products, two for each multiplication and addition, with every pair of
-    query and key; `visible` leaves out the pairs that the mask hides. The floor
-    is the larger of FLOPs and bytes at the device's limits: no step is faster,
-    and real ones take longer.
+    Nothing is allocated, so the model may have any size. FLOPs are those of matrix
+    products, two for each multiplication and addition, with every pair of query
+    and key; `visible` omits the pairs that the mask hides. The floor is the larger
+    of FLOPs and bytes at the device's limits: no step is faster, and real ones
+    take longer.
 
     Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
-    sgd_momentum, or adamw_float32, which keeps its states, and a copy of the
-    weights where these are shorter, in float32, as mixed precision has it.
+    sgd_momentum, or adamw_float32, which keeps its states, and a copy of weights
+    of a shorter type, in float32, as mixed precision does.
 
     A file of figures has FLOPs per second of dense matrix products by type, bytes
     per second, and bytes:
@@ -77,10 +77,10 @@ OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
 @click.option(
     "--device",
     metavar="NAME",
-    help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with figures of your own.",
+    help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with your own figures.",
 )
 @by_option
-@click.option("--recompute", is_flag=True, help="Layers run a second time in the backward, and keep less.")
+@click.option("--recompute", is_flag=True, help="Layers run again in the backward, and keep less.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="See below.  [default: adamw]")
 @json_option
 def cost(
@@ -103,7 +103,7 @@ def cost(
     limits = None if device is None else _limits(reader, device)
     for name, given in (("recompute", recompute), ("optimizer", optimizer)):
         if given and mode != "train":
-            raise click.UsageError(f"--{name} has no effect without a backward: leave it out, or use --mode train")
+            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
         known = ", ".join(limits.tera_flops)
         raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {known}")
@@ -136,7 +136,7 @@ def cost(
 
 
 def _limits(reader: Reader, device: str) -> Device:
-    """The device of that name, or that whose figures are in that file."""
+    """The device of that name, or the one described in that file."""
     from tfkit.tools.cost.device_file import read_device
     from tfkit.tools.cost.devices import DEVICES
 
@@ -145,13 +145,13 @@ def _limits(reader: Reader, device: str) -> Device:
     if device.endswith((".yaml", ".yml")):
         return read_device(device, plugins=reader.plugins)
     near = closest(device, list(DEVICES))
-    hint = f"; a device with a similar name: `{near}`" if near else "; figures of your own stand in a file: mine.yaml"
+    hint = f"; a device with a similar name: `{near}`" if near else "; your own figures can be in a file: mine.yaml"
     message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
     raise click.BadParameter(message, param_hint="--device")
 
 
 def _as_data(found: Cost, by: By, device: Device | None) -> dict[str, Any]:
-    """Everything as mappings and lists."""
+    """The costs as mappings and lists."""
     data = {name: getattr(found, name) for name in _HEAD}
     rows = [_row_data(row) for row in found.rows(by)]
     data |= {"by": by, "rows": rows, "total": _row_data(found.total), "memory": vars(found.memory)}
@@ -199,7 +199,7 @@ def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
 
 
 def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Layers that follow each other and cost the same in one row."""
+    """Consecutive layers of equal cost in one row."""
     import re
 
     from tfkit.errors import ranges
@@ -225,7 +225,7 @@ def _title(found: Cost) -> str:
     what = {
         "train": "one training step",
         "prefill": "reading a prompt",
-        "decode": f"one more token behind {found.length - 1:,}",
+        "decode": f"one more token after {found.length - 1:,}",
     }[found.mode]
     sequences = f"{found.batch:,} x {found.length:,} tokens" if found.mode != "decode" else f"batch {found.batch:,}"
     memory = "" if found.memory_length is None else f", {found.memory_length:,} of the memory"
@@ -233,7 +233,7 @@ def _title(found: Cost) -> str:
 
 
 def _notes(found: Cost, device: Device | None) -> Iterator[str]:
-    """What stands below the table."""
+    """The notes below the table."""
     from tfkit.cli.output import percent
 
     total = found.total
@@ -247,7 +247,7 @@ def _notes(found: Cost, device: Device | None) -> Iterator[str]:
         floor = found.floor(device)
         bound = "FLOPs" if floor.compute > floor.transfer else "bytes"
         fits = "" if floor.fits else f"; does not fit into its {_bytes(device.memory)}"
-        yield f"floor on {device.title}: {time_text(floor.seconds)}, mostly of {bound}{fits}"
+        yield f"floor on {device.title}: {time_text(floor.seconds)}, mostly {bound}{fits}"
 
 
 def _memory_notes(found: Cost) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command that draws pictures: draw."""
+"""The command that draws a model: draw."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENDINGS = (".svg", ".png", ".html")
     "draw",
     notes="""
     Data flows from the bottom to the top. Numbers at the right of boxes are
-    parameters, of one layer where a stack repeats. Of two specs, boxes that
-    differ have an accent, and so has what differs in them.
+    parameters, of one layer if a stack repeats it. For two specs, boxes that
+    differ are marked, and so are the differences in them.
 
     An SVG and a page follow the light or dark colours of their reader's system;
     a PNG is light unless --theme says otherwise.
@@ -39,7 +39,7 @@ ENDINGS = (".svg", ".png", ".html")
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where to: a name that ends in .svg, .png or .html.",
+    help="The file: a name that ends in .svg, .png or .html.",
 )
 @click.option(
     "--theme",

@@ -13,13 +13,13 @@ from tfkit.errors import printable
 @command(
     "eject",
     notes="""
-    The file needs nothing but torch. Its classes are what is left of tfkit's own
-    code once the spec has decided everything: the same names of tensors, the same
-    results to the last bit. Both are checked before it is written; models of more
-    than 1B parameters are compared by their tensors alone.
+    The file needs only torch. Its classes are tfkit's own code after everything
+    that the spec decides is resolved: the same tensor names, the same results to
+    the last bit. Both are checked before it is written; of models with more than
+    1B parameters only the tensors are compared.
 
-    Its weights start as torch's defaults do. It loads the model's state dict, or
-    what tfkit save writes.
+    Its weights start at torch's defaults. It loads the model's state dict, or the
+    files of tfkit save.
     """,
     examples="""
     tfkit eject gpt2 -o gpt2.py
@@ -51,7 +51,7 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
         from tfkit.tools.eject import Alone, check
         from tfkit.tools.eject import eject as written
 
-        with Alone() as alone:  # which begins to import torch
+        with Alone() as alone:  # imports torch
             text = written(graph)
             stage("comparing it with the model")
             proof = check(graph, text, alone)

@@ -13,19 +13,19 @@ from tfkit.cli.output import WIDTH
 from tfkit.tools.units import bytes_text, scaled, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.explain import Explained, Part
+    from tfkit.tools.explain import Explained, Explanation
 
 COLUMNS = (9, 7, 7)
-"""Widths of what stands at the right: parameters, their share, that of the FLOPs."""
+"""Widths of the columns at the right: parameters, their share, that of the FLOPs."""
 INDENT = "  "
 
 
 @command(
     "explain",
     notes="""
-    Every part in the words of its own docstring, with its paper, in the order in
-    which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len` if
-    that is less.
+    Every component in the words of its own docstring, with its paper, in the order
+    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len`
+    if that is less.
     """,
     examples="""
     tfkit explain gpt2
@@ -35,7 +35,7 @@ INDENT = "  "
 @click.argument("spec")
 @json_option
 def explain(reader: Reader, spec: str, json: bool) -> None:
-    """Explain a model: what each part does, its sizes and its costs."""
+    """Explain a model: its components, their sizes and their costs."""
     from tfkit.cli.output import print_json
 
     graph = reader.load(spec)
@@ -72,11 +72,11 @@ def _lines(explained: Explained) -> Iterator[str]:
 
 
 def _end(explained: Explained) -> Iterator[str]:
-    """What a whole forward and the cache cost."""
+    """The cost of a whole forward and the cache."""
     per_token = explained.flops / explained.length
-    yield f"A forward takes {_flops(per_token)} a token where {explained.length:,} are read at once."
+    yield f"A forward takes {_flops(per_token)} per token if {explained.length:,} are read at once."
     if explained.cache is not None:
-        yield f"The KV cache grows by {bytes_text(explained.cache.per_token)} a token in {explained.cache.dtype}."
+        yield f"The KV cache grows by {bytes_text(explained.cache.per_token)} per token in {explained.cache.dtype}."
 
 
 def _flops(count: float) -> str:
@@ -84,8 +84,8 @@ def _flops(count: float) -> str:
     return f"{amount:.3g} {prefix}FLOPs"
 
 
-def _part(part: Part, explained: Explained, depth: int) -> Iterator[str]:
-    """A part, and behind it those inside it."""
+def _part(part: Explanation, explained: Explained, depth: int) -> Iterator[str]:
+    """A component, then those inside it."""
     margin = INDENT * depth
     kind = f" ({part.kind})" if part.kind not in (None, part.name) else ""
     title = f"{part.name.replace('_', '-') if depth else part.name}{kind}{f', {part.where}' if part.where else ''}"
@@ -108,8 +108,8 @@ def _stop(text: str) -> str:
     return f"{text.rstrip('.')}." if text else ""
 
 
-def _costs(part: Part, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
-    """Parameters, their share and that of the FLOPs; of a node with all that is inside it."""
+def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
+    """Parameters, their share and that of the FLOPs; for a node with everything inside it."""
     from tfkit.cli.output import percent
 
     parts = list(part.walk()) if whole else [part]
@@ -119,7 +119,7 @@ def _costs(part: Part, explained: Explained, *, whole: bool) -> tuple[str, str, 
 
 
 def _row(text: str, cells: tuple[str, str, str]) -> Iterator[str]:
-    """A title with its costs at the right, over several lines where it is long."""
+    """A title with its costs at the right, over several lines if it is long."""
     right = "".join(cell.rjust(width) for cell, width in zip(cells, COLUMNS, strict=True))
     room = WIDTH - sum(COLUMNS)
     margin = text[: len(text) - len(text.lstrip())]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfkit.tools.export.formats import FormatName
 
 FORMAT_NAMES = ("torchscript", "pt2", "aoti", "onnx", "safetensors")
-DEPRECATED = "note: torch no longer develops TorchScript; where C++ can load it, --format pt2 is its successor"
+DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --format pt2 is its successor"
 
 
 @command(
@@ -24,7 +24,7 @@ DEPRECATED = "note: torch no longer develops TorchScript; where C++ can load it,
     notes="""
     torchscript  loaded by C++ without Python, see tools/cpp; with cached decoding
     pt2          torch.export: programs of tensor operations, loaded by torch
-    aoti         the same compiled for this machine by AOTInductor
+    aoti         pt2 compiled for this machine by AOTInductor
     onnx         for onnxruntime
     safetensors  the weights by the model's own names, and the spec
 
@@ -39,7 +39,9 @@ DEPRECATED = "note: torch no longer develops TorchScript; where C++ can load it,
     """,
 )
 @click.argument("spec")
-@click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="Where to write.")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
+)
 @click.option(
     "--format",
     type=click.Choice(FORMAT_NAMES),
@@ -84,7 +86,7 @@ def export(
     from tfkit.tools.weights import build_with_weights
 
     with out.stages() as stage:
-        stage(f"asking whether {format} takes it")
+        stage(f"checking that {format} supports it")
         check_format(graph, format)
         stage("building")
         kind = None if dtype is None else getattr(torch, dtype)

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 TITLE = 40
-"""The most of a prompt that is printed above its text."""
+"""The longest title of a text, from its prompt."""
 
 
 @command(
     "generate",
     notes="""
-    SPEC may be the folder of a model: it brings its weights. The tokenizer is the
+    SPEC may be the folder of a model with its weights. The tokenizer is the
     `tokenizer.json` beside the weights, or the `chars.json`, unless given; a text
-    file stands for its characters. What is printed is what follows the prompt.
-    Where there is an encoder, it reads the prompt. Of a file, and of standard
-    input, the last line break does not count.
+    file stands for its characters. Only the continuation is printed. An encoder
+    reads the prompt if there is one. The last line break of a file, or of standard
+    input, is ignored.
     """,
     examples="""
     tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"
@@ -53,17 +53,17 @@ TITLE = 40
 )
 @allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
-@click.option("--prompt", multiple=True, metavar="TEXT", help="What to continue; - for standard input; repeatable.")
+@click.option("--prompt", multiple=True, metavar="TEXT", help="Text to continue; - for standard input; repeatable.")
 @click.option(
-    "--prompt-file", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="The same from a file."
+    "--prompt-file", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A prompt from a file."
 )
-@click.option("--tokens", multiple=True, metavar="IDS", help="The same as token ids; prints ids too.")
-@click.option("--start", metavar="TOKEN", help="The decoder's first token, of a model with an encoder.")
+@click.option("--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; prints ids too.")
+@click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(1),
     metavar="N",
-    help="The most tokens of a text.  [default: 100, or what fits]",
+    help="Most tokens of a text.  [default: 100, or as many as fit]",
 )
 @click.option(
     "--temperature",
@@ -71,14 +71,14 @@ TITLE = 40
     show_default=True,
     type=click.FloatRange(0),
     metavar="X",
-    help="How freely to draw; 0 takes the likeliest.",
+    help="Randomness of sampling; 0 takes the likeliest.",
 )
-@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Draw among the N likeliest.")
+@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Sample from the N likeliest.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     metavar="P",
-    help="Draw among the likeliest that have P together.",
+    help="Sample from the likeliest of total probability P.",
 )
 @click.option(
     "--repetition-penalty",
@@ -88,12 +88,12 @@ TITLE = 40
     metavar="X",
     help="Above 1, fewer repetitions.",
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token that ends it; repeatable.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token to stop at; repeatable.")
 @click.option(
     "--samples", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Continuations of each prompt."
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Where random numbers start."
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
 )
 @click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, mps.")
 @click.option(
@@ -133,7 +133,7 @@ def _check_usage(asked: Asked) -> None:
     if asked.tokens and (prompts or asked.tokenizer):
         raise click.UsageError("--tokens goes without --prompt, --prompt-file and --tokenizer")
     if asked.prompt.count("-") > 1:
-        raise click.UsageError("standard input can be one prompt only")
+        raise click.UsageError("standard input can be only one prompt")
     if "" in asked.stop:
         raise click.UsageError("an empty --stop would end every text at once")
     for option, value in (("--top-k", asked.top_k), ("--top-p", asked.top_p)):
@@ -157,14 +157,14 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
     if asked.weights is not None:
         stage(f"reading {asked.weights}")
         return build_with_weights(graph, asked.weights, device=device, dtype=dtype, allow_change=asked.allow_change)
-    click.echo("warning: without --weights the model is random, and so is what it says", err=True)
+    click.echo("warning: without --weights the model is random, and so is its text", err=True)
     stage("building")
     check_memory(build(graph, device="meta", dtype=dtype), device)
     return build(graph, device=device, dtype=dtype, seed=asked.seed)
 
 
 def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tuple[list[str], Generated, float]:
-    """The texts, the tokens that they come from, and the seconds that it took."""
+    """The texts, their tokens, and the seconds that they took."""
     import tfkit.decoding.generate as decoding
     from tfkit.decoding.text import Texts
 
@@ -186,14 +186,14 @@ def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tu
             **job.inputs,
         )
     except KeyboardInterrupt:
-        click.echo()  # what is said of the interrupt begins a line
+        click.echo()  # the message about the interrupt begins a line
         raise
     seconds = time.perf_counter() - begin
     return texts.finish(), found, seconds
 
 
 class Live:
-    """Prints rows one below the other while all of them grow: the first that is not complete as its text comes."""
+    """Prints rows one below the other while all of them grow: the first incomplete one as its text comes."""
 
     def __init__(self, titles: Sequence[str]) -> None:
         self._titles = titles
@@ -216,7 +216,7 @@ class Live:
 
 
 def _printable(text: str) -> str:
-    """A text as standard output can show it; a terminal is shown signs of what it might obey."""
+    """A text as standard output can show it; a terminal gets escapes for control characters."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout.isatty():
         text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

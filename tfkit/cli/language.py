@@ -1,4 +1,4 @@
-"""Commands about what a spec may say: schema, components, plugins."""
+"""Commands about the spec language: schema, components, plugins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def schema(reader: Reader, output: Path | None) -> None:
 @click.argument("kind", required=False)
 @json_option
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
-    """Show what may fill the slots of a spec, and its fields."""
+    """Show the kinds of each slot of a spec, and their fields."""
     from tfkit.cli.output import print_json
     from tfkit.tools.component_docs import describe
 
@@ -93,14 +93,14 @@ def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
     for one in found:
         kinds.setdefault(one.slot, []).append(one.kind)
     rows = [(slot, ", ".join(names), slot_doc(plugins.registry, slot)) for slot, names in kinds.items()]
-    show(table(["slot", "kinds", "what it does"], rows))
+    show(table(["slot", "kinds", "purpose"], rows))
 
 
 def _show_kinds(found: Sequence[ComponentDoc]) -> None:
     from tfkit.cli.output import show, table
     from tfkit.plugin.docs import first_paragraph
 
-    show(table(["kind", "from", "what it is"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
+    show(table(["kind", "from", "description"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
 
 
 def _show_component(one: ComponentDoc) -> None:
@@ -125,10 +125,10 @@ def _default(field: FieldDoc) -> str:
     "plugins",
     sets=False,
     notes="""
-    Loading a plugin runs its code. Loaded are those that are installed, those in
-    the folders of TFKIT_PLUGIN_DIR (whole paths, separated as in PATH), and those
-    in the folders of --plugin-dir. A spec says in `requires` what it needs; it
-    never loads a plugin.
+    Loading a plugin runs its code. Plugins are loaded if they are installed, or in
+    the folders of TFKIT_PLUGIN_DIR (absolute paths, separated as in PATH) or of
+    --plugin-dir. A spec lists the plugins that it needs in `requires`; it never
+    loads one.
     """,
     examples="""
     tfkit plugins

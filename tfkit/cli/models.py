@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from tfkit.tools.cache import CacheSize
-    from tfkit.tools.first_run import Trial
+    from tfkit.tools.first_run import FirstRun
     from tfkit.tools.params import By, Params, Row
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -26,10 +26,10 @@ SIDE_BY_SIDE = 2
 @command(
     "build",
     notes="""
-    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len`
-    if that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights
-    as model.safetensors and the tokenizer that lies beside --weights, all or
-    nothing. Every command takes such a folder as SPEC, and reads its weights.
+    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
+    that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
+    model.safetensors and the tokenizer beside --weights, all or nothing. Every
+    command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
     tfkit build gpt2
@@ -40,7 +40,7 @@ SIDE_BY_SIDE = 2
 )
 @click.argument("spec")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
-@click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
+@click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @click.option(
     "--weights",
     metavar="PATH",
@@ -58,7 +58,7 @@ SIDE_BY_SIDE = 2
     help="float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Where random numbers start."
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
 )
 @json_option
 def build(
@@ -73,22 +73,22 @@ def build(
     seed: int,
     json: bool,
 ) -> None:
-    """Build a model, run it once, and show what it is made of."""
+    """Build a model, run it once, and show its components."""
     from tfkit.cli import output as out
     from tfkit.errors import FirstLossWarning
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
     if weights is not None and device == "meta":
-        raise click.UsageError("on the meta device there are no weights: leave out --weights or --device meta")
+        raise click.UsageError("on the meta device there are no weights: omit --weights or --device meta")
     if output is not None and device == "meta":
-        raise click.UsageError("on the meta device there are no weights to write: leave out -o or --device meta")
+        raise click.UsageError("on the meta device there are no weights to write: omit -o or --device meta")
     graph = reader.load(spec)
     if device != "meta":
         weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
-    from tfkit.tools.first_run import try_model
+    from tfkit.tools.first_run import first_run
     from tfkit.tools.save import check_folder, save
 
     if output is not None:
@@ -96,19 +96,19 @@ def build(
     with out.said(FirstLossWarning), out.stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
-        model, trial = try_model(graph, device=device_of(device), stage=stage, **options)
+        model, run = first_run(graph, device=device_of(device), stage=stage, **options)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
             files = [str(path) for path in save(model, output, force=force, beside=weights)]
     if json:
-        out.print_json({**vars(trial), "files": files})
+        out.print_json({**vars(run), "files": files})
     else:
-        _show_trial(trial, files)
+        _show_run(run, files)
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; wrong usage if there is none here."""
+    """The device of that name; wrong usage if it is not available."""
     from tfkit import placement
 
     try:
@@ -117,7 +117,7 @@ def device_of(name: str) -> torch.device:
         raise click.BadParameter(str(wrong), param_hint="--device") from None
 
 
-def _show_trial(trial: Trial, files: Sequence[str]) -> None:
+def _show_run(run: FirstRun, files: Sequence[str]) -> None:
     from tfkit.cli.output import show, table
     from tfkit.tools.units import bytes_text, short
 
@@ -129,13 +129,13 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
             " x ".join(map(str, node.shape)),
             f"{node.parameters:,}" if node.block else "",
         )
-        for node in trial.nodes
+        for node in run.nodes
     ]
-    total = f"{trial.parameters:,} parameters ({short(trial.parameters)}), {bytes_text(trial.bytes)} in {trial.dtype}"
-    times = f"built on {trial.device} in {trial.build_time:.2f} s, one forward in {trial.forward_time:.2f} s"
+    total = f"{run.parameters:,} parameters ({short(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
+    times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
     show(
         table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
-        *("", trial.code, "", total, times),
+        *("", run.code, "", total, times),
         *(f"wrote {printable(file)}" for file in files),
     )
 
@@ -143,8 +143,8 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
 @command(
     "params",
     notes="""
-    Nothing is allocated, so that a model of any size will do. Embedding tables
-    are those of tokens, positions and types. Weights used twice are counted once.
+    Nothing is allocated, so the model may have any size. Embedding tables are
+    those of tokens, positions and types. Weights used twice are counted once.
     """,
     examples="""
     tfkit params gpt2
@@ -184,7 +184,7 @@ def _show_count(count: Params) -> None:
     rows = [_cells(shown, count) for shown in collapsed(count)]
     rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
-    if count.by == "module":  # their names take the room
+    if count.by == "module":  # their names need the room
         columns, rows = columns[:3], [row[:3] for row in rows]
     lines = table(columns, rows, right=columns[1:], footer=1)
     show(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
@@ -213,11 +213,11 @@ def _summary(count: Params) -> str:
 
 
 def _notes(count: Params) -> Iterator[str]:
-    """What stands below the table: trainable and buffers, tied and shared weights, the KV cache."""
+    """The notes below the table: trainable and buffers, tied and shared weights, the KV cache."""
     frozen = count.total - count.trainable
     yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
     if count.active != count.total:
-        yield f"experts: one token goes through {count.active:,} parameters"
+        yield f"experts: one token uses {count.active:,} parameters"
     yield from count.notes
     if count.cache is not None:
         yield _cache_note(count.cache)
@@ -234,7 +234,7 @@ def _cache_note(size: CacheSize) -> str:
 
 
 def _show_side_by_side(counts: Sequence[Params]) -> None:
-    """Specs as columns, as many as 80 columns hold, then the next ones."""
+    """Specs as columns, as many as fit into 80 columns, then the next ones."""
     from rich.padding import Padding
 
     from tfkit.cli.output import show, table
@@ -255,7 +255,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
 
 def merged(lists: Sequence[Sequence[str]]) -> list[str]:
-    """All names of several tables, each behind the one that it follows in its own."""
+    """All names of several tables, each after its predecessor in its own table."""
     merged: list[str] = []
     for labels in lists:
         for index, label in enumerate(labels):
@@ -268,7 +268,7 @@ _INDEX = re.compile(r"\blayers\.(\d+)")
 
 
 class Shown(NamedTuple):
-    """A row as it is printed: one of the count's, or several of layers that are alike."""
+    """A row as it is printed: one of the count's, or several of equal layers."""
 
     name: str
     label: str
@@ -278,7 +278,7 @@ class Shown(NamedTuple):
 
 
 def collapsed(count: Params) -> list[Shown]:
-    """The rows of a count, layers that are alike in one: `decoder.layers.0-11`."""
+    """The rows of a count, equal layers in one: `decoder.layers.0-11`."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in count.rows:
         groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)

@@ -1,4 +1,4 @@
-"""What the commands share: the options that decide how a spec is read, the form of help texts, and errors."""
+"""The common base of the commands: options for reading a spec, the form of help texts, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Reader:
-    """How specs are read: with which plugins, and with which changes."""
+    """The way to read specs: the plugins, and the changes."""
 
     sets: tuple[str, ...] = ()
     plugin_dir: tuple[Path, ...] = ()
@@ -32,7 +32,7 @@ class Reader:
 
     @functools.cached_property
     def plugins(self) -> Plugins:
-        """The plugins; those that are broken are named on standard error."""
+        """The plugins; broken ones are named on standard error."""
         plugins = self.found
         for broken in plugins.broken:
             text = f"warning: plugin `{broken.name}` is left out: {broken.cause} (--disable {broken.name} hides this)"
@@ -41,7 +41,7 @@ class Reader:
 
     @functools.cached_property
     def found(self) -> Plugins:
-        """The plugins, without a word about those that are broken."""
+        """The plugins, without a message about broken ones."""
         from tfkit.plugin.manager import load_plugins
 
         return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
@@ -66,7 +66,7 @@ class Reader:
         return expand(read)
 
     def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
-        """The weights that a command was given, or those in the folder that the spec is; None where they are random."""
+        """The weights given to a command, or those in the folder that the spec is; None for random ones."""
         from tfkit.spec.load import weights_beside
 
         found = given if given is not None else weights_beside(spec)
@@ -98,7 +98,7 @@ class Command(_Help, click.Command):
 
 
 class Group(_Help, click.Group):
-    """The commands in sections; a word that is none of them is answered with the nearest."""
+    """The commands in sections; an unknown word is answered with the most similar one."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -128,7 +128,7 @@ class Group(_Help, click.Group):
 
 
 def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
-    """A command whose function gets a `Reader` in front, made from the options that say how specs are read."""
+    """A command whose function gets a `Reader` first, made from the options for reading a spec."""
 
     def decorate(function: Function) -> click.Command:
         @functools.wraps(function)
@@ -149,7 +149,7 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
 
 
 def fail(wrong: SpecError, *, json: bool) -> None:
-    """Say what is wrong with a spec and end with status 1."""
+    """Print the errors of a spec and end with status 1."""
     if json:
         from tfkit.cli.output import print_json
 
@@ -171,7 +171,7 @@ by_option = click.option(
     help="Rows: component, node or layer.",
 )
 allow_change_option = click.option(
-    "--allow-change", is_flag=True, help="Take weights saved with other values of the spec."
+    "--allow-change", is_flag=True, help="Accept weights saved with other values of the spec."
 )
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)
@@ -182,6 +182,6 @@ _PLUGINS = [
     click.option(
         "--plugin-dir", multiple=True, type=_FOLDER, metavar="DIR", help="Load the plugins in a folder; repeatable."
     ),
-    click.option("--no-plugins", is_flag=True, help="Leave out those installed and in TFKIT_PLUGIN_DIR."),
+    click.option("--no-plugins", is_flag=True, help="Leave out plugins installed or in TFKIT_PLUGIN_DIR."),
     click.option("--disable", multiple=True, metavar="NAME", help="Leave out a plugin by its name; repeatable."),
 ]

@@ -1,4 +1,4 @@
-"""How results are printed: tables of 80 columns, JSON, and what is going on while one waits."""
+"""The output of results: tables of 80 columns, JSON, and progress messages."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
-PATIENCE = 2.0  # seconds until a stage is worth a word
+PATIENCE = 2.0  # seconds until a stage is worth a message
 
 
 def print_json(data: Any) -> None:
-    """Print data, dataclasses among it, as one JSON document."""
+    """Print data, including dataclasses, as one JSON document."""
     text = json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False)
-    click.echo(text.encode(errors="backslashreplace").decode())  # the name of a file need not be a text
+    click.echo(text.encode(errors="backslashreplace").decode())  # the name of a file need not be valid text
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console at most 80 columns wide; without colour and style where it is no terminal or NO_COLOR is set."""
+    """A console at most 80 columns wide; without colour and style if it is not a terminal or NO_COLOR is set."""
     from rich.console import Console
 
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
@@ -52,7 +52,7 @@ def show(*parts: RenderableType) -> None:
 
 @contextmanager
 def said(category: type[Warning]) -> Iterator[None]:
-    """Say warnings of this kind as any other text for the user, once what is going on has ended."""
+    """Print warnings of this kind like any other text for the user, after the progress message has ended."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", category)
         yield
@@ -80,7 +80,7 @@ def table(
 
 
 def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """What models are called side by side: their names; of different ones with one name, what the command was given."""
+    """The names of models side by side: their own; for different models of one name, the arguments of the command."""
     pairs = list(zip(names, arguments, strict=True))
     return [given if len({one for other, one in pairs if other == name}) > 1 else name for name, given in pairs]
 
@@ -100,7 +100,7 @@ def percent(part: int, whole: int) -> str:
 
 
 class Stages:
-    """Says what is going on, on a terminal, when a stage takes more than two seconds."""
+    """Shows the current stage, on a terminal, if it takes more than two seconds."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -108,7 +108,7 @@ class Stages:
         self._timer: threading.Timer | None = None
 
     def __call__(self, text: str) -> None:
-        """The next stage begins."""
+        """Begin the next stage."""
         self._text = text
         if self._status is not None:
             self._status.update(f"{text} ...")
@@ -122,7 +122,7 @@ class Stages:
         self._status.start()
 
     def stop(self) -> None:
-        """All is done, or failed: take the line away."""
+        """End the last stage: remove the line."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -132,7 +132,7 @@ class Stages:
 
 @contextmanager
 def stages() -> Iterator[Any]:
-    """Something to call with the name of each stage; silent where standard error is no terminal."""
+    """A function to call with the name of each stage; silent if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""The command `profile`: where the time and the memory of a step go."""
+"""The command `profile`: the time and the memory of a step."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 MOST = 2
 """Specs side by side."""
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""The profiler's own talk, which would stand between ours; read when torch is imported."""
+"""Suppresses the profiler's own messages, which would appear between ours; read when torch is imported."""
 
 
 @command(
     "profile",
     notes="""
-    A step is a training step (zero_grad, forward, loss, backward, AdamW), a
-    prompt of --length tokens that is read into the caches, or one more token
-    behind --length - 1. It runs without the profiler first, then with it: what
-    is said of the parts is under the profiler. `floor` is the least time by
-    `tfkit cost` for the limits of the device, as a share of the time it took.
-    On the CPU these limits are measured.
+    A step is a training step (zero_grad, forward, loss, backward, AdamW), a prompt
+    of --length tokens that is read into the caches, or one more token after
+    --length - 1. It runs without the profiler first, then with it: the times of
+    components are under the profiler. `floor` is the least time by `tfkit cost`
+    for the limits of the device, as a share of the measured time. On the CPU these
+    limits are measured.
 
     With -o, DIR gets report.html, profile.json, and for each spec a folder for
     TensorBoard: scalars, and a trace for torch-tb-profiler that Perfetto and
@@ -41,8 +41,8 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
         tensorboard --logdir DIR
 
-    With --compile the model is compiled as a whole. Its kernels cross
-    components, so that it is one row.
+    With --compile the model is compiled as a whole. Its kernels cross components,
+    so it is one row.
     """,
     examples="""
     tfkit profile gpt2
@@ -59,7 +59,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     show_default=True,
     type=click.Choice(MODES),
     metavar="MODE",
-    help="What a step is: train, prefill or decode.",
+    help="The kind of step: train, prefill or decode.",
 )
 @click.option(
     "--dtype",
@@ -67,7 +67,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     show_default=True,
     type=click.Choice(DTYPES),
     metavar="TYPE",
-    help="Of weights and activations: float32, bfloat16, float16, float64.",
+    help="Type of weights and activations: float32, bfloat16, float16, float64.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
 @batch_option
@@ -86,7 +86,9 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     help="Weights to run with; random ones unless given.",
 )
 @allow_change_option
-@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all of it to this folder.")
+@click.option(
+    "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all results to this folder."
+)
 @json_option
 def profile(
     reader: Reader,
@@ -100,7 +102,7 @@ def profile(
     json: bool,
     **options: Any,
 ) -> None:
-    """Run a model, and say where the time and the memory go."""
+    """Run a model, and report its time and memory."""
     from tfkit.cli import output as out
 
     if len(specs) > MOST:
@@ -139,19 +141,19 @@ def profile(
 
 
 def _device(name: str | None) -> Any:
-    """The device of that name, which must be there; wrong usage where nothing can run on it."""
+    """The device of that name, which must be available; wrong usage if nothing can run on it."""
     from tfkit.cli.models import device_of
 
     if name is None:
         return None
     if name == "meta":
-        raise click.BadParameter("nothing runs on the meta device: `tfkit cost` needs none", param_hint="--device")
+        raise click.BadParameter("nothing runs on the meta device: use `tfkit cost`", param_hint="--device")
     return device_of(name)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar over the steps, where standard error is a terminal."""
+    """A bar over the steps, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, of: None
         return

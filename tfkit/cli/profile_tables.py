@@ -1,4 +1,4 @@
-"""How profiles are printed: tables of time, memory and kernels."""
+"""The printed form of profiles: tables of time, memory and kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tfkit.tools.ownership import By
-    from tfkit.tools.profile.result import KernelTime, PartTime, Profile
+    from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile
 
 KERNELS = 8
-"""Of the longest ones, so many are shown; the report has more."""
+"""The number of kernels shown; the report has more."""
 NAME = 34
 TERA = 1e12
 
@@ -52,7 +52,7 @@ def _summary(profile: Profile) -> list[str]:
     memory = profile.memory
     held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
     kept = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
-    lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no part'}, {memory.phase}")
+    lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no component'}, {memory.phase}")
     lines.append(f"  of it {', '.join(kept)}")
     return [*lines, *profile.notes]
 
@@ -89,8 +89,8 @@ def _share(seconds: float, profile: Profile) -> str:
     return percent(round(seconds * 1e9), round(profile.step * 1e9))
 
 
-def _reached(row: PartTime, scale: float) -> list[str]:
-    """FLOP/s, GB/s, and how near to the least time."""
+def _reached(row: ComponentTime, scale: float) -> list[str]:
+    """FLOP/s, GB/s, and the share of the least time."""
     flops, moved = row.flops_per_second, row.bytes_per_second
     near = f"{100 * row.floor / row.time:.0f}%" if row.floor and row.time else ""
     return [f"{flops / scale:,.1f}" if flops else "", f"{moved / 1e9:,.1f}" if moved else "", near]
@@ -152,7 +152,7 @@ def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
 
 
 def _pair(times: Sequence[float | None], profiles: Sequence[Profile]) -> list[str]:
-    """Time and share of both, and how many times the first one the second takes."""
+    """Time and share of both, and the ratio of the second time to the first."""
     cells: list[str] = []
     for seconds, profile in zip(times, profiles, strict=True):
         cells += ["-", "-"] if seconds is None else [_ms(seconds), _share(seconds, profile)]

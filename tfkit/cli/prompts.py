@@ -1,4 +1,4 @@
-"""What the command `generate` was asked for, from its options to token ids."""
+"""The request to the command `generate`, from its options to token ids."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 MOST = 100
-"""New tokens where nothing is said about them and they fit."""
+"""New tokens by default, if they fit."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command was asked for, beside the spec."""
+    """The options of the command, beside the spec."""
 
     weights: Path | None
     allow_change: bool
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Job:
-    """What `tfkit.generate` is called with, and the texts that it comes from."""
+    """The arguments of `tfkit.generate`, and the texts that they come from."""
 
     prompts: list[str]
     tokenizer: Tokenizer
@@ -58,7 +58,7 @@ class Job:
 
 
 def job_of(asked: Asked, graph: Graph) -> Job:
-    """Everything that can be wrong with the request, before the model takes memory and time."""
+    """The job of a request, with all its errors, before the model takes memory and time."""
     from tfkit.graph.decode_split import split_for_decoding
     from tfkit.graph.sequence_limits import max_len, rows_of
 
@@ -110,8 +110,8 @@ def _tokenizer(asked: Asked) -> Tokenizer:
 
 def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:
     if rows is not None and tokenizer.vocab_size > rows:
-        message = f"the tokenizer has {tokenizer.vocab_size} tokens, and the model's vocabulary is {rows}"
-        raise SpecError(Diagnostic(message, help="take the tokenizer that the model was trained with"))
+        message = f"the tokenizer has {tokenizer.vocab_size} tokens, but the model's vocabulary has {rows}"
+        raise SpecError(Diagnostic(message, help="use the tokenizer that the model was trained with"))
 
 
 def _prompts(asked: Asked) -> list[str]:
@@ -120,7 +120,7 @@ def _prompts(asked: Asked) -> list[str]:
 
 
 def _text(path: Path | None) -> str:
-    """The text of a file, or else of standard input, without its last line break."""
+    """The text of a file, or of standard input, without its last line break."""
     name = "standard input" if path is None else quoted(str(path))
     try:
         data = sys.stdin.buffer.read() if path is None else path.read_bytes()

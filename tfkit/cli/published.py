@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfkit.tools.compare import Comparison
 
 ROWS = 12
-"""Components that a comparison lists around the place where two models part."""
+"""Components that a comparison lists around the place where two models diverge."""
 
 
 @command(
@@ -26,9 +26,9 @@ ROWS = 12
     sets=False,
     notes="""
     CONFIG is a config.json of transformers, or the folder that holds it. The spec
-    has the model's graph and the names of its tensors, so that the weights in
-    that folder can be loaded: tfkit build SPEC --weights FOLDER. A field that
-    says something that the spec cannot is an error.
+    has the model's graph and the names of its tensors, so that the weights in that
+    folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose value no
+    spec of the family can have is an error.
     """,
     examples="""
     tfkit import downloads/Llama-3.2-1B -o llama.yaml
@@ -37,8 +37,8 @@ ROWS = 12
 )
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the spec to this file.")
-@click.option("--family", metavar="SPEC", help="The spec that says what the fields mean.  [default: by model_type]")
-@click.option("--name", metavar="NAME", help="What the model is called.  [default: its folder]")
+@click.option("--family", metavar="SPEC", help="The spec that defines the fields.  [default: by model_type]")
+@click.option("--name", metavar="NAME", help="The name of the model.  [default: its folder]")
 @json_option
 def import_(
     reader: Reader, config: Path, output: Path | None, family: str | None, name: str | None, json: bool
@@ -60,16 +60,16 @@ def import_(
     elif output is None:
         click.echo(imported.text, nl=False)
     else:
-        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, in the words of {imported.family}")
+        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, with the names of {imported.family}")
 
 
 @command(
     "save",
     notes="""
-    The layout `huggingface` is a config.json and the tensors under the names that
-    the spec's `checkpoint` says: transformers opens DIR with from_pretrained. The
+    The layout `huggingface` is a config.json and the tensors under the names in
+    the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
     layout `tfkit` has the tensors under the model's names. Both have the resolved
-    spec, and the files of the tokenizer that lies beside the weights.
+    spec, and the files of the tokenizer beside the weights.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
@@ -88,11 +88,13 @@ def import_(
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Where to write.")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
+)
 @click.option(
     "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: as they are]"
 )
-@click.option("--force", is_flag=True, help="Replace the model that is in DIR.")
+@click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @json_option
 def save(
     reader: Reader,
@@ -136,8 +138,8 @@ def save(
     "tensors",
     sets=False,
     notes="""
-    PATH is a safetensors file, an index, or their folder. Tensors of layers that
-    are alike are one line. Only the headers are read.
+    PATH is a safetensors file, an index, or their folder. Tensors of equal layers
+    are one line. Only the headers are read.
     """,
     examples="""
     tfkit tensors downloads/model
@@ -166,14 +168,15 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
 @command(
     "compare",
     notes="""
-    A and B are specs; or B is the folder of a model of transformers, which must
-    be installed then, or a file that torch.jit or torch.export wrote. Both read
-    the same tokens. A model of a folder has its own weights, and gives them to
-    the other if that has none; else both start from the same seed, or have the
-    weights of --weights. What cannot be compared is listed, and why.
+    A and B are specs; or B is the folder of a transformers model, for which
+    transformers must be installed, or a file that torch.jit or torch.export wrote.
+    Both read the same tokens. The model of a folder has its own weights, and gives
+    them to the other if that has none; otherwise both start from the same seed, or
+    have the weights of --weights. Components that cannot be compared are listed
+    with the reason.
 
-    Exit status: 0 if what they return can be compared and no component differs by
-    more than the tolerance, else 1.
+    Exit status: 0 if the outputs can be compared and no component differs by more
+    than the tolerance, else 1.
     """,
     examples="""
     tfkit compare my_model.yaml downloads/model
@@ -186,12 +189,19 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
 @click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help="The weights of both.")
 @allow_change_option
 @click.option(
-    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or what both can read]"
+    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or as many as both can]"
 )
 @click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Of the tokens.")
-@click.option("--tolerance", default=1e-5, show_default=True, type=float, metavar="X", help="What counts as equal.")
-@click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64 as well.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the tokens.")
+@click.option(
+    "--tolerance",
+    default=1e-5,
+    show_default=True,
+    type=float,
+    metavar="X",
+    help="Largest difference that counts as equal.",
+)
+@click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64, too.")
 @click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
 @json_option
 def compare(
@@ -242,7 +252,7 @@ def compare(
 
 
 def _other(reader: Reader, b: str) -> Graph | Path:
-    """What B is: a spec; or the path of a program, or of a folder that is a model of transformers."""
+    """The second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
     from tfkit.spec.load import is_folder
 
     path = Path(b)
@@ -265,19 +275,21 @@ def _show_comparison(found: Comparison) -> None:
     show(table(columns, rows, right=columns[2:]), "")
     if left := _not_compared(found):
         show(*left, "")
-    returned = "what they return cannot be compared"
+    returned = "the outputs cannot be compared"
     if found.difference is not None:
-        returned = f"largest difference of what they return: {found.difference:.1e}"
+        returned = f"largest difference of the outputs: {found.difference:.1e}"
     click.echo(f"{len(found.parts)} components compared; {returned}")
     if found.equal:
         click.echo(f"equal to {found.tolerance:g}")
     if first is not None:
         place = ", ".join(map(str, first.place))
-        click.echo(f"they part at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]")
+        click.echo(
+            f"they diverge at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]"
+        )
 
 
 def _not_compared(found: Comparison) -> list[str]:
-    """A line for each component that cannot be compared, layers that are alike in one."""
+    """A line for each component that cannot be compared, equal layers in one."""
     from tfkit.checkpoint.mismatch import collapsed
 
     lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]

@@ -1,4 +1,4 @@
-"""Signals that end a process as exceptions: what it was writing is taken away before it ends."""
+"""Signals that end a process as exceptions, so that unfinished files are removed before it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Inside, a signal to end raises `Ended`, once; one that somebody handles or ignores (`nohup`) stays as it is."""
+    """Within, a signal to end raises `Ended`, once; one that is handled or ignored (`nohup`) is left alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -34,7 +34,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
         unit = None if match is None else self.units.get(match[2].lower())
         amount = 0.0 if match is None or unit is None else float(match[1].replace(",", "")) * unit
         if not 0 < amount < float("inf"):
-            self.fail(f"`{value}` is no amount above zero; write it like {self.example}", param, ctx)
+            self.fail(f"`{value}` is not an amount above zero; write it like {self.example}", param, ctx)
         return amount
 
 
@@ -51,17 +51,17 @@ _NEEDS = {
     "length": ("flops", "memory"),
     "mode": ("flops", "memory"),
 }
-"""Options that say more about a budget, and the budgets that they are about."""
+"""Options about a budget, and the budgets that they apply to."""
 
 
 @command(
     "solve",
     notes="""
-    Layers and d_model vary, the layers of all stacks in one proportion. What makes
-    the family stays: the width of a head, d_ff and the heads of keys and values in
-    proportion, vocabulary, experts, the pattern of layers. One size is listed for
-    each kind of shape, the spec's own first, within 2% of the budget; memory is
-    never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
+    Layers and d_model vary, the layers of all stacks in one proportion. The rest
+    of the family stays: the width of a head, d_ff and the heads of keys and values
+    in proportion, vocabulary, experts, the pattern of layers. One size is listed
+    for each kind of shape, the spec's own first, within 2% of the budget; memory
+    is never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
     gets a spec of the first size.
 
     FLOPs are those of one token, forward and backward, or of all --tokens.
@@ -79,13 +79,13 @@ _NEEDS = {
 @click.option("--active", type=Amount(_COUNTS, "`3B`"), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")
 @click.option("--memory", type=Amount(_BYTES, "`80GB`"), metavar="BYTES", help="Memory at its peak: 80GB, 24GiB.")
-@click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for so many tokens: 20B.")
+@click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for this many tokens: 20B.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Sequences in memory.  [default: 1]")
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
 @click.option("--mode", type=click.Choice(MODES), metavar="MODE", help="train, prefill or decode.  [default: train]")
 @click.option("--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: bfloat16]")
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As of tfkit cost.  [default: adamw]")
-@click.option("--recompute", is_flag=True, default=None, help="Layers run a second time in the backward.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
+@click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
 @json_option
@@ -118,7 +118,7 @@ def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, jso
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Refuse all but one budget, and what says nothing about that one."""
+    """Refuse all but one budget, and options that do not apply to it."""
     of = [name for name in BUDGETS if given[name] is not None]
     if len(of) != 1:
         raise click.UsageError("give one budget: --params, --active, --flops or --memory")
@@ -127,7 +127,7 @@ def _check(given: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name} has no effect with --{of[0]}")
     for name in ("optimizer", "recompute"):
         if given[name] is not None and given["mode"] not in (None, "train"):
-            raise click.UsageError(f"--{name} has no effect without a backward: leave it out, or use --mode train")
+            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
 
 
 def _budget(given: dict[str, Any]) -> Budget:

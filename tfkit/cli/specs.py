@@ -23,9 +23,8 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
     "list",
     sets=False,
     notes="""
-    WORDs choose those that have all of them in their name, kind, family of
-    models, plugins, or description. Plugins that a spec needs and that are not
-    there are named; none is loaded.
+    Only specs with all WORDs in their name, kind, model family, plugins, or
+    description are listed. Missing plugins of a spec are named; none is loaded.
     """,
     examples="""
     tfkit list
@@ -44,7 +43,7 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     if json:
         print_json(specs)
         return
-    columns = ["name", "kind", "size", "what is special"]
+    columns = ["name", "kind", "size", "description"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
         (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", _special(one))
@@ -59,7 +58,7 @@ def _special(one: Shipped) -> str:
 
 
 def _missing(specs: Sequence[Shipped]) -> Iterator[str]:
-    """How to get the plugins that some of the specs need."""
+    """The way to get the plugins that some of the specs need."""
     from tfkit.plugin.wanted import where_it_is
     from tfkit.spec.load import plugin_folders
 
@@ -79,10 +78,10 @@ def _missing(specs: Sequence[Shipped]) -> Iterator[str]:
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 @json_option
 def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
-    """Check specs and say everything that is wrong with them."""
+    """Check specs and list all their errors."""
     from tfkit.cli.output import print_json
 
-    _ = reader.plugins  # what is wrong with a plugin is no fault of a spec's
+    _ = reader.plugins  # an error of a plugin is not the fault of a spec
     results = []
     for spec in specs:
         wrong = _wrong(reader, spec)
@@ -106,8 +105,8 @@ def _wrong(reader: Reader, spec: str) -> SpecError | None:
 @command(
     "show",
     notes="""
-    Each value stands with the line where it was written, or `default`. `inherited`
-    is one written for an enclosing part. Below are the steps of the layers.
+    Each value has the line where it was written, or `default`. `inherited` values
+    are written in an enclosing mapping. Below are the steps of the layers.
     """,
     examples="""
     tfkit show gpt2
@@ -117,7 +116,7 @@ def _wrong(reader: Reader, spec: str) -> SpecError | None:
 @click.argument("spec")
 @json_option
 def show(reader: Reader, spec: str, json: bool) -> None:
-    """Show every resolved value of a spec and where it came from."""
+    """Show every resolved value of a spec and its origin."""
     from tfkit.cli.output import print_json
 
     graph = reader.load(spec)
@@ -168,7 +167,7 @@ def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
 @command(
     "diff",
     notes="""
-    A value that several parts inherit is one line, and `name`, `source` and
+    A value that several components inherit is one line, and `name`, `source` and
     `description` are left out. The exit status is 0 whether they differ or not.
     """,
     examples="""
@@ -180,7 +179,7 @@ def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
 @click.argument("after", metavar="B")
 @json_option
 def diff(reader: Reader, before: str, after: str, json: bool) -> None:
-    """Show what differs between two specs."""
+    """Show the differences between two specs."""
     from tfkit.cli.output import print_json, retitled
 
     a, b = retitled([reader.load(before), reader.load(after)], (before, after))

@@ -7,102 +7,48 @@ mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 `config.py` has what every config is made of, `slots.py` the slots inside a block, `block.py` the nodes of the graph.
 """
 
-from tfkit.component.block import (
-    OWN_MASK,
-    BlockConfig,
-    Kept,
-    Pieces,
-    Signal,
-    Signals,
-    expect,
-    same_length,
-)
-from tfkit.component.config import (
-    AttentionBackend,
-    Component,
-    Config,
-    Count,
-    Dim,
-    Extent,
-    Immaterial,
-    ImmaterialMarker,
-    LengthsWire,
-    Make,
-    MaskedWire,
-    MemoryWire,
-    PatchMarker,
-    PositiveFloat,
-    Probability,
-    Shared,
-    SharedMarker,
-    TableWire,
-    Wire,
-    WireMarker,
-    marker,
-    optional_slot,
-    slot,
-)
-from tfkit.component.slots import (
-    ActivationConfig,
-    AttentionConfig,
-    AttentionPositionConfig,
-    FFNConfig,
-    InitConfig,
-    InputPositionConfig,
-    MaskConfig,
-    NormConfig,
-    PositionConfig,
-    RopeScalingConfig,
-    RotaryConfig,
-    ScoreBiasConfig,
-    TemperatureConfig,
-    divisors,
-)
-
-__all__ = [
-    "OWN_MASK",
-    "ActivationConfig",
-    "AttentionBackend",
-    "AttentionConfig",
-    "AttentionPositionConfig",
-    "BlockConfig",
-    "Component",
-    "Config",
-    "Count",
-    "Dim",
-    "Extent",
-    "FFNConfig",
-    "Immaterial",
-    "ImmaterialMarker",
-    "InitConfig",
-    "InputPositionConfig",
-    "Kept",
-    "LengthsWire",
-    "Make",
-    "MaskConfig",
-    "MaskedWire",
-    "MemoryWire",
-    "NormConfig",
-    "PatchMarker",
-    "Pieces",
-    "PositionConfig",
-    "PositiveFloat",
-    "Probability",
-    "RopeScalingConfig",
-    "RotaryConfig",
-    "ScoreBiasConfig",
-    "Shared",
-    "SharedMarker",
-    "Signal",
-    "Signals",
-    "TableWire",
-    "TemperatureConfig",
-    "Wire",
-    "WireMarker",
-    "divisors",
-    "expect",
-    "marker",
-    "optional_slot",
-    "same_length",
-    "slot",
-]
+from tfkit.component.block import OWN_MASK as OWN_MASK
+from tfkit.component.block import BlockConfig as BlockConfig
+from tfkit.component.block import Cached as Cached
+from tfkit.component.block import Pieces as Pieces
+from tfkit.component.block import Signal as Signal
+from tfkit.component.block import Signals as Signals
+from tfkit.component.block import expect as expect
+from tfkit.component.block import same_length as same_length
+from tfkit.component.config import AttentionBackend as AttentionBackend
+from tfkit.component.config import Component as Component
+from tfkit.component.config import Config as Config
+from tfkit.component.config import Count as Count
+from tfkit.component.config import Dim as Dim
+from tfkit.component.config import Extent as Extent
+from tfkit.component.config import Immaterial as Immaterial
+from tfkit.component.config import ImmaterialMarker as ImmaterialMarker
+from tfkit.component.config import LengthsWire as LengthsWire
+from tfkit.component.config import Make as Make
+from tfkit.component.config import MaskedWire as MaskedWire
+from tfkit.component.config import MemoryWire as MemoryWire
+from tfkit.component.config import PatchMarker as PatchMarker
+from tfkit.component.config import PositiveFloat as PositiveFloat
+from tfkit.component.config import Probability as Probability
+from tfkit.component.config import Shared as Shared
+from tfkit.component.config import SharedMarker as SharedMarker
+from tfkit.component.config import TableWire as TableWire
+from tfkit.component.config import Wire as Wire
+from tfkit.component.config import WireMarker as WireMarker
+from tfkit.component.config import marker as marker
+from tfkit.component.config import optional_slot as optional_slot
+from tfkit.component.config import slot as slot
+from tfkit.component.slots import ActivationConfig as ActivationConfig
+from tfkit.component.slots import AttentionConfig as AttentionConfig
+from tfkit.component.slots import AttentionPositionConfig as AttentionPositionConfig
+from tfkit.component.slots import FFNConfig as FFNConfig
+from tfkit.component.slots import InitConfig as InitConfig
+from tfkit.component.slots import InputPositionConfig as InputPositionConfig
+from tfkit.component.slots import MaskConfig as MaskConfig
+from tfkit.component.slots import NormConfig as NormConfig
+from tfkit.component.slots import PositionConfig as PositionConfig
+from tfkit.component.slots import RopeScalingConfig as RopeScalingConfig
+from tfkit.component.slots import RotaryConfig as RotaryConfig
+from tfkit.component.slots import ScoreBiasConfig as ScoreBiasConfig
+from tfkit.component.slots import TemperatureConfig as TemperatureConfig
+from tfkit.component.slots import divisors as divisors

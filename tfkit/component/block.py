@@ -53,16 +53,16 @@ Signals = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a block keeps of each token that it has read, [b, heads, tokens, width]."""
+class Cached:
+    """A tensor that a block caches of the tokens that it has read, [b, heads, tokens, width]."""
 
     heads: int
     width: int
     window: int | None = None
-    """Of so many last tokens; of all if None."""
+    """Size of the sliding window in tokens; None: unlimited."""
 
     def tokens(self, length: int) -> int:
-        """Of how many tokens at most it is kept, when there are `length`."""
+        """The most tokens that it holds of a sequence of `length`."""
         return length if self.window is None else min(self.window, length)
 
 
@@ -72,10 +72,10 @@ class Pieces:
 
     past: bool = False
     """`past`, a `tfkit.nn.Past`: how much came before."""
-    cache: tuple[Kept, ...] = ()
-    """`cache`, a list of tensors: what it keeps of its input."""
-    memory_cache: tuple[Kept, ...] = ()
-    """`memory_cache`, the same of its memory, which is then given only once."""
+    caches: tuple[tuple[Cached, ...], ...] = ()
+    """`caches`, for each of its layers a list of tensors: what it caches of its input."""
+    memory_caches: tuple[tuple[Cached, ...], ...] = ()
+    """`memory_caches`, as many lists of what it caches of its memory, which is then given only once."""
 
 
 def same_length(signals: Mapping[str, Signal]) -> int | None:

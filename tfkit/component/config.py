@@ -56,18 +56,30 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 
 
 Shared = Annotated[T, SharedMarker()]
+"""`Shared[Dim]`: a field that takes its value from the enclosing parts of the spec when it is not given."""
 Immaterial = Annotated[T, ImmaterialMarker()]
+"""`Immaterial[float]`: a field that says nothing about what trained weights mean, such as dropout."""
 Wire = Annotated[str, WireMarker()]
+"""The name of a node or an input whose output is read."""
 MaskedWire = Annotated[str, WireMarker(mask=True)]
+"""A `Wire` with the padding mask of that output, the next argument of `forward`."""
 MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
+"""A `MaskedWire` to what is there as a whole when a sequence begins, such as an encoder's output."""
 LengthsWire = Annotated[str, WireMarker(whole=True)]
+"""A `Wire` to an input of type `lengths`."""
 TableWire = Annotated[str, WireMarker(value="table")]
+"""The name of an embedding whose token table is read."""
 
 Dim = Annotated[int, Field(gt=0, le=2**26)]
+"""A width."""
 Count = Annotated[int, Field(gt=0, le=4096)]
+"""A number of layers, heads, experts."""
 Extent = Annotated[int, Field(ge=0, le=2**31)]
+"""A number of tokens."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
+"""A rate of dropout."""
 PositiveFloat = Annotated[float, Field(gt=0)]
+"""A number above 0."""
 
 AttentionBackend = Literal["sdpa", "eager", "flex"]
 """What computes attention: torch's fused kernels, steps written out one by one, or FlexAttention. No number changes."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfkit.component.config import (
     AttentionBackend,
@@ -79,7 +79,7 @@ class MaskConfig(Config):
 class TemperatureConfig(Config):
     """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len)).
 
-    The config of an attention that has this as its field `temperature` finds the factors in its context.
+    The module of an attention that says one in `query_temperature` finds the factors in its context.
     """
 
     beta: PositiveFloat
@@ -98,6 +98,13 @@ class AttentionConfig(Component):
 
     slot = "attention"
     derived = MappingProxyType({"d_head": "d_model // n_heads"})
+    self_attention_only: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "position": "cross-attention has no positions: queries and keys count in two different sequences",
+            "mask": "cross-attention reads the whole memory: it has no extent to the left or right",
+        }
+    )
+    """Fields that cross-attention cannot have, and why. One that follows from self-attention goes without them."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""
@@ -145,6 +152,30 @@ class AttentionConfig(Component):
         """Letters: h query heads, g key-value heads, r query heads for each of them, d the width of a head."""
         return {"h": self.n_heads, "g": self.kv_heads, "r": self.n_heads // self.kv_heads, "d": self.head_width}
 
+    @property
+    def rotary(self) -> RotaryConfig | None:
+        """The position, if it turns queries and keys: the context then has its table."""
+        return self.position if isinstance(self.position, RotaryConfig) else None
+
+    @property
+    def score_bias(self) -> ScoreBiasConfig | None:
+        """The position, if it is added to the scores: the context's mask then has it."""
+        return self.position if isinstance(self.position, ScoreBiasConfig) else None
+
+    @property
+    def query_temperature(self) -> TemperatureConfig | None:
+        """What the module multiplies its queries by: the context then has the factors of the new tokens."""
+        return None
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether scores depend on where two tokens stand, and not only on their distance.
+
+        Positions are then counted over the tokens, so that padding before them changes nothing. A temperature asks for
+        it anyway, and a score bias never does.
+        """
+        return False
+
     def causal_flag(self, backend: AttentionBackend) -> bool:
         """Whether the module can be told `causal` instead of being handed the causal mask.
 
@@ -158,10 +189,10 @@ class AttentionConfig(Component):
         return False
 
     @property
-    def kept(self) -> tuple[tuple[int, int], ...] | None:
-        """Heads and width of each tensor that the module keeps of every token, to read sequences in pieces.
+    def cached(self) -> tuple[tuple[int, int], ...] | None:
+        """Heads and width of each tensor that the module caches of every token, to read sequences in pieces.
 
-        A module that keeps some hands each to `tfkit.nn.remember` before it is used, as `mha` does with keys and
+        A module that caches some hands each to `tfkit.nn.update_cache` before it is used, as `mha` does with keys and
         values, and in cross-attention reads them from `context.cache` once `context.memory` is None. One that says
         None cannot be decoded token by token, and is never asked to.
         """
@@ -261,6 +292,13 @@ class ScoreBiasConfig(AttentionPositionConfig):
         The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache the keys stand in any order, and an
         empty slot has a negative position: it is masked.
         """
+
+    def slopes(self, attention: AttentionConfig) -> Sequence[float] | None:
+        """For each head the slope of a bias of -slope * |distance|; None for any other bias.
+
+        FlexAttention computes such a bias in its kernel, so that no matrix is made.
+        """
+        return None
 
 
 class InitConfig(Component):

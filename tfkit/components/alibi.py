@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Make, PositiveFloat, ScoreBiasConfig
+from tfkit.nn import settings
 
 
 class AlibiConfig(ScoreBiasConfig):
@@ -23,18 +24,24 @@ class AlibiConfig(ScoreBiasConfig):
     """Whether the bias is multiplied by d_head ** -0.5, as scores are, because it is added before that."""
 
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
-        return Alibi(attention.n_heads, self.max_slope_exponent, attention.head_width**-0.5 if self.scaled else 1.0)
+        return Alibi(self.slopes(attention))
+
+    def slopes(self, attention: AttentionConfig) -> list[float]:
+        scale = attention.head_width**-0.5 if self.scaled else 1.0
+        power = 2 ** (attention.n_heads.bit_length() - 1)
+        exponents = [self.max_slope_exponent * (i + 1) / power for i in range(power)]
+        between = [self.max_slope_exponent * (i + 0.5) / power for i in range(attention.n_heads - power)]
+        return [scale * 2.0**-exponent for exponent in exponents + between]
 
 
 class Alibi(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k], float32."""
 
-    def __init__(self, n_heads: int, max_exponent: float, scale: float) -> None:
+    extra_repr = settings
+
+    def __init__(self, slopes: list[float]) -> None:
         super().__init__()
-        power = 2 ** (n_heads.bit_length() - 1)
-        exponents = [max_exponent * (i + 1) / power for i in range(power)]
-        between = [max_exponent * (i + 0.5) / power for i in range(n_heads - power)]
-        self.slopes = [scale * 2.0**-exponent for exponent in exponents + between]
+        self.slopes = slopes
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         distance = (keys[:, None, None, :] - queries[:, None, :, None]).abs().float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,20 +16,16 @@ from tfkit.component import (
     AttentionPositionConfig,
     Make,
     MaskConfig,
-    RotaryConfig,
-    ScoreBiasConfig,
     TemperatureConfig,
 )
-from tfkit.components.alibi import Alibi
-from tfkit.components.attention import MultiHeadConfig
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
 
 
 @dataclass(frozen=True)
 class ContextKey:
-    """What decides the shared part of attention; layers with equal views share it."""
+    """What decides the context of an attention; layers with equal keys share it."""
 
     mask: MaskConfig
     prefix: bool
@@ -49,40 +46,44 @@ class ContextKey:
     def of(
         cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool, backend: AttentionBackend
     ) -> ContextKey:
-        """The view of a layer's attention."""
+        """The key of a layer's attention."""
         if attention is None:
             return cls(MaskConfig(), prefix=False, flag=False)
-        position = attention.position
-        biased = isinstance(position, ScoreBiasConfig)
-        flag = attention.causal_flag(backend) and mask == MaskConfig(right=0) and not prefix and not biased
-        flex = attention.flex_mask(backend)
-        ours = attention if isinstance(attention, MultiHeadConfig) else None
-        temperature: TemperatureConfig | None = getattr(attention, "temperature", None)
-        # Weights behind a rotation undo what makes scores depend on the difference of two angles alone.
-        counts = temperature is not None or (ours is not None and ours.qk_norm_rotated is not None)
-        if position is None:
-            return cls(mask, prefix, flag, flex, temperature, counts)
-        heads = (attention.n_heads, attention.head_width)
-        return cls(mask, prefix, flag, flex, temperature, counts, position, heads, attention)
+        plain = mask == MaskConfig(right=0) and not prefix and attention.score_bias is None
+        temperature, position = attention.query_temperature, attention.position
+        return cls(
+            mask,
+            prefix,
+            flag=plain and attention.causal_flag(backend),
+            flex=attention.flex_mask(backend),
+            temperature=temperature,
+            counts=temperature is not None or attention.counts_tokens,
+            position=position,
+            heads=None if position is None else (attention.n_heads, attention.head_width),
+            attention=attention,
+        )
 
     @property
     def window(self) -> int | None:
-        """The last so many tokens are all that is ever read; None where it may be any."""
+        """Size of the sliding window in tokens; None: unlimited."""
         return None if self.mask.left is None or self.prefix else self.mask.left + 1
 
     @property
     def reads_all(self) -> bool:
-        """Whether the newest token reads everything that is kept."""
+        """Whether the newest token reads everything that is cached."""
         return self.mask.causal and (self.mask.left is None or self.window is not None)
 
     def build(self, make: Make) -> AttentionContext:
-        """Build the module that computes the shared part."""
-        rotary = bias = None
-        if isinstance(self.position, RotaryConfig):
-            rotary = make(self.position, self.attention)
-        elif isinstance(self.position, ScoreBiasConfig):
-            bias = make(self.position, self.attention, self.mask.causal)
-        return AttentionContext(self, rotary=rotary, position=bias)
+        """Build the module that computes the context."""
+        attention, slopes = self.attention, None
+        rotary: nn.Module | None = None
+        position: nn.Module | None = None
+        if attention is not None and attention.rotary is not None:
+            rotary = make(attention.rotary, attention)
+        if attention is not None and attention.score_bias is not None:
+            position = make(attention.score_bias, attention, self.mask.causal)
+            slopes = attention.score_bias.slopes(attention)
+        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes)
 
 
 class AttentionContext(nn.Module):
@@ -92,31 +93,51 @@ class AttentionContext(nn.Module):
     has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
     """
 
-    def __init__(self, view: ContextKey, *, rotary: nn.Module | None, position: nn.Module | None) -> None:
+    def extra_repr(self) -> str:
+        causal = self.right == 0
+        window = None if self.left is None or not causal else self.left + 1
+        if causal:
+            return named(causal=True, window=window)
+        sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
+        return ", ".join(f"{side}={number}" for side, number in sides.items())
+
+    def __init__(
+        self,
+        key: ContextKey,
+        *,
+        rotary: nn.Module | None,
+        position: nn.Module | None,
+        slopes: Sequence[float] | None,
+    ) -> None:
         super().__init__()
-        self.left = view.mask.left
-        self.right = view.mask.right
-        self.flag = view.flag
-        self.reads_all = view.reads_all
+        self.left = key.mask.left
+        self.right = key.mask.right
+        self.flag = key.flag
+        self.reads_all = key.reads_all
         self.rotary = rotary
         self.position = position
-        self.temperature = Temperature(view.temperature) if view.temperature else None
-        self.counts = view.counts
-        self.slopes = position.slopes if isinstance(position, Alibi) else None
-        self.flex = view.flex and (position is None or self.slopes is not None)
+        self.temperature = Temperature(key.temperature) if key.temperature else None
+        self.counts = key.counts
+        self.slopes = None if slopes is None else list(slopes)
+        self.flex = key.flex and (position is None or slopes is not None)
 
     def forward(
-        self, x: Tensor, padding: Tensor | None, prefix: Tensor | None, past: Past | None = None, n_slots: int = 0
+        self,
+        x: Tensor,
+        padding: Tensor | None,
+        prefix: Tensor | None,
+        past: Past | None = None,
+        cached: list[Tensor] | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
-        if past is None or n_slots == 0:
+        if past is None or cached is None or len(cached) == 0:
             queries = torch.arange(x.size(1), device=x.device)[None]
             keys = queries
         else:
             n_keys = past.length
             queries = count_positions(x, padding, past)
-            cache, keys, tokens = place(queries, padding, past, n_slots)
+            cache, keys, tokens = place(queries, padding, past, n_slots=cached[0].size(2) - 1)
         positions = count_positions(x, padding, past) if self.counts and cache is None else queries
         rotary: Tensor | None = None
         if self.rotary is not None:
@@ -219,3 +240,17 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
     Made once per forward: given a bool mask, the attention kernel would make the same in every layer.
     """
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
+
+
+def cross_context(x: Tensor, memory: Tensor | None, mask: Tensor | None, caches: list[list[Tensor]] | None) -> Context:
+    """The context of all cross-attentions.
+
+    Args:
+        x: the queries, [b, q, d_model].
+        memory: [b, k, d_memory]; None once it is cached.
+        mask: True where the memory is no padding, [b, k].
+        caches: of each layer, where there are any.
+    """
+    nothing: list[Tensor] = []
+    added = None if mask is None else additive(mask.to(torch.bool)[:, None, None, :], x)
+    return Context(added, None, memory, None if caches is None else Cache(nothing, x, 0, 0))

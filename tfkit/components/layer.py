@@ -35,7 +35,7 @@ from tfkit.component import (
 )
 from tfkit.components.residual import ResidualConfig, add
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Program, Value, later
+from tfkit.nn import Context, Program, Value, cache_of_next
 
 SublayerName = Literal["attention", "cross_attention", "ffn"]
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
@@ -113,21 +113,9 @@ class LayerConfig(Config):
 
     def _check_cross_attention(self) -> None:
         cross = self.cross_attention
-        if cross is not None and cross.position is not None:
-            raise Invalid(
-                "cross_attention.position",
-                "cross-attention has no positions: queries and keys count in two different sequences",
-            )
-        if cross is not None and cross.mask is not None:
-            raise Invalid(
-                "cross_attention.mask",
-                "cross-attention reads the whole memory: it has no extent to the left or right",
-            )
-        if getattr(cross, "temperature", None) is not None:
-            raise Invalid(
-                "cross_attention.temperature",
-                "cross-attention has no positions: no query has a temperature",
-            )
+        for name, why in cross.self_attention_only.items() if cross is not None else ():
+            if getattr(cross, name) is not None:
+                raise Invalid(f"cross_attention.{name}", why)
 
     def _check_parts(self) -> None:
         if self.attention is None and self.cross_attention is None and self.ffn is None:
@@ -171,8 +159,7 @@ class LayerConfig(Config):
         """The config of cross-attention, from that of self-attention if it has none of its own."""
         if self.cross_attention is not None or self.attention is None:
             return self.cross_attention
-        here = {"position", "mask", "temperature"} & type(self.attention).model_fields.keys()
-        return self.attention.model_copy(update=dict.fromkeys(here))
+        return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
     def attention_of(self, sublayer: SublayerName) -> AttentionConfig:
         """The config of one of the two attentions, which the layer has."""
@@ -180,8 +167,8 @@ class LayerConfig(Config):
         assert attention is not None
         return attention
 
-    def kept(self, sublayer: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
-        """Heads and width of what the attentions of that name keep of each token, for all of them in their order.
+    def cached(self, sublayer: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
+        """Heads and width of each tensor that the attentions of that name cache of every token, in their order.
 
         Raises `Invalid` when one cannot be decoded token by token.
         """
@@ -190,11 +177,11 @@ class LayerConfig(Config):
             if step.sublayer != sublayer:
                 continue
             attention = self.attention_of(sublayer)
-            if attention.kept is None:
+            if attention.cached is None:
                 raise Invalid(
-                    sublayer, f"attention `{attention.kind_name()}` keeps nothing of the tokens that it reads"
+                    sublayer, f"attention `{attention.kind_name()}` caches nothing of the tokens that it reads"
                 )
-            found += attention.kept
+            found += attention.cached
         return found
 
     def steps(self, *, memory: bool) -> list[Step]:
@@ -270,10 +257,10 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
 def _context(
     program: Program, step: Step, layer: LayerConfig, contexts: Mapping[str, Value], seen: dict[str, int]
 ) -> Value:
-    """The context of an attention; where a layer has several of a kind, each keeps tensors of its own."""
+    """The context of an attention; where a layer has several of a kind, each caches tensors of its own."""
     context, before = contexts[step.sublayer], seen.get(step.sublayer, 0)
-    seen[step.sublayer] = before + len(layer.attention_of(step.sublayer).kept or ())
-    return program.apply(f"{step.name}_context", later, context, before) if before else context
+    seen[step.sublayer] = before + len(layer.attention_of(step.sublayer).cached or ())
+    return program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context
 
 
 def _build_sublayer(

@@ -9,14 +9,13 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionBackend,
     BlockConfig,
+    Cached,
     Count,
-    Kept,
     Make,
     MaskConfig,
     MaskedWire,
@@ -28,11 +27,11 @@ from tfkit.component import (
     divisors,
     expect,
 )
-from tfkit.components.context import AttentionContext, ContextKey, additive
-from tfkit.components.layer import LayerConfig, SublayerName, build_layer
+from tfkit.components.context import AttentionContext, ContextKey, cross_context
+from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
-from tfkit.nn import Cache, Context, Past, is_scripting, own, recomputed
+from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recomputed
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -140,25 +139,26 @@ class StackConfig(LayerConfig, BlockConfig):
         """The class of the module that runs the layers."""
         return MemoryStack if "memory" in inputs else Stack
 
-    def view(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> ContextKey:
-        """What a layer's self-attention shares with that of others."""
+    def context_key(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> ContextKey:
+        """The key under which a layer's self-attention shares its context with that of others."""
         given = layer.attention.mask if layer.attention else None
         mask = given or self.default_mask()
         return ContextKey.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
 
     def pieces(self, inputs: Signals) -> Pieces:
-        cache: list[Kept] = []
-        memory_cache: list[Kept] = []
         for path, layer in self.distinct():
-            if layer.attention is not None and not self.view(layer, inputs).mask.causal:
+            if layer.attention is not None and not self.context_key(layer, inputs).mask.causal:
                 raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
+        memory = "memory" in inputs
+        caches: list[tuple[Cached, ...]] = []
+        memory_caches: list[tuple[Cached, ...]] = []
         for _, layer in self.plan():
-            window = self.view(layer, inputs).window
-            kept = [Kept(*one, window) for one in layer.kept("attention", memory="memory" in inputs)]
-            crossed = [Kept(*one) for one in layer.kept("cross_attention", memory="memory" in inputs)]
-            cache += kept * self.repeats()
-            memory_cache += crossed * self.repeats()
-        return Pieces(past=True, cache=tuple(cache), memory_cache=tuple(memory_cache))
+            window = self.context_key(layer, inputs).window
+            own = tuple(Cached(*one, window) for one in layer.cached("attention", memory=memory))
+            cross = tuple(Cached(*one) for one in layer.cached("cross_attention", memory=memory))
+            caches += [own] * self.repeats()
+            memory_caches += [cross] * self.repeats() if memory else []
+        return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def repeats(self) -> int:
         """How many times in a row each layer runs."""
@@ -169,49 +169,48 @@ class StackConfig(LayerConfig, BlockConfig):
         d_memory = None if memory is None else memory.width
         shared: dict[str, AttentionContext] = {}
         names: dict[ContextKey, str] = {}
-        layers, views = [], []
+        layers, context_names = [], []
         for number, (name, layer) in enumerate(self.plan()):
-            view = self.view(layer, inputs, make.attention_backend)
-            own = view.position is not None and not view.position.is_shared
-            if own or view not in names:
+            key = self.context_key(layer, inputs, make.attention_backend)
+            alone = key.position is not None and not key.position.is_shared
+            if alone or key not in names:
                 # TorchScript cannot read an attribute again that is called like a keyword: `global`.
-                names[view] = str(number) if own else f"{name}_" if keyword.iskeyword(name) else name
-                shared[names[view]] = view.build(make)
-            views.append(names[view])
-            layers.append(build_layer(layer, make, d_memory=d_memory, causal=view.flag))
+                names[key] = str(number) if alone else f"{name}_" if keyword.iskeyword(name) else name
+                shared[names[key]] = key.build(make)
+            context_names.append(names[key])
+            layers.append(build_layer(layer, make, d_memory=d_memory, causal=key.flag))
         norm = self.closing_norm()
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(
             shared={name: shared[name] for name in order},
             layers=layers,
-            views=[order.index(name) for name in views],
-            kept=[self._n_kept(layer, "attention", memory) for _, layer in self.plan()],
-            memory_kept=[self._n_kept(layer, "cross_attention", memory) for _, layer in self.plan()],
+            contexts=[order.index(name) for name in context_names],
             repeats=self.repeats(),
             recompute=make.recompute,
             final_norm=None if norm is None else make(norm, self.d_model),
         )
 
-    def _n_kept(self, layer: LayerConfig, sublayer: SublayerName, memory: Signal | None) -> int:
-        steps = layer.steps(memory=memory is not None)
-        return sum(len(layer.attention_of(sublayer).kept or ()) for step in steps if step.sublayer == sublayer)
-
 
 class Stack(nn.Module):
     """Layers one after the other; [b, t, d_model] -> the same.
 
-    Where the sequence comes in pieces, `cache` has the tensors that the attentions keep, in the order in which they
-    run, and `past` says how much came before.
+    Where the sequence comes in pieces, `caches` has the tensors that each layer cached, in the order in which the
+    layers run, and `past` says how much came before.
     """
+
+    def extra_repr(self) -> str:
+        names = [*self.shared]
+        contexts = [names[i] for i in self.context_of]
+        by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
+        shown = by_name if len(names) > 1 else None
+        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
 
     def __init__(
         self,
         *,
         shared: dict[str, AttentionContext],
         layers: Sequence[nn.Module],
-        views: list[int],
-        kept: list[int],
-        memory_kept: list[int],
+        contexts: list[int],
         repeats: int,
         recompute: bool,
         final_norm: nn.Module | None,
@@ -219,47 +218,44 @@ class Stack(nn.Module):
         super().__init__()
         self.shared = nn.ModuleDict(shared)
         self.layers = nn.ModuleList(layers)
-        self.views = views
-        self.kept = kept
-        self.memory_kept = memory_kept
+        self.context_of = contexts
+        self.first_run = [repeats * contexts.index(number) for number in range(len(shared))]
         self.repeats = repeats
         self.recompute = recompute
         self.final_norm = final_norm
-        first = [repeats * sum(kept[: views.index(view)]) for view in range(len(shared))]
-        self.first_kept = [place if kept[views.index(view)] else -1 for view, place in enumerate(first)]
 
     def forward(
         self,
         x: Tensor,
         mask: Tensor | None = None,
         prefix: Tensor | None = None,
-        cache: list[Tensor] | None = None,
+        caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, prefix, cache, past)
-        place = 0
+        contexts = self.contexts(x, mask, prefix, caches, past)
+        run = 0
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
-                context = own(contexts[self.views[i]], cache, place, self.kept[i])
-                if is_scripting() or not self.recompute:
-                    x = layer(x, context)
-                else:
-                    x = recomputed(layer, x, context)
-                place += self.kept[i]
+                context = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                x = layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
+                run += 1
         return x if self.final_norm is None else self.final_norm(x)
 
     def contexts(
-        self, x: Tensor, mask: Tensor | None, prefix: Tensor | None, cache: list[Tensor] | None, past: Past | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        prefix: Tensor | None,
+        caches: list[list[Tensor]] | None,
+        past: Past | None,
     ) -> list[Context]:
-        """What self-attention receives, by view."""
+        """The contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
         contexts: list[Context] = []
         for i, shared in enumerate(self.shared.values()):
-            n_slots = 0
-            if cache is not None and self.first_kept[i] >= 0:
-                n_slots = cache[self.first_kept[i]].size(2) - 1
-            contexts.append(shared(x, mask, prefix, past, n_slots))
+            cache = None if caches is None else caches[self.first_run[i]]
+            contexts.append(shared(x, mask, prefix, past, cache))
         return contexts
 
 
@@ -272,24 +268,17 @@ class MemoryStack(Stack):
         mask: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        cache: list[Tensor] | None = None,
-        memory_cache: list[Tensor] | None = None,
+        caches: list[list[Tensor]] | None = None,
+        memory_caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, None, cache, past)
-        tokens = None if memory_mask is None else additive(memory_mask.to(torch.bool)[:, None, None, :], x)
-        place = memory_place = 0
+        contexts = self.contexts(x, mask, None, caches, past)
+        cross = cross_context(x, memory, memory_mask, memory_caches)
+        run = 0
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
-                kept: Cache | None = None
-                if memory_cache is not None:
-                    kept = Cache(memory_cache[memory_place : memory_place + self.memory_kept[i]], x, 0, 0)
-                cross = Context(tokens, None, memory, kept)
-                context = own(contexts[self.views[i]], cache, place, self.kept[i])
-                if is_scripting() or not self.recompute:
-                    x = layer(x, context, cross)
-                else:
-                    x = recomputed(layer, x, context, cross)
-                place += self.kept[i]
-                memory_place += self.memory_kept[i]
+                own = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                other = cache_of_layer(cross, memory_caches, run)
+                x = layer(x, own, other) if is_scripting() or not self.recompute else recomputed(layer, x, own, other)
+                run += 1
         return x if self.final_norm is None else self.final_norm(x)

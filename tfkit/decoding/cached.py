@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
@@ -21,6 +20,8 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.model import BuiltModel, name_layer, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
+from tfkit.torch_private import compiler
+from tfkit.torch_private.tensors import leaves, map_nested
 from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
@@ -67,7 +68,7 @@ class CachedModel:
         self._takes = inputs_of(self.stepping)
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch = self._asked_for = 0
-        self._cache: dict[str, list[Tensor]] = {}
+        self._cache: dict[str, list[list[Tensor]]] = {}
         self._lengths: Tensor | None = None
         self._first: dict[str, Tensor] = {}
         self._always: dict[str, Tensor] = {}
@@ -91,7 +92,7 @@ class CachedModel:
                 raise ValueError(f"`{name}` has no rows: it is a single number")
             hidden = inputs.get(name.removesuffix("_mask"), value).shape[:2]
             if value.size(0) != batch:
-                raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
+                raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
             if value.dim() > 1 and value.shape[:2] != hidden:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
         values = dict(inputs)
@@ -164,7 +165,7 @@ class CachedModel:
                 return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
-        return tree_map(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
+        return map_nested(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
 
     @checked
     def repeat(self, n: Positive) -> None:
@@ -177,10 +178,7 @@ class CachedModel:
             raise ValueError("nothing was read yet that could be repeated: call it after a first piece")
         self._batch *= n
         with torch.inference_mode(False):
-            self._cache = {
-                name: [tensor.repeat_interleave(n, dim=0) for tensor in tensors]
-                for name, tensors in self._cache.items()
-            }
+            self._cache = map_nested(lambda tensor: tensor.repeat_interleave(n, dim=0), self._cache)
         self._stay_where_they_are()
         self._first = {name: value.repeat_interleave(n, dim=0) for name, value in self._first.items()}
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
@@ -189,7 +187,7 @@ class CachedModel:
     @property
     def nbytes(self) -> int:
         """Bytes that the caches take."""
-        return sum(tensor.nbytes for tensors in self._cache.values() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in leaves(self._cache))
 
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
@@ -197,44 +195,32 @@ class CachedModel:
         device, dtype = parameter.device, sharded_dtype(self.model) or parameter.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        for name, shapes in self._shapes(batch).items():
-            old, fits = self._cache.get(name, []), [(shape, dtype, device) for shape in shapes]
-            if [(tensor.shape, tensor.dtype, tensor.device) for tensor in old] == fits:
-                for tensor in old:
+        memory = {name: value.size(1) for name, value in self._first.items() if value.dim() > 1}
+        wanted = self._parts.cache_shapes(batch, self.length, lambda node: memory[str(node.wires["memory"])])
+        for name, layers in wanted.items():
+            old = self._cache.get(name, [])
+            fits = [[(shape, dtype, device) for shape in shapes] for shapes in layers]
+            if [[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] for tensors in old] == fits:
+                for tensor in leaves(old):
                     tensor.zero_()
             else:
                 with torch.inference_mode(False):  # they may be written outside of it
-                    self._cache[name] = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+                    self._cache[name] = [
+                        [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for shapes in layers
+                    ]
         self._stay_where_they_are()
 
     def _stay_where_they_are(self) -> None:
         """Tell the compiler that the caches do not move, so that a CUDA graph may write to them."""
-        for tensors in self._cache.values() if self._compiled is not None else ():
-            for tensor in tensors:
-                torch._dynamo.mark_static_address(tensor)
-
-    def _shapes(self, batch: int) -> dict[str, list[tuple[int, int, int, int]]]:
-        """The shapes of all caches; what is written in pieces has one slot more, for padding."""
-        shapes = {}
-        for name, (node, pieces) in self._parts.again.items():
-            if pieces.cache:
-                slots = [one.tokens(self.length) for one in pieces.cache]
-                shapes[name] = [
-                    (batch, one.heads, n + 1, one.width) for one, n in zip(pieces.cache, slots, strict=True)
-                ]
-            if pieces.memory_cache:
-                memory = self._first[str(node.wires["memory"])]
-                shapes[f"{name}.memory"] = [
-                    (batch, one.heads, memory.size(1), one.width) for one in pieces.memory_cache
-                ]
-        return shapes
+        for tensor in leaves(self._cache) if self._compiled is not None else ():
+            compiler.stay_in_place(tensor)
 
     def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:
         shape, t = tuple(tokens.shape[:2]), tokens.size(1)
         if shape[0] != self._batch:
-            raise ValueError(f"{shape[0]} rows of tokens, and {self._batch} sequences were begun: call `start`")
+            raise ValueError(f"{shape[0]} rows of tokens for {self._batch} sequences: call `start`")
         if t == 0:
-            raise ValueError("a piece has at least one token")
+            raise ValueError("a step has at least one token")
         if self.used + t > self.length:
             raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
         if mask is not None and mask.shape != shape:
@@ -264,7 +250,7 @@ def _checked_mode(compile: bool | str) -> str | None:
     """The mode for `torch.compile`, if one is named."""
     if isinstance(compile, bool):
         return None
-    modes = list(torch._inductor.list_mode_options())
+    modes = compiler.modes()
     if compile not in modes:
         raise ValueError(
             f"`compile` is True, False or a mode of torch.compile, one of {', '.join(modes)}, not {shown(compile)}"

@@ -38,13 +38,14 @@ def made_once(parts: DecodeSplit) -> list[str]:
 def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """What runs for each piece.
 
-    Its forward takes the inputs that come in pieces; `past`, a `tfkit.nn.Past`; `cache`, the caches by name; `keep`,
-    the number of last positions to make logits of, 0 for all; then padding masks, and what is read once.
+    Its forward takes the inputs that come in pieces; `past`, a `tfkit.nn.Past`; `cache`, which has for each node a list
+    of tensors by layer; `keep`, the number of last positions to make logits of, 0 for all; then padding masks, and what
+    is read once.
     """
     program, nodes = Program(), [node for node, _ in parts.again.values()]
     optional = [name for name in parts.given_again if graph.inputs[name].optional]
     values = {name: program.input(name) for name in parts.given_again if name not in optional}
-    past, cache = program.input("past", Past), program.input("cache", dict[str, list[Tensor]])
+    past, cache = program.input("past", Past), program.input("cache", dict[str, list[list[Tensor]]])
     keep = program.input("keep", int)
     values |= {name: program.input(name, optional=True) for name in (*optional, *parts.read_once)}
     values |= _masks(program, graph, (*parts.given_again, *parts.read_once), nodes)
@@ -69,11 +70,11 @@ def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterab
 
 def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:
     further: dict[str, Any] = {"past": past} if pieces.past else {}
-    if pieces.cache:
-        further["cache"] = program.apply(f"{node.name}_cache", operator.getitem, cache, node.name)
-    if pieces.memory_cache:
+    if pieces.caches:
+        further["caches"] = program.apply(f"{node.name}_caches", operator.getitem, cache, node.name)
+    if pieces.memory_caches:
         name = f"{node.name}.memory"
-        further["memory_cache"] = program.apply(f"{node.name}_memory_cache", operator.getitem, cache, name)
+        further["memory_caches"] = program.apply(f"{node.name}_memory_caches", operator.getitem, cache, name)
     return further
 
 

@@ -1,1 +1,1 @@
-"""From a resolved spec to a checked graph: which node reads what, and whether it fits."""
+"""From a resolved spec to a checked graph: its wires connected, and the signals on them checked."""

@@ -1,7 +1,8 @@
-"""A graph taken apart: what runs once for a sequence, and what runs for each piece of it."""
+"""A graph split for decoding: the nodes that run once for a sequence, and those that run at every step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfkit.component import Pieces, WireMarker, marker
@@ -13,22 +14,42 @@ from tfkit.spec.messages import refused
 
 @dataclass(frozen=True)
 class DecodeSplit:
-    """The two parts of a model that reads a sequence in pieces."""
+    """The two halves of a model that reads a sequence step by step."""
 
     once: tuple[Node, ...]
-    """The nodes that run when a sequence begins: an encoder."""
+    """The nodes that run when a sequence begins, such as an encoder."""
     again: dict[str, tuple[Node, Pieces]]
-    """The nodes that run for every piece, by name, with what they need for it."""
+    """The nodes that run at every step, by name, with their requirements for it."""
     given_once: tuple[str, ...]
     """Inputs of the model that are given when a sequence begins."""
     given_again: tuple[str, ...]
-    """Inputs that come in pieces; the first is the one whose tokens are predicted."""
+    """Inputs that are given step by step; the first is the one whose tokens are predicted."""
     read_once: tuple[str, ...]
-    """Inputs and nodes of the first part that the second one reads."""
+    """Inputs and nodes of the first half that the second one reads."""
+
+    def cache_shapes(
+        self, batch: int, length: int, memory_length: Callable[[Node], int]
+    ) -> dict[str, list[list[tuple[int, int, int, int]]]]:
+        """The shapes of the tensors of each layer, by node, and as `NODE.memory` of those that hold its memory.
+
+        What is written in pieces has one slot more, for padding.
+        """
+        shapes = {}
+        for name, (node, pieces) in self.again.items():
+            if pieces.caches:
+                shapes[name] = [
+                    [(batch, one.heads, one.tokens(length) + 1, one.width) for one in layer] for layer in pieces.caches
+                ]
+            if pieces.memory_caches:
+                slots = memory_length(node)
+                shapes[f"{name}.memory"] = [
+                    [(batch, one.heads, slots, one.width) for one in layer] for layer in pieces.memory_caches
+                ]
+        return shapes
 
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:
-    """Take a graph apart; raises SpecError when the model needs its sequence as a whole."""
+    """Split a graph for decoding; raises SpecError if the model needs its sequence as a whole."""
     nodes = {node.name: node for node in graph.nodes}
     flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
     read_once = {
@@ -43,11 +64,13 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
     for name in fixed:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
-            raise SpecError(Diagnostic(f"`{name}` is read as a whole and in pieces", path=path, notes=(_note(graph),)))
+            raise SpecError(
+                Diagnostic(f"`{name}` is read both as a whole and step by step", path=path, notes=(_note(graph),))
+            )
     for name in graph.inputs:
         length = graph.inputs[name].length
         if name in flowing and length is not None:
-            message = f"`{name}` always has {length} positions, and cannot come in pieces"
+            message = f"`{name}` always has {length} positions, and cannot be read step by step"
             raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_note(graph),)))
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {one for node, _ in again.values() for one in as_list(node.wires.get("input", []))}
@@ -62,7 +85,7 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
 
 
 def split_if_decodable(graph: Graph) -> DecodeSplit | None:
-    """The two parts of a model that can be read in pieces; None for one that needs its sequence as a whole."""
+    """The two halves of a model that can be read step by step; None for one that needs its sequence as a whole."""
     try:
         return split_for_decoding(graph)
     except SpecError:
@@ -77,14 +100,14 @@ def read_whole(graph: Graph) -> tuple[str, ...]:
 
 
 def wire_of(node: Node, field: str) -> WireMarker:
-    """The marker of a field that is a wire."""
+    """The marker of a wire field."""
     found = marker(type(node.config).model_fields[field], WireMarker)
     assert found is not None
     return found
 
 
 def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[str, None]:
-    """The named nodes and inputs and all that they read, directly or not; what is read as a whole only if `whole`."""
+    """The named nodes and inputs and all that they read, directly or not; those read as a whole only if `whole`."""
     seen: dict[str, None] = {}
     pending = list(names)
     while pending:
@@ -103,8 +126,8 @@ def _pieces(node: Node, graph: Graph) -> Pieces:
     try:
         return node.config.pieces(node.signals)
     except Invalid as wrong:
-        complaint = refused(wrong, ("graph", node.name), graph.spec.provenance)
-        raise SpecError(Diagnostic(complaint.message, complaint.span, complaint.path, (_note(graph),))) from None
+        error = refused(wrong, ("graph", node.name), graph.spec.provenance)
+        raise SpecError(Diagnostic(error.message, error.span, error.path, (_note(graph),))) from None
 
 
 def _note(graph: Graph) -> str:

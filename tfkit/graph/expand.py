@@ -1,4 +1,4 @@
-"""Spec to graph: nodes in the order in which they run, every wire connected and checked."""
+"""From spec to graph: nodes in the order in which they run, every wire connected and checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ERRORS = 50
 
 @dataclass(frozen=True)
 class Node:
-    """A block and what it reads. `wires` has one source for each connected field; a list where the field is one."""
+    """A block and its wires. `wires` has one source for each connected field; a list where the field is a list."""
 
     name: str
     config: BlockConfig
@@ -33,13 +33,13 @@ class Node:
 
     @property
     def makes_mask(self) -> bool:
-        """Whether the block returns (value, mask) instead of a value."""
+        """True if the block returns (value, mask) instead of a value."""
         return self.output.mask == f"{self.name}_mask"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A model as a graph: what `build` builds."""
+    """A model as a graph: the input of `build`."""
 
     spec: Spec
     inputs: Mapping[str, Signal]
@@ -48,12 +48,12 @@ class Graph:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The name of the model."""
         return self.spec.model.name
 
     @checked
     def node(self, name: str) -> Node:
-        """The node of that name; raises ValueError where there is none."""
+        """The node of that name; raises ValueError if there is none."""
         found = next((node for node in self.nodes if node.name == name), None)
         if found is None:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
@@ -65,19 +65,19 @@ def load(spec: AnyPath, *, sets: Sets = (), plugins: AnyPlugins | None = None) -
     """Read a spec by its path or by the bare name of one that comes with tfkit.
 
     `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
-    SpecError with everything that is wrong, before any tensor exists.
+    SpecError with every error in the spec, before any tensor exists.
     """
     return expand(_warned(read_spec(spec, plugins or load_plugins(), sets=as_changes(sets))))
 
 
 @checked
 def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
-    """The same for the text of a spec."""
+    """Read the text of a spec, as `load` reads a file."""
     return expand(_warned(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets))))
 
 
 def _warned(spec: Spec) -> Spec:
-    """The spec itself, its notes given as warnings."""
+    """The spec itself, after its notes were given as warnings."""
     for note in spec.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
@@ -132,7 +132,7 @@ class _Expansion:
                     self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")
 
     def _wires(self) -> dict[str, dict[str, str | list[str]]]:
-        """What each node's fields are connected to; a missing `input` is the node above."""
+        """The source of each wire of each node; a missing `input` is the node above."""
         wires: dict[str, dict[str, str | list[str]]] = {}
         above: str | None = None
         for name, config in self.model.graph.items():
@@ -158,7 +158,7 @@ class _Expansion:
         if len(names) == 1:
             return names[0]
         message = f"`{node}` has no node above it, and the model has several inputs"
-        self._error(("graph", node), message, f"inputs: {listing(names)}", help="say which it reads: `input: NAME`")
+        self._error(("graph", node), message, f"inputs: {listing(names)}", help="name the one it reads: `input: NAME`")
         return None
 
     def _check_source(self, path: tuple[str, ...], node: str, source: str) -> None:
@@ -192,7 +192,7 @@ class _Expansion:
             raise
 
     def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
-        """Let each block check what it reads; what a broken block would give is not checked further."""
+        """Let each block check its signals; what follows from an error is not checked."""
         outputs: dict[str, Signal] = dict(self.inputs)
         nodes = []
         for name in order:
@@ -204,11 +204,11 @@ class _Expansion:
             try:
                 output = config.output(signals)
             except Invalid as wrong:
-                complaint = refused(wrong, path, self.spec.provenance)
+                error = refused(wrong, path, self.spec.provenance)
                 if wrong.field == "input" and getattr(config, "input", None) is None:
-                    note = f"`{name}` reads `{wires[name]['input']}`, which stands above it"
-                    complaint = replace(complaint, notes=(*complaint.notes, note))
-                self.errors.append(complaint)
+                    note = f"`{name}` reads `{wires[name]['input']}`, which is above it"
+                    error = replace(error, notes=(*error.notes, note))
+                self.errors.append(error)
                 continue
             except Exception as wrong:  # a plugin's block
                 self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))
@@ -274,7 +274,7 @@ class _Expansion:
                 nodes = f"nodes: {listing(self.model.graph)}"
                 self._error(("outputs", str(index)), f"unknown node {quoted(name)}", nodes, help=help)
             elif name in self.model.outputs[:index]:
-                self._error(("outputs", str(index)), f"output `{name}` stands in the list twice")
+                self._error(("outputs", str(index)), f"output `{name}` is in the list twice")
         return self.model.outputs
 
     def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:

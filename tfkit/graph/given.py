@@ -1,4 +1,4 @@
-"""A model as people hand it over: a loaded graph, or the spec that it is loaded from."""
+"""A model as users pass it: a loaded graph, or the spec to load it from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of what a model is called with: one place for everybody who makes inputs up."""
+"""The shapes of a model's inputs, for all code that makes inputs up."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def input_shapes(
 
     Args:
         graph: the model.
-        batch: sequences.
-        length: positions of each; an input whose length its spec fixes has that.
-        memory_length: positions of what is read once and as a whole, such as an encoder's input; `length` unless given.
+        batch: number of sequences.
+        length: positions of each; an input of fixed length has that one.
+        memory_length: positions of inputs read once and as a whole, such as an encoder's; `length` unless given.
     """
     once = () if memory_length is None else read_whole(graph)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -31,24 +31,24 @@ def input_shapes(
 
 
 def fixed_lengths(graph: Graph) -> dict[str, int]:
-    """The inputs whose number of positions the spec fixes."""
+    """The inputs whose length the spec fixes, and their lengths."""
     return {name: config.length for name, config in graph.spec.model.inputs.items() if config.length is not None}
 
 
 def fixed_length(graph: Graph) -> int | None:
-    """The positions of the longest input where all lengths are fixed; None where one is free."""
+    """The length of the longest input where all lengths are fixed; None if one is free."""
     fixed = fixed_lengths(graph)
     sequences = [name for name, config in graph.spec.model.inputs.items() if config.type != "lengths"]
     return max(fixed.values()) if fixed and len(fixed) == len(sequences) else None
 
 
 def length_of(graph: Graph, length: int | None) -> int | None:
-    """How long sequences are to be: as they always are, where that is fixed, or `length`.
+    """The length that sequences are to have: the fixed one if there is one, else `length`.
 
-    Raises SpecError where another length is asked for than the fixed one.
+    Raises SpecError if a length other than the fixed one is requested.
     """
     fixed = fixed_length(graph)
     if fixed is not None and length not in (None, fixed):
-        message = f"length ({length}) has no effect: what `{graph.name}` reads always has {fixed} positions"
+        message = f"length ({length}) has no effect: the input of `{graph.name}` always has {fixed} positions"
         raise SpecError(Diagnostic(message, graph.spec.provenance.span(("inputs",)), "inputs"))
     return fixed or length

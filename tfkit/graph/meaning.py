@@ -1,8 +1,8 @@
-"""What the numbers of trained weights mean: each value of a model that decides it, by its path.
+"""The meaning of trained weights: each value of a model that decides it, by its path.
 
 Two models whose tensors have the same names and shapes may compute different things: another epsilon, other positions,
-another mask. So what tfkit writes has its values beside the tensors, and whoever reads it can say which of them differ.
-Names of nodes and inputs, dropout and limits are not among them.
+another mask. So files that tfkit writes have these values beside the tensors, and a reader can tell which of them
+differ. Names of nodes and inputs, dropout and limits are not among them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfkit.spec.annotations import extra
 Value: TypeAlias = "str | int | float | bool | list[Any] | None"
 Values: TypeAlias = dict[str, Value]
 READS = "reads."
-"""The paths of wires, whose values are names of nodes and inputs, begin with it."""
+"""The prefix of the paths of wires, whose values are names of nodes and inputs."""
 MOST_LAYERS = 2**16
 MOST_TEXT = 60
 _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
@@ -37,8 +37,8 @@ _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
 class Meaning:
     """The values of a model's inputs and nodes, each by its path inside them, in the order of the graph.
 
-    `usual` are the paths, with the node's name, of values and parts that are the defaults of their fields: a file that
-    was written before there was such a field means them.
+    `usual` are the paths, with the node's name, of values and components that are the defaults of their fields: a file
+    that was written before such a field existed means them.
     """
 
     inputs: Mapping[str, Values]
@@ -52,14 +52,14 @@ class Meaning:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that are equal where all values are, whatever nodes and inputs are called."""
+        """32 hexadecimal digits that are equal where all values are, regardless of the names of nodes and inputs."""
         names = {name: str(index) for index, name in enumerate((*self.inputs, *self.nodes))}
         named = self.renamed(names)
         text = json.dumps([named.inputs, named.nodes], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def renamed(self, names: Mapping[str, str]) -> Meaning:
-        """The same with other names of nodes and inputs."""
+        """The meaning under other names of nodes and inputs."""
 
         def value_of(path: str, value: Value) -> Value:
             reads = path.startswith(READS) and isinstance(value, list)
@@ -74,14 +74,14 @@ class Meaning:
 
     @property
     def flat(self) -> Values:
-        """Each value by its path, that of a layer once for every layer that has it."""
+        """Each value by its path; that of a layer once for every layer that has it."""
         parts = (*self.inputs.items(), *self.nodes.items())
         found = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
         return {one: value for path, value in found.items() for one in _by_layer(path)}
 
 
 class Change(NamedTuple):
-    """A value that is another one, as texts: in the file, and in the model."""
+    """A value that differs, as texts: in the file, and in the model."""
 
     path: str
     there: str
@@ -103,7 +103,7 @@ def meaning_of(graph: Graph) -> Meaning:
 
 
 def parsed(data: Mapping[str, Any]) -> Meaning:
-    """The meaning that `Meaning.text` is, from its JSON object; raises ValueError where it is none."""
+    """The inverse of `Meaning.text`, from its JSON object; raises ValueError if it is malformed."""
     found = [data.get("inputs"), data.get("graph")]
     for part in found:
         if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
@@ -113,14 +113,14 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
     assert nodes is not None
     for path, value in [entry for values in nodes.values() for entry in values.items() if entry[0].startswith(READS)]:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ValueError(f"`{path[:80]}` is no list of names")
+            raise ValueError(f"`{path[:80]}` is not a list of names")
     meaning = Meaning(inputs, nodes)
     _ = meaning.flat  # raises ValueError for absurd layers
     return meaning
 
 
 def changes(there: Meaning, here: Meaning) -> list[Change]:
-    """What a file's weights mean that a model's do not, and the other way round."""
+    """The differences between the meaning of a file's weights and of a model's."""
     names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
     old, new = _Tree(there.renamed(names).flat), _Tree(here.flat)
     pairs: dict[str, tuple[str, str]] = {}
@@ -134,19 +134,19 @@ def changes(there: Meaning, here: Meaning) -> list[Change]:
 
 
 class _Tree:
-    """Values by their paths, and the paths of the parts that hold them."""
+    """Values by their paths, and the paths of the components that hold them."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
         self.parts = {part for path in values for part in above(path)}
 
     def kind(self, path: str) -> str | None:
-        """The kind of what fills a path: a part's own, or that it is one, or none."""
+        """The kind of the component at a path: its name, that there is one, or that there is none."""
         named = [str(self.values[key]) for key in (f"{path}.kind", f"{path}.block") if key in self.values]
         return named[0] if named else "a part" if path in self.parts else None
 
     def text(self, path: str) -> str:
-        """What stands at a path, in few words."""
+        """The value at a path, in few words."""
         if path in self.values:
             value = self.values[path]
             return _short(value if isinstance(value, str) else json.dumps(value))
@@ -159,12 +159,12 @@ class _Tree:
 
 
 def above(path: str) -> Iterator[str]:
-    """The parts that a path leads through, the outermost first."""
+    """The components that a path leads through, the outermost first."""
     yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
 
 
 def _is_meant(path: str, old: _Tree, usual: Set[str]) -> bool:
-    """Whether a file that says nothing of a path means its default: that of its field, or of the part around it."""
+    """True if a file without a value for a path means its default: that of its field, or of the component around it."""
     while path in usual:
         path = path.rpartition(".")[0]
         if path in old.parts:
@@ -183,7 +183,7 @@ def _values(config: Config, name: str, usual: set[str]) -> Values:
 
 
 def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
-    """Path and value of all that something holds."""
+    """Path and value of all leaves of a value."""
     if isinstance(value, Config):
         fields = type(value).model_fields
         for name, inside in value.material().items():
@@ -228,26 +228,26 @@ def _by_layer(path: str) -> list[str]:
 
 
 def _matched(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """Names in a file and those in the model: equal ones, and of the others each its turn."""
+    """Names in a file matched to those in the model: equal ones first, the others in order."""
     old, new = list(there), list(here)
     rest = zip((name for name in old if name not in new), (name for name in new if name not in old), strict=False)
     return dict(rest)
 
 
 def _same(a: Value, b: Value) -> bool:
-    """Whether two values are equal; real numbers up to the rounding of the arithmetic that they may come from."""
+    """True if two values are equal; real numbers up to the rounding of the arithmetic that may have produced them."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, int | float) and isinstance(b, int | float)):
         return a == b and isinstance(a, bool) == isinstance(b, bool)
     try:
         return math.isclose(a, b, rel_tol=1e-9)
-    except OverflowError:  # a whole number beyond any real one
+    except OverflowError:  # a whole number too large for a float
         return False
 
 
 def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Change]:
-    """One change for all layers alike, which are named unless they are all."""
+    """One change for all equally changed layers, which are named unless they are all layers."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for path, (old, new) in pairs.items():
         match = re.search(r"(?<=\.layers\.)\d+(?![^.])", path)

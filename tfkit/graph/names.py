@@ -13,36 +13,36 @@ RESERVED = frozenset(
     set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
     train training type xpu zero_grad""".split()  # noqa: SIM905
 )
-"""Names that a node cannot have, beside all that start with `register_`: the built module has attributes of these, or
-they are arguments where a sequence is read in pieces."""
+"""Names that a node cannot have, beside all that start with `register_`: attributes of the built module, or arguments
+of the module that decodes step by step."""
 WRITTEN = frozenset(
     """Config F NamedTuple NoneType OrderedDict Tensor add_caches batch config dataclass device empty_state first_value
     fx_pytree getattr inf keep_value kept_value length like made math min move_on nan nn operator past_of piece pytree
     read result start state step torch""".split()  # noqa: SIM905
 )
-"""Names that mean something else in code that is written for a model: by torch.fx, by `torch.export`, for the methods
-of a TorchScript file, and in an ejected file."""
+"""Names with another meaning in code written for a model: by torch.fx, by `torch.export`, for the methods of a
+TorchScript file, and in an ejected file."""
 SPELLING = (
     "it becomes a name in Python and in TorchScript: a letter from a to z or A to Z, then such letters, digits and `_`"
 )
 
 
 def is_identifier(name: str) -> bool:
-    """Whether it can be a public name in Python and in TorchScript.
+    """True if it can be a public name in Python and in TorchScript.
 
-    TorchScript reads ASCII alone. Python reads more, and takes some letters for others (`ﬁ` for `fi`, by NFKC).
+    TorchScript reads only ASCII. Python reads more, and treats some letters as others (`ﬁ` as `fi`, by NFKC).
     """
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
 def taken(name: str, *, of_input: bool) -> str | None:
-    """Who has that name already, if somebody has."""
+    """The owner of a name that is already taken, if it is."""
     if name.endswith("_mask"):
         return "it names a padding mask"
     if name in RESERVED or name.startswith("register_"):
-        return "every module has something of this name"
+        return "every module has an attribute of this name"
     if name in WRITTEN:
-        return "the code that is written for a model has another thing of this name"
+        return "the code written for a model uses this name for something else"
     if of_input and not name.islower():
         return "torch writes arguments in lower case into an ONNX file"
     if of_input and hasattr(builtins, name):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
-"""What each node reads, by its fields: a name of a node or input, or a list of them."""
+"""The sources of each node, by its fields: a name of a node or input, or a list of them."""
 
 
 class CycleError(Exception):
@@ -18,17 +18,17 @@ class CycleError(Exception):
 
 
 def as_list(source: str | list[str]) -> list[str]:
-    """What one field reads."""
+    """The sources of one field as a list."""
     return [source] if isinstance(source, str) else source
 
 
 def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
-    """What one node reads."""
+    """The sources of one node."""
     return (one for source in fields.values() for one in as_list(source))
 
 
 def in_order(wires: Wires) -> list[str]:
-    """The nodes in the given order, but each after those that it reads; raises CycleError."""
+    """The nodes in the given order, but each after its sources; raises CycleError."""
     done: dict[str, None] = {}
     for start in wires:
         trail = {} if start in done else {start: sources(wires[start])}
@@ -46,7 +46,7 @@ def in_order(wires: Wires) -> list[str]:
 
 
 def _first_in_front(trail: list[str], source: str, order: list[str]) -> list[str]:
-    """The part of a trail that leads from `source` back to it, from that node on that stands first in `order`."""
+    """The section of a trail that leads from `source` back to it, starting at the node that comes first in `order`."""
     names = trail[trail.index(source) :]
     first = min(range(len(names)), key=lambda index: order.index(names[index]))
     return names[first:] + names[:first]

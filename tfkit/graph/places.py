@@ -1,4 +1,4 @@
-"""Where in its spec a component stands."""
+"""The place of a component in its spec."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfkit.spec.provenance import Path
 
 
 def place_of(graph: Graph, node: str, component: Component) -> Path:
-    """The path of a component inside a node of the spec; the node's own where it stands nowhere in it."""
+    """The path of a component inside a node of the spec; the node's own if the component is not in it."""
     start = ("graph", node)
     found = (path for path, part in _parts(start, graph.node(node).config) if part is component)
     return next(found, start)
 
 
 def _parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
-    """A part of a spec and everything inside it, each with its path."""
+    """A config and everything inside it, each with its path."""
     yield path, part
     inside: Mapping[str, object] = {}
     if isinstance(part, Config):

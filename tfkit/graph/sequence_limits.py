@@ -1,4 +1,4 @@
-"""How long the sequences of a model may be, and how large the ids in them."""
+"""Limits of a model: the length of its sequences, and the ids in them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfkit.graph.order import as_list
 
 
 def max_len(graph: Graph) -> int | None:
-    """The least `max_len` of all parts of a model; None where no part has one."""
+    """The least `max_len` in a model; None if it has none."""
     return min(_limits(graph), default=None)
 
 
 def beyond(limit: int) -> str:
-    """What is exceeded, in the words of every error about it; a model's forward has the same (`tfkit.nn.within`)."""
+    """The limit that was exceeded, as every error names it; a model's forward uses it too (`tfkit.nn.within`)."""
     return f"max_len ({limit}), which can be set when building"
 
 
@@ -35,7 +35,7 @@ def _limits(graph: Graph) -> Iterator[int]:
 
 
 def rows_of(graph: Graph, name: str) -> int | None:
-    """The rows of the smallest table in which an input is looked up; None where there is none."""
+    """The rows of the smallest table in which an input is looked up; None if there is none."""
     return min(_rows(graph, name), default=None)
 
 

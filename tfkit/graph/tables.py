@@ -1,4 +1,4 @@
-"""Which node holds the token table that another one uses."""
+"""The node that holds the token table another node uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tfkit.graph.expand import Graph
 
 
 def table_owner(graph: Graph, node: str) -> str:
-    """The node whose module holds the table that `node` uses: its own, or that of the node it is tied to."""
+    """The node whose module holds the table that `node` uses: itself, or the node it is tied to."""
     seen = {node}
     while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
         node = tie

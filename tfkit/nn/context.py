@@ -1,4 +1,4 @@
-"""What attention receives besides x, and what it keeps of the tokens that it has read.
+"""What attention receives besides x, and its cache of the tokens that it has read.
 
 Annotations are evaluated here, because TorchScript does not resolve those of a `NamedTuple` that are text.
 """
@@ -24,16 +24,16 @@ class Past(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What one attention keeps of each token, where the new tokens go, and what is read.
+    """What one attention cached of each token, where the new tokens go, and what is read.
 
-    There are three cases. At the start, the new tokens alone are read: `before` and `after` are 0. Where the slots hold
+    There are three cases. At the start, only the new tokens are read: `before` and `after` are 0. Where the slots hold
     all that may be read, old and new, `after` of them are read once the new tokens are written. Where new tokens
     overwrite what others of them still read, `before` of the slots are read together with the new tokens.
-    `tfkit.remember` does all of it.
+    `tfkit.update_cache` does all of it.
 
     Attributes:
-        tensors: what the attention keeps, in the order of its config's `kept`; [b, heads, slots + 1, width] each, where
-            the last slot takes what padding would write. In cross-attention [b, heads, k, width], a slot for each
+        tensors: in the order of its config's `cached`, [b, heads, slots + 1, width] each, where the last slot takes
+            what padding would write. In cross-attention [b, heads, k, width], a slot for each
             position of the memory.
         slots: the slots of the last so many new tokens: int [t], or [b, t] where they differ by sequence.
         before: slots that are read together with the new tokens.
@@ -59,7 +59,7 @@ class Context(NamedTuple):
         rotary: the table of the rotary positions of the new tokens, as the config in `position` makes it: the rotation
             that it builds takes it. None without rotary positions, and in cross-attention.
         memory: the sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once cached.
-        cache: what is kept of each token; None where sequences are read whole.
+        cache: of the tokens that came before; None where sequences are read whole.
         temperature: what multiplies the queries, by their positions, [b or 1, 1, q, 1]; None unless the config has a
             `temperature`.
     """
@@ -86,46 +86,47 @@ def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor
     return positions + past.start if lengths is None else positions + lengths[:, None]
 
 
-def remember(new: Tensor, context: Context, index: int) -> Tensor:
-    """Keep what self-attention computed of the new tokens, and return it for all tokens that it reads.
+def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
+    """Cache what self-attention computed of the new tokens, and return it for all tokens that it reads.
 
     Args:
         new: [b, heads, t, width], for instance the rotated keys.
         context: of this forward; without a cache, `new` comes back.
-        index: which of the cache's tensors it is, as in `kept`.
+        index: which of the cache's tensors it is, as in `cached`.
 
     Returns:
         [b, heads, k, width], with the keys in the order of the mask's last axis. That is the order of the slots: what
-        depends on the order of tokens belongs into the mask.
+        depends on the order of tokens belongs in the mask.
     """
     cache = context.cache
     if cache is None:
         return new
-    kept = cache.tensors[index]
-    seen = new = new.to(kept.dtype)
+    slots = cache.tensors[index]
+    seen = new = new.to(slots.dtype)
     if cache.before > 0:
-        seen = torch.cat((kept[:, :, : cache.before], new), dim=2)
-    written = new[:, :, -cache.slots.size(-1) :]
+        seen = torch.cat((slots[:, :, : cache.before], new), dim=2)
+    count = cache.slots.size(-1)
+    written = new if count == new.size(2) else new[:, :, -count:]
     if cache.slots.dim() == 1:
-        kept.index_copy_(2, cache.slots, written)
+        slots.index_copy_(2, cache.slots, written)
     else:
-        rows = torch.arange(kept.size(0), device=kept.device)[:, None]
-        kept.transpose(1, 2).index_put_((rows, cache.slots), written.transpose(1, 2))
-    return seen if cache.after == 0 else kept[:, :, : cache.after]
+        rows = torch.arange(slots.size(0), device=slots.device)[:, None]
+        slots.transpose(1, 2).index_put_((rows, cache.slots), written.transpose(1, 2))
+    return seen if cache.after == 0 else slots[:, :, : cache.after]
 
 
-def own(context: Context, tensors: list[Tensor] | None, first: int, count: int) -> Context:
-    """The context of one layer: its own `count` tensors, from `first` on, in place of all layers'."""
+def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: int) -> Context:
+    """The context of one layer: what all share, and the tensors that it cached."""
     cache = context.cache
-    if cache is None or tensors is None:
+    if cache is None or caches is None:
         return context
-    part = Cache(tensors[first : first + count], cache.slots, cache.before, cache.after)
-    return Context(context.mask, context.rotary, context.memory, part, context.temperature)
+    own = Cache(caches[layer], cache.slots, cache.before, cache.after)
+    return Context(context.mask, context.rotary, context.memory, own, context.temperature)
 
 
-def later(context: Context, first: int) -> Context:
-    """The context of a further attention in the same layer: its tensors come behind the `first` ones."""
+def cache_of_next(context: Context, before: int) -> Context:
+    """The context of a further attention in a layer: its tensors come after `before` others."""
     cache = context.cache
     if cache is None:
         return context
-    return own(context, cache.tensors, first, len(cache.tensors) - first)
+    return cache_of_layer(context, [cache.tensors[before:]], 0)

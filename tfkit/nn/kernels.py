@@ -15,8 +15,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
+
+from tfkit.torch_private.onednn import linear as by_onednn
+from tfkit.torch_private.transforms import is_watched
 
 Kernel = Literal["torch", "onednn"]
 Case = tuple[int, int, int, bool]
@@ -53,7 +55,7 @@ decoding = Decoding()
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN shall multiply `weight` [d_out, d_in] with x [..., d_in]."""
     plain = type(x) in PLAIN and x.is_cpu and x.dtype == torch.float32 and takes(weight)
-    if not plain or torch.is_autocast_enabled("cpu") or _is_watched():
+    if not plain or torch.is_autocast_enabled("cpu") or is_watched():  # what watches knows `F.linear` alone
         return False
     rows = x.numel() // weight.size(1)
     fastest = _fastest.get(case_of(weight, rows))
@@ -68,23 +70,9 @@ def takes(weight: Tensor) -> bool:
     return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
 
 
-def _is_watched() -> bool:
-    """Whether something follows the operations that knows `F.linear` but not oneDNN's kernel.
-
-    Such are the transforms of `torch.func`, forward-mode differentiation, counters of operations and fake tensors.
-    """
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    return transformed or torch._C._len_torch_dispatch_stack() > 0
-
-
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The kernel of `torch.nn.functional.linear`."""
     return F.linear(x, weight, bias)
-
-
-def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """oneDNN's, without a gradient."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 ONEDNN = torch.backends.mkldnn.is_available()

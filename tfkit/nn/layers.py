@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, by_onednn, decoding, onednn_is_faster
-
-if TYPE_CHECKING:
-    number = float  # what TorchScript calls `Scalar`
+from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, decoding, onednn_is_faster
+from tfkit.nn.settings import named
+from tfkit.torch_private.onednn import linear as by_onednn
+from tfkit.torch_private.onednn import scripted_linear
 
 
 class Linear(nn.Linear):
@@ -35,6 +34,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return _with_parts(super().extra_repr(), self.parts)
 
 
 class StackedLinear(nn.Module):
@@ -76,6 +78,16 @@ class StackedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(n, width, d_in))
         self.bias = nn.Parameter(torch.empty(n, width)) if bias else None
 
+    def extra_repr(self) -> str:
+        n, d_out, d_in = self.weight.shape
+        sizes = f"{n}, in_features={d_in}, out_features={d_out}, bias={self.bias is not None}"
+        return _with_parts(sizes, self.parts)
+
+
+def _with_parts(sizes: str, parts: Mapping[str, int] | None) -> str:
+    """The sizes of a layer, and those of the parts that are fused into it."""
+    return sizes if parts is None else f"{sizes}, {named(parts=parts)}"
+
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]
 is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
@@ -98,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _guessing_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, large: int = GUESS_LARGE, least_rows: int = GUESS_ROWS
 ) -> Tensor:
-    """A guess in the words of TorchScript, for which an empty list has a type, here that of `Scalar?[]`.
+    """A guess in the words of TorchScript.
 
     It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but can see what becomes of a product.
     """
@@ -106,8 +118,7 @@ def _guessing_linear(
     if plain and weight.numel() >= large and x.numel() >= least_rows * weight.size(1) and not torch.is_grad_enabled():
         empty = x.new_empty([0, 0])
         if torch.mm(empty, empty).dtype == torch.float32:
-            none = torch.jit.annotate(list[number | None], [])
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
+            return scripted_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

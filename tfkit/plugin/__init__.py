@@ -1,8 +1,8 @@
-"""How to write a plugin: a component of your own, in a file of your own.
+"""Writing a plugin: a component of your own, in a file of your own.
 
-A component is a config, which is what a spec can say about it, and the `nn.Module` that the config builds.
-The config's base class says which slot it fills, and its `kind` is the name that a spec uses (in a block, the
-field is `block`):
+A component is a config, whose fields are its keys in a spec, and the `nn.Module` that the config builds. The config's
+base class determines the slot it fills, and its `kind` is the name that a spec uses (in a block, the field is
+`block`):
 
     # tfkit_double_gelu.py
     from typing import Literal
@@ -29,41 +29,39 @@ field is `block`):
     def tfkit_register(register: tfkit.Register) -> None:
         register(DoubleGeluConfig)
 
-The base classes in `tfkit.component` say what each slot's `build` is given and what its module's `forward`
-takes. A field marked `Shared` takes its value from the enclosing parts of the spec, as `d_model` does above.
-What a component cannot work with it refuses by raising `tfkit.Invalid` in its `check`, which the user sees
-with file, line and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module
-that owns parameters fills them in `reset_parameters`.
+The base classes in `tfkit.component` document the arguments of each slot's `build` and of its module's `forward`. A
+field marked `Shared` inherits its value from the enclosing mappings of the spec, as `d_model` does above. A component
+refuses values that it cannot work with by raising `tfkit.Invalid` in its `check`, which the user sees with file, line
+and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module that owns parameters
+fills them in `reset_parameters`.
 
-To be decoded token by token, attention says in `kept` what it keeps of a token and hands it to `tfkit.remember`; who
-overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes to read a sequence in
-pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a head in pieces too.
+To be decoded token by token, attention declares in `cached` the heads and widths that it caches of a token, and passes
+them to `tfkit.update_cache`; a subclass that overrides `build_core` of `mha` inherits both. A block declares in
+`pieces` its requirements for reading a sequence step by step: `tfkit.Pieces()` if it computes every position by itself,
+which also lets `tfkit.Loss` compute a head in chunks.
 
-There are two ways to hand it to tfkit:
+There are two ways to give it to tfkit:
 
 - `tfkit --plugin-dir plugins/ ...`, without packaging; `export TFKIT_PLUGIN_DIR=$PWD/plugins` does it for every
-  command and for Python (whole paths, separated as in `PATH`). The folder may hold single files, packages (which
-  import their own parts relatively: `from .kernel import scan`), and projects with a `pyproject.toml`, or be
-  one of these. Names that begin with `_`, `.` or `test_`, `conftest.py`, `setup.py` and `tests` are left
-  alone.
-- an entry point in your distribution, which is then found wherever it is installed:
+  command and for Python (absolute paths, separated as in `PATH`). The folder may hold single files, packages (which
+  import their own modules relatively: `from .kernel import scan`), and projects with a `pyproject.toml`, or be
+  one of these. Names that begin with `_`, `.` or `test_`, `conftest.py`, `setup.py` and `tests` are ignored.
+- an entry point in your distribution, which is found wherever it is installed:
 
       [project.entry-points.tfkit]
       double_gelu = "tfkit_double_gelu"
 
-A project in a plugin folder takes the place of the same distribution installed, so that you can work on it.
+A project in a plugin folder replaces the same distribution if it is installed, so that you can work on it. Loading a
+plugin runs its code, so only plugins that you installed or named are loaded. A spec is data: it lists the plugins it
+needs in `requires: [tfkit-double-gelu]`, and is refused, with the place where the plugin was found, until you allow it.
+`tfkit plugins` lists the plugins found and `tfkit components` their components. A plugin that fails is left out, with
+the cause; `TFKIT_DISABLE=tfkit-double-gelu` leaves it out by name. Two plugins that register the same kind in the same
+slot are an error that names both.
 
-Loading a plugin runs its code, so only what you installed or named is loaded. A spec is data: it says in `requires:
-[tfkit-double-gelu]` what it needs, and is refused, with the place where the plugin was found, until you allow it.
+To test it, call `tfkit.testing.check_component` on your config: it builds small models around it, and proves the
+properties that tfkit promises of every model (causality, padding, gradients, TorchScript, capture, the state dict). To
+test the loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]` and `entry_points=False`.
 
-`tfkit plugins` shows what was found and `tfkit components` what it brought. A plugin that fails is left out,
-with the cause; `TFKIT_DISABLE=tfkit-double-gelu` leaves it out by name. Two plugins that register the same
-kind in the same slot are an error that names both.
-
-To test it, call `tfkit.testing.check_component` on your config: it builds small models around it, and proves what
-tfkit promises of every model (causality, padding, gradients, TorchScript, capture, the state dict). To test the
-loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]` and `entry_points=False`.
-
-`plugins/tfkit-additive` is a real plugin whose README tells how it was written, step by step, from an empty folder.
+`plugins/tfkit-additive` is a real plugin; its README shows how it was written, step by step, from an empty folder.
 The built-in components (`tfkit/components/`) come in through the same hook and use nothing more.
 """

@@ -1,7 +1,7 @@
-"""Where plugins come from: installed distributions, and the folders of `--plugin-dir` and TFKIT_PLUGIN_DIR.
+"""The sources of plugins: installed distributions, and the folders of `--plugin-dir` and TFKIT_PLUGIN_DIR.
 
-Nothing of a plugin runs while they are sought. Each one becomes a `Candidate`, whose `load` imports it later;
-whatever is wrong with one plugin (a broken pyproject.toml, too) shows then, and concerns that plugin alone.
+No plugin code runs during the search. Each plugin becomes a `Candidate`, whose `load` imports it later; an error in one
+plugin (a broken pyproject.toml, too) shows then, and affects only that plugin.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plugin that was found: `load` imports it and gives the objects, usually modules, that have hooks."""
+    """A plugin that was found: `load` imports it and returns the objects, usually modules, that have hooks."""
 
     name: str
     version: str
     origin: str
     load: Callable[[], Sequence[object]]
     label: str
-    """How messages name it: `tfkit-additive 0.1.0`, or the path of a plugin that is no distribution."""
+    """Its name in messages: `tfkit-additive 0.1.0`, or the path of a plugin that is not a distribution."""
 
 
 def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
     """The plugins in `plugin_dirs`; if `ambient`, after those that are installed and those in TFKIT_PLUGIN_DIR.
 
-    One that comes later replaces those of the same name.
+    A later one replaces those of the same name.
     """
     found = _installed() if ambient else []
     if ambient:
@@ -68,17 +68,17 @@ def _replaced(found: Sequence[Candidate], later: Iterable[Candidate]) -> list[Ca
 
 
 def _from_environment() -> list[Candidate]:
-    """The plugins in the folders of TFKIT_PLUGIN_DIR, which are whole paths: code of no other folder may run."""
+    """The plugins in the folders of TFKIT_PLUGIN_DIR, which must be absolute: no other folder's code may run."""
     folders = [Path(one).expanduser() for one in os.environ.get(PLUGIN_DIR, "").split(os.pathsep) if one.strip()]
     relative = [one for one in folders if not one.is_absolute()]
     if relative:
-        help = "a relative one would run the code of whatever folder you stand in"
-        raise SpecError(*(Diagnostic(f"{PLUGIN_DIR} takes whole paths, not `{one}`", help=help) for one in relative))
+        help = "a relative path would run code of whichever folder you are in"
+        raise SpecError(*(Diagnostic(f"{PLUGIN_DIR} takes absolute paths, not `{one}`", help=help) for one in relative))
     return _in_folders(folders, notes=(f"named in {PLUGIN_DIR}",))
 
 
 def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
-    """The paths of the plugins in these folders by canonical name, those that can be read. Nothing of them runs."""
+    """The paths of the readable plugins in these folders, by canonical name. No plugin code runs."""
     found: dict[str, Path] = {}
     for folder in folders:
         with suppress(OSError):
@@ -88,7 +88,7 @@ def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def canonical(name: str) -> str:
-    """The name as package indexes compare it: case, `-`, `_` and `.` do not count."""
+    """The name as package indexes compare it: in lower case, with `-` for any run of `-`, `_` and `.`."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
@@ -124,7 +124,7 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
 
 
 def _plugin_paths(path: Path) -> list[Path]:
-    """`path` itself if it is a plugin, otherwise those right below it."""
+    """`path` itself if it is a plugin, otherwise the plugins directly below it."""
     if _is_plugin(path):
         return [path]
     inside = sorted(path.iterdir()) if os.path.isdir(path) else []
@@ -139,7 +139,7 @@ def _is_plugin(path: Path) -> bool:
 
 
 def _names_modules(file: Path) -> bool:
-    """Whether the project is a plugin. One that cannot be read may be: loading it will say why it cannot."""
+    """True if the project is a plugin, or cannot be read: loading it will then show why not."""
     try:
         return file.is_file() and bool(_project(file)[1])
     except (OSError, ValueError, AttributeError):
@@ -147,7 +147,7 @@ def _names_modules(file: Path) -> bool:
 
 
 def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
-    """What a pyproject.toml says of the project, and its entry points in our group."""
+    """The project in a pyproject.toml, and its entry points in our group."""
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
     points = project.get("entry-points", {}).get(GROUP, {})
     return project, [EntryPoint(key, value, GROUP) for key, value in points.items()]
@@ -188,7 +188,7 @@ def _load_project(root: Path, points: Sequence[EntryPoint]) -> Sequence[object]:
 
 
 def _check_place(name: str, folders: Sequence[str]) -> None:
-    """The package of that name is in one of the folders, and no other of the same name has been imported."""
+    """Raise an error unless the package is in one of the folders and no other of that name has been imported."""
     spec = PathFinder.find_spec(name, folders)
     if spec is None:
         raise ModuleNotFoundError(f"no module `{name}` in {' or '.join(reversed(folders))}", name=name)
@@ -205,7 +205,7 @@ def _place(spec: Any) -> str:
 
 @contextmanager
 def _search(folders: Sequence[str]) -> Iterator[None]:
-    """Find modules in `folders` first; afterwards `sys.path` is what it was, whatever was done to it."""
+    """Search for modules in `folders` first; afterwards `sys.path` is as before, whatever was done to it."""
     before = sys.path[:]
     sys.path[:0] = folders
     try:
@@ -243,7 +243,7 @@ def _execute(module: ModuleType, path: Path) -> None:
         module.__spec__.loader.exec_module(module)
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in _siblings(path):
-            error.add_note("a plugin of several files is a package and writes `from .part import name`")
+            error.add_note("a plugin of several files is a package and writes `from .module import name`")
         raise
     finally:
         sys.path[:] = before

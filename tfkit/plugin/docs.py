@@ -1,7 +1,7 @@
-"""What a config's source says about its fields: the text below each of them.
+"""The documentation of a config's fields: the text below each of them in its source.
 
-It is read when somebody asks. pydantic's own `use_attribute_docstrings` reads the source of every class while it is
-imported, which takes longer than everything else that it does there.
+It is read on demand. pydantic's own `use_attribute_docstrings` reads the source of every class while it is imported,
+which takes longer than the rest of the import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def first_paragraph(docs: str) -> str:
 
 @cache
 def field_docs(config: type[Config]) -> Mapping[str, str]:
-    """The texts of a config's fields by name, those that it inherits too; a field without one is left out."""
+    """The texts of a config's fields by name, inherited ones too; fields without a text are omitted."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         docs |= _class_docs(base.__module__).get(base.__qualname__, {})
@@ -32,7 +32,7 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
 
 @cache
 def _class_docs(module: str) -> Mapping[str, Mapping[str, str]]:
-    """The texts in each class of a module, by its qualified name; none where there is no source."""
+    """The texts in each class of a module, by its qualified name; empty if there is no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError, SyntaxError):

@@ -1,4 +1,4 @@
-"""The hooks that a plugin may implement, and the two pluggy markers that belong to them."""
+"""The hooks that a plugin may implement, and the two pluggy markers for them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ PROJECT = "tfkit"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's function `tfkit_register` as a hook."""
 
 
 class Register(Protocol):
-    """What `tfkit_register` is given; it knows which plugin it was given to."""
+    """The argument of `tfkit_register`; it knows the plugin that it was given to."""
 
     def __call__(self, config: type[Component], /) -> None:
-        """Add the component; raises `TypeError` when the class is no proper config."""
+        """Add the component; raises `TypeError` if the class is not a proper config."""
 
 
 @hookspec
 def tfkit_register(register: Register) -> None:
-    """Call `register` with the config class of each component that the plugin brings."""
+    """Call `register` with the config class of each component in the plugin."""

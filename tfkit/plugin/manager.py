@@ -1,8 +1,8 @@
-"""Loads plugins into a registry, and sets those aside that fail.
+"""Loads plugins into a registry, and sets aside those that fail.
 
-A plugin that fails concerns itself alone: it is left out, with the cause, and everything else works. What
-would make a spec mean something else than its author thinks is an error for everybody: two components of one
-kind, or a hook that is never called because its name is misspelt.
+A plugin that fails affects only itself: it is left out, with the cause, and everything else works. Faults that would
+give a spec another meaning than its author thinks are errors for everybody: two components of one kind, or a hook that
+is never called because its name is misspelt.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class BrokenPlugin:
     cause: str
     """One line: `ModuleNotFoundError: No module named 'foo'`."""
     where: str
-    """The file and line that failed, or empty where there is none."""
+    """The file and line that failed, or empty if there is none."""
     help: str
-    """What its author or its user can do."""
+    """Advice for its author or its user."""
 
 
 @dataclass(frozen=True)
 class Plugins:
-    """What `load_plugins` found. `disabled` are the names of those that were switched off."""
+    """The result of `load_plugins`. `disabled` are the names of those that were switched off."""
 
     registry: Registry
     loaded: tuple[Plugin, ...]
@@ -68,7 +68,7 @@ AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
 
 
 class _NoHookError(Exception):
-    """A module that was named as a plugin implements no hook; its text is all there is to say."""
+    """A module named as a plugin implements no hook; its text says all there is to say."""
 
 
 @checked
@@ -77,12 +77,12 @@ def load_plugins(
 ) -> Plugins:
     """Load the built-in components, those of installed distributions, and those in folders.
 
-    Loading a plugin runs its code. Only what you installed or named is loaded; a spec never loads one.
+    Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one.
 
     Args:
         plugin_dirs: a folder or several, as `--plugin-dir` takes them.
-        entry_points: whether to load what this call does not name: the installed distributions, and the folders in
-            the environment variable `TFKIT_PLUGIN_DIR` (whole paths, separated as in `PATH`).
+        entry_points: also load plugins that this call does not name: the installed distributions, and the folders in
+            the environment variable `TFKIT_PLUGIN_DIR` (absolute paths, separated as in `PATH`).
         disabled: names of plugins to leave out, beside those in the environment variable `TFKIT_DISABLE` (separated
             by commas).
 
@@ -103,7 +103,7 @@ def load_plugins(
 def available(
     *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> frozenset[str]:
-    """The canonical names of the plugins that `load_plugins` would load; nothing of them runs."""
+    """The canonical names of the plugins that `load_plugins` would load; no plugin code runs."""
     return frozenset(canonical(one.name) for one in _wanted(plugin_dirs, entry_points, disabled)[0])
 
 
@@ -119,7 +119,7 @@ def _wanted(
 
 
 class _Loader:
-    """One call of `load_plugins`: a pluggy manager, and what has been loaded with it so far."""
+    """One call of `load_plugins`: a pluggy manager, and everything loaded with it so far."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -150,7 +150,7 @@ class _Loader:
         self._add(candidate, configs)
 
     def _call(self, plugin: object, register: hookspecs.Register) -> None:
-        """Call the hook of this plugin object alone, so that a failure is its own."""
+        """Call only this plugin's hook, so that a failure is its own."""
         if not self._pm.get_hookcallers(plugin):
             unmarked = hasattr(plugin, "tfkit_register")
             what = "does not mark its hook" if unmarked else "defines no hook"
@@ -159,7 +159,7 @@ class _Loader:
         self._pm.subset_hook_caller("tfkit_register", others)(register=register)
 
     def _misspelt(self, candidate: Candidate, plugin: object) -> list[Diagnostic]:
-        """One complaint for each function that is marked as a hook of tfkit's but has no such name."""
+        """An error for each function that is marked as a hook of tfkit's but has an unknown name."""
         return [
             _misspelt_hook(candidate, caller.name, impl)
             for caller in self._pm.get_hookcallers(plugin) or ()
@@ -178,7 +178,7 @@ class _Loader:
 
 
 def _built_in() -> Candidate:
-    """The components of tfkit itself. Nothing works without them, so that their failures are not caught."""
+    """The components of tfkit itself. Nothing works without them, so their failures are not caught."""
     try:
         version = importlib.metadata.version("tfkit")
     except importlib.metadata.PackageNotFoundError:
@@ -187,7 +187,7 @@ def _built_in() -> Candidate:
 
 
 def _switched_off(names: Sequence[str], disabled: Collection[str]) -> set[str]:
-    """The canonical names of the plugins to leave out; `TFKIT_DISABLE` may name some that are not there."""
+    """The canonical names of the plugins to leave out; those in `TFKIT_DISABLE` need not exist."""
     known = {canonical(name) for name in names}
     unknown = [name for name in disabled if canonical(name) not in known]
     if unknown:
@@ -199,7 +199,7 @@ def _unknown_plugin(name: str, names: Sequence[str]) -> Diagnostic:
     near = closest(name, names)
     known = f"plugins: {listing(names)}" if names else "no plugin was found"
     return Diagnostic(
-        f"cannot switch off plugin `{name}`: there is none of that name",
+        f"cannot switch off plugin `{name}`: there is no plugin of that name",
         notes=(known,),
         help=f"a plugin with a similar name exists: `{near}`" if near else None,
     )
@@ -226,7 +226,7 @@ def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line that is neither tfkit's plugin machinery nor Python's or pluggy's."""
+    """The innermost line outside tfkit's plugin machinery, Python's and pluggy's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     machinery = [f"{Path(file).parent}{os.sep}" for file in (__file__, pluggy.__file__, importlib.__file__)]

@@ -1,4 +1,4 @@
-"""Which components there are: config classes by slot and kind, each with the plugin that brought it."""
+"""The available components: config classes by slot and kind, each with the plugin that registered it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, SpecError, listing
 
 OWN_NAME = "tfkit_plugin_"
-"""How the module of a plugin begins that is a file or a folder, and has no name of its own."""
+"""The prefix of module names for plugins that are a file or a folder, and have no name of their own."""
 WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -26,7 +26,7 @@ class Registered:
 
     @property
     def file(self) -> str:
-        """Where the class is written: a file, or the name of its module if it was not read from one."""
+        """The place of the class's code: a file, or the name of its module if it was not read from one."""
         return _file(self.config) or self.config.__module__
 
     def __str__(self) -> str:
@@ -40,10 +40,10 @@ class Registry:
         self._slots: dict[str, dict[str, Registered]] = {}
 
     def add(self, config: type[Component], plugin: str) -> None:
-        """Add a component that `plugin` brings.
+        """Add a component of `plugin`.
 
-        Raises `TypeError` when the class is no proper config (see `check_config`), and `SpecError` when its
-        kind is taken or another plugin has a slot of the same name.
+        Raises `TypeError` if the class is not a proper config (see `check_config`), and `SpecError` if its kind is
+        taken or another plugin has a slot of the same name.
         """
         check_config(config)
         new = Registered(config, plugin)
@@ -70,11 +70,11 @@ class Registry:
         return self._slots.get(slot, {}).get(kind)
 
     def slots_of(self, kind: str) -> list[str]:
-        """The slots that have such a kind, sorted: help for a kind in the wrong place."""
+        """The slots that have such a kind, sorted, as help for a kind in the wrong place."""
         return [slot for slot in self.slots() if kind in self._slots[slot]]
 
     def shared_names(self) -> set[str]:
-        """The names of all fields that take their value from the enclosing parts of a spec."""
+        """The names of all fields that are inherited from the enclosing mappings of a spec."""
         configs: set[type[Config]] = set()
         for kinds in self._slots.values():
             for one in kinds.values():
@@ -84,7 +84,7 @@ class Registry:
 
 
 def check_config(config: object) -> type[Component]:
-    """The config class itself, proven to fill a slot; raises `TypeError` saying what is missing."""
+    """The config class itself, proven to fill a slot; raises `TypeError` naming the fault."""
     if not (isinstance(config, type) and issubclass(config, Component)):
         hint = ": pass the class, not an object" if isinstance(config, Component) else ""
         shown = config.__name__ if isinstance(config, type) else type(config).__name__
@@ -101,7 +101,7 @@ def check_config(config: object) -> type[Component]:
 
 
 def slot_base(config: type[Component]) -> type[Component]:
-    """The base class that declares the slot of `config`; raises `TypeError` unless there is one slot."""
+    """The base class that declares the slot of `config`; raises `TypeError` unless there is exactly one slot."""
     bases = [base for base in config.__mro__[1:] if issubclass(base, Component) and "slot" in vars(base)]
     if not bases:
         raise TypeError(f"`{config.__name__}` needs the base class of a slot, such as tfkit.FFNConfig")
@@ -124,11 +124,11 @@ def _check_kind(config: type[Component]) -> None:
         found = "nothing" if field.is_required() else repr(field.default)
         raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {found}")
     if not WORD.fullmatch(words[0]):
-        raise TypeError(f"`{config.__name__}.{key}`: {words[0]!r} is no lower-case word such as `double_gelu`")
+        raise TypeError(f"`{config.__name__}.{key}`: {words[0]!r} is not a lower-case word such as `double_gelu`")
 
 
 def _check_complete(config: type[Component]) -> None:
-    """Every abstract method is there, and a `build` where no base class asks for anything."""
+    """Raise `TypeError` unless every abstract method is defined; `build` too, even where no base class asks for it."""
     missing = sorted(getattr(config, "__abstractmethods__", ()))
     asked = any(getattr(base, "__abstractmethods__", ()) for base in config.__mro__)
     if not missing and not asked and not hasattr(config, "build"):
@@ -138,7 +138,7 @@ def _check_complete(config: type[Component]) -> None:
 
 
 def written_in(cls: type) -> str:
-    """Where a class is written, for its author: its module, or its file where no import knows that module."""
+    """The place of a class's code, for its author: its module, or its file if the module cannot be imported by name."""
     return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
 
 

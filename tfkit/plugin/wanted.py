@@ -1,7 +1,7 @@
-"""What to do about a plugin that a spec names and that is not loaded: where it is, and what loads it.
+"""Advice about a plugin that a spec names and that is not loaded: where it is, and how to load it.
 
-A spec is data. It names the plugins that it needs, and whoever reads it decides whether their code may run: nothing
-here does more than look for them.
+A spec is data. It names the plugins that it needs, and its reader decides if their code may run: the functions here
+only look for them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from tfkit.plugin.manager import DISABLE, Plugins
 
 
 def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
-    """One line of help: why the plugin `name` is not among `plugins`, and what would change that.
+    """One line of help: why the plugin `name` is not among `plugins`, and how to load it.
 
-    `folders` are where it may lie.
+    `folders` are the places to look for it.
     """
     wanted = canonical(name)
     if wanted in map(canonical, plugins.disabled):
         return f"it is switched off: by `--disable {name}`, or by {DISABLE}"
     broken = next((one for one in plugins.broken if canonical(one.name) == wanted), None)
     if broken is not None:
-        return f"it is there and fails: {broken.cause} (`tfkit plugins` says where)"
+        return f"it is installed and fails: {broken.cause} (`tfkit plugins` shows where)"
     return where_it_is(name, folders)
 
 
 def where_it_is(name: str, folders: Iterable[Path]) -> str:
-    """How to load the plugin `name`, which is not loaded; `folders` are where it may lie."""
+    """The way to load the plugin `name`, which is not loaded; `folders` are the places to look for it."""
     if _is_installed(name):
         return "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
     path = lying_in(folders).get(canonical(name))
     if path is None:
-        place = "get its folder (tfkit's own plugins lie in `plugins/` of its repository)"
+        place = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
         return f"{place}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
-    allow = f"allow it where it lies: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
+    allow = f"allow it in place: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
     return f"`pip install {_shown(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
 
 

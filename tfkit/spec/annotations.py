@@ -1,4 +1,4 @@
-"""What the annotation of a config's field allows: configs, numbers, words."""
+"""The values that the annotation of a config's field allows: configs, numbers, words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.component import Config, WireMarker
 
 @dataclass(frozen=True)
 class Shape:
-    """What the annotation of a field that holds configs allows."""
+    """The configs that a field's annotation allows, and how they are arranged in it."""
 
     config: type[Config]
     container: Literal["one", "list", "dict"]
@@ -36,7 +36,7 @@ def shape_of(annotation: Any) -> Shape | None:
 
 
 def options(annotation: Any) -> list[Any]:
-    """The members of a union, annotations taken off."""
+    """The members of a union, without their annotations."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [o for argument in get_args(annotation) for o in options(argument)]
     if hasattr(annotation, "__metadata__"):
@@ -45,7 +45,7 @@ def options(annotation: Any) -> list[Any]:
 
 
 def numeric(annotation: Any) -> tuple[set[type], set[object]]:
-    """Which number types a field takes, and which words."""
+    """The number types that a field takes, and the words beside them."""
     numbers: set[type] = set()
     words: set[object] = set()
     for option in options(annotation):
@@ -59,13 +59,13 @@ def numeric(annotation: Any) -> tuple[set[type], set[object]]:
 
 
 def extra(info: FieldInfo, key: str) -> str | None:
-    """What `tfkit.slot` and `tfkit.optional_slot` say about a field: its `default_kind` or `implied_kind`."""
+    """A field's setting by `tfkit.slot` or `tfkit.optional_slot`: its `default_kind` or `implied_kind`."""
     found = info.json_schema_extra
     return str(found[key]) if isinstance(found, dict) and key in found else None
 
 
 def allowed(info: FieldInfo, *, nested: int) -> list[str]:
-    """What a field takes, in words, one for each way to fill it; with `nested`, what its parts take."""
+    """The values that a field takes, in words, one entry for each way to fill it; with `nested`, those of its items."""
     annotation = info.annotation if nested else Annotated[info.annotation, info]
     for _ in range(nested):
         inner = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
@@ -79,7 +79,7 @@ def either(words: list[str]) -> str:
 
 
 def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
-    """The members of an annotation in words; `bounds` are those that were stated around it."""
+    """The members of an annotation in words; `bounds` are those stated around it."""
     if hasattr(annotation, "__metadata__"):
         return _words(get_args(annotation)[0], {**bounds, **_bounds(annotation.__metadata__)})
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -94,7 +94,7 @@ def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
 
 
 def _bounds(metadata: Any) -> dict[str, float]:
-    """The limits that the parts of an annotation state, by pydantic's names; and `wire` where it is one."""
+    """The limits that an annotation states, by pydantic's names; and `wire` if it is one."""
     found: dict[str, float] = {}
     for part in metadata:
         if isinstance(part, FieldInfo):
@@ -106,7 +106,7 @@ def _bounds(metadata: Any) -> dict[str, float]:
 
 
 def _range(bounds: dict[str, float], step: int | None = None) -> str:
-    """The limits in words. Whole numbers, which have a `step`, are at least one step above what they must exceed."""
+    """The limits in words. A whole number, which has a `step`, starts at least one step above an exclusive bound."""
     low, high = bounds.get("ge"), bounds.get("le")
     if low is None and step is not None and "gt" in bounds:
         low = bounds["gt"] + step

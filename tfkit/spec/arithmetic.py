@@ -32,21 +32,21 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.USub: operato
 
 
 class ExpressionError(Invalid):
-    """What is wrong with an expression.
+    """An error in an expression.
 
-    `part` is the range of its text that is to blame; `circle` are the names that are computed from each other.
+    `columns` is the range of its text at fault; `circle` holds the names that are computed from each other.
     """
 
     def __init__(self, message: str, *, notes: tuple[str, ...] = (), help: str | None = None) -> None:
         super().__init__("", message, notes=notes, help=help)
-        self.part: tuple[int, int] | None = None
+        self.columns: tuple[int, int] | None = None
         self.circle: tuple[str, ...] = ()
 
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
-    """The value of the expression; `lookup` gives the value of a name, or raises `ExpressionError`."""
+    """The value of an expression; `lookup` gives the value of a name or raises `ExpressionError`."""
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters, and this one {len(text)}")
+        raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters; this one has {len(text)}")
     try:
         with warnings.catch_warnings(action="ignore"):  # of `4or 2`, which is refused below
             tree = ast.parse(text.strip(), mode="eval")
@@ -56,12 +56,12 @@ def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
-    """The value of one part of an expression; what goes wrong in it is marked as its fault."""
+    """The value of one operand or operator of an expression; an error in it is marked as its own."""
     try:
         return _part(node, lookup)
     except ExpressionError as wrong:
-        if wrong.part is None:
-            wrong.part = node.col_offset, node.end_col_offset or node.col_offset + 1
+        if wrong.columns is None:
+            wrong.columns = node.col_offset, node.end_col_offset or node.col_offset + 1
         raise
 
 
@@ -75,7 +75,7 @@ def _part(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return _apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
     what = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
-    raise ExpressionError(f"{what} cannot stand in an expression", help=GRAMMAR)
+    raise ExpressionError(f"{what} cannot be in an expression", help=GRAMMAR)
 
 
 def _apply(op: ast.operator, left: Number, right: Number) -> Number:
@@ -94,5 +94,5 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
 
 def _bounded(value: Number) -> Number:
     if abs(value) > MAX_VALUE:
-        raise ExpressionError("a number beyond any size of a model")
+        raise ExpressionError("a number larger than any model needs")
     return value

@@ -1,4 +1,4 @@
-"""Changes of a spec as Python says them, to those that `--set` takes."""
+"""Changes of a spec as given in Python, converted to those that `--set` takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def as_changes(sets: Sets) -> list[str]:
         sets: one change, several, or a mapping of paths to values. Text among the values is read as `--set` reads it.
 
     Raises:
-        TypeError: a value of the mapping is not one that YAML has.
+        TypeError: a value of the mapping has a type that YAML does not have.
     """
     if isinstance(sets, str):
         return [sets]
@@ -25,7 +25,7 @@ def as_changes(sets: Sets) -> list[str]:
 
 
 def _as_yaml(path: str, value: object) -> str:
-    """A value in the part of YAML that JSON is."""
+    """A value as JSON, which is valid YAML."""
     if isinstance(value, str):
         return value
     try:

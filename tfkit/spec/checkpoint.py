@@ -1,4 +1,4 @@
-"""The `checkpoint` section of a spec: what a published checkpoint calls its tensors, and its config.json the rest."""
+"""The `checkpoint` section of a spec: its tensors and fields as a published checkpoint names them."""
 
 from __future__ import annotations
 
@@ -9,76 +9,76 @@ from tfkit.errors import Invalid
 
 
 class TensorConfig(Config):
-    """Where tensors of the model stand in the file."""
+    """The place of some of the model's tensors in the file."""
 
     word_key = "file"
 
     file: str | tuple[str, ...]
-    """Their names in the file. `{i}` is the number that stands there in the model's name; a hole that the model's name
-    does not have numbers what the model holds in one tensor, such as experts. `[q k v]` is one name for each word."""
+    """Their names in the file. `{i}` is the number at that place in the model's name; a hole that the model's name does
+    not have numbers what the model holds in one tensor, such as experts. `[q k v]` stands for one name per word."""
     pattern: str | None = None
-    """How the file's tensors become the model's, see `tfkit/checkpoint/pattern.py`; as they are unless given."""
+    """The pattern from the file's tensors to the model's, see `tfkit/checkpoint/pattern.py`; unchanged unless given."""
     sizes: dict[str, Dim] | None = None
-    """Sizes of the pattern's names that follow neither from the tensors nor from the component."""
+    """Sizes in the pattern that follow neither from the tensors nor from the component."""
 
     def check(self) -> None:
-        """Refuse sizes of nothing."""
+        """Refuse sizes without a pattern."""
         super().check()
         if self.sizes is not None and self.pattern is None:
             raise Invalid("sizes", "`sizes` has no effect: there is no `pattern`")
 
 
 class FieldConfig(Config):
-    """What a field of config.json says about the spec, in both directions."""
+    """A field of config.json and its meaning in the spec, in both directions."""
 
     word_key = "set"
 
     set: str | tuple[str, ...] | None = None
     """Path of the value in the spec, or several that share it."""
     read: str | None = None
-    """The spec's value, where it is not the field's: arithmetic over `value` and the other fields."""
+    """The spec's value where it differs from the field's: arithmetic over `value` and the other fields."""
     write: str | None = None
-    """The field's value, the other way round: arithmetic over `value` and the other fields."""
+    """The field's value, for writing: arithmetic over `value` and the other fields."""
     if_null: str | None = None
-    """What null stands for: arithmetic over the other fields."""
+    """The value that null stands for: arithmetic over the other fields."""
     null_if: str | None = None
-    """The value that says nothing, so that the spec has null: arithmetic over the other fields."""
+    """The value that means null in the spec: arithmetic over the other fields."""
     also: dict[str, Any] | None = None
-    """What else the spec has where the value is not null: paths and their values."""
+    """Further changes to the spec where the value is not null: paths and their values."""
     cases: dict[str, dict[str, Any]] | None = None
-    """What each value that the field may have changes in the spec: paths and their values. Beside `set`, only special
-    values have a case."""
+    """The changes to the spec for each value that the field may have: paths and their values. Beside `set`, only
+    special values have a case."""
     rope: str | dict[str, str | tuple[str, ...]] | None = None
-    """Path of the rotary position that the field describes; or, for each type of layer, one or several."""
+    """Path of the rotary position that the field describes; or, for each layer type, one or several."""
     layers: dict[str, str | dict[str, str]] | None = None
-    """The variant of a layer for each type that the field, a list, may name, or one for some layers of that type and
-    one for the rest (`{0: first, rest: base}`), or one for each variant that a list before this one gave a layer
-    (`{base: dense, full: dense_full}`); `set` is the path of the stack."""
+    """The layer variant for each type that the field, a list, may name; or one for some layers of that type and one for
+    the rest (`{0: first, rest: base}`); or one for each variant that an earlier list gave a layer (`{base: dense, full:
+    dense_full}`). `set` is the path of the stack."""
     first: str | None = None
-    """The variant of the first layers, whose number the field gives; `set` is the path of the stack."""
+    """The variant of the first layers, where the field gives their number; `set` is the path of the stack."""
     every: str | None = None
-    """The variant of each n-th layer, where the field gives n; `set` is the path of the stack."""
+    """The variant of every n-th layer, where the field gives n; `set` is the path of the stack."""
     others: str | None = None
-    """The variant of the layers that `first` or `every` leaves; `base` unless given."""
+    """The variant of the layers not covered by `first` or `every`; `base` unless given."""
     each: dict[str, str] | None = None
-    """The path of each variant's number, where the field is a list with one for each layer; `set` is the path of the
+    """The path of each variant's number, where the field is a list with one entry per layer; `set` is the path of the
     stack."""
     zero: dict[str, str] | None = None
-    """The variants that the layers of others become where their number is 0."""
+    """The variants that layers of other variants become where their number is 0."""
     variants: dict[str, dict[str, Any]] | None = None
-    """What variants of a layer change that the family has and its own spec does not use."""
+    """Changes made by layer variants that the family has but its own spec does not use."""
     when: dict[str, Any] | None = None
-    """Values of other fields without which this one says nothing."""
+    """Values of other fields that this field depends on: without them it has no meaning."""
     default: Any = None
-    """The field's value where config.json leaves it out; without one it must be there."""
+    """The field's value where config.json omits it; without a default the field is required."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of `set`, one or several."""
+        """The paths in `set`, one or several."""
         return (self.set,) if isinstance(self.set, str) else self.set or ()
 
     def check(self) -> None:
-        """Refuse rules that say nothing, or two things."""
+        """Refuse rules that are empty or contradict each other."""
         super().check()
         if self.cases is None and self.rope is None and self.set is None:
             raise Invalid("", "a field needs `set`, `cases` or `rope`", help="write the path of the spec's value")
@@ -94,42 +94,42 @@ class FieldConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """A published checkpoint of the model: its family, the names of its tensors, the fields of its config.json."""
+    """A published checkpoint of the model: its family, its tensor names, the fields of its config.json."""
 
     model_type: str
     """The family, as config.json names it."""
     architecture: str
-    """The class in transformers that has this graph."""
+    """The class in transformers that implements this graph."""
     prefix: str = ""
-    """What names in the file begin with, unless the file has the model without its head. Below, a name that begins with
-    a dot goes on after it."""
+    """The prefix of names in the file, omitted if the file has the model without its head. Below, a name that begins
+    with a dot continues the prefix."""
     tensors: dict[str, TensorConfig]
-    """The model's tensors, or the modules that hold them, by their path with `{i}` for numbers, and where each stands
-    in the file. A part that the model does not have is passed over; of two entries that name the same one, that with
-    more names counts where the model has all of them: `ffn.[gate up]` before `ffn.up`."""
+    """The model's tensors, or the modules that hold them, by path with `{i}` for numbers, and the place of each in the
+    file. Tensors that the model does not have are skipped; of two entries for the same tensor, the one with more names
+    applies if the model has all of them: `ffn.[gate up]` before `ffn.up`."""
     older: dict[str, str] | None = None
-    """How names of tensors end in older files, and how they end here: `{LayerNorm.gamma: LayerNorm.weight}`."""
+    """Endings of tensor names in older files, and the current ones: `{LayerNorm.gamma: LayerNorm.weight}`."""
     copies: dict[str, str] | None = None
-    """Tensors of the file that repeat another one, and that one's name."""
+    """Tensors of the file that repeat another one, and the name of that one."""
     ignore: dict[str, str] | None = None
-    """Tensors of the file that the model does not need, with the reason; `*` stands for anything."""
+    """Tensors of the file that the model does not need, with the reason; `*` matches anything."""
     zeros: dict[str, str] | None = None
-    """Tensors of the file for which the model has no place because they are zero, with the reason; other values are
+    """Tensors of the file that the model does not hold because they are zero, with the reason; other values are
     refused."""
     constants: dict[str, float] | None = None
-    """Single numbers of the file that are the same in all models of the family: written, and checked when read.
-    `{i}` stands for every number that other names of the file have there."""
+    """Single numbers in the file that are the same in all models of the family: written, and checked when read. `{i}`
+    stands for every number that other names of the file have there."""
     config: dict[str, FieldConfig | None] | None = None
-    """The fields of config.json; null takes one away that the spec below has."""
+    """The fields of config.json; null removes one that the parent spec has."""
     only: dict[str, Any] | None = None
-    """Fields of config.json that have one value in all models of the family that this spec can say."""
+    """Fields of config.json that have one value in every model of the family that this spec can describe."""
     written: dict[str, Any] | None = None
-    """Fields of config.json that are written so and not read: where what they are without it fits not every model."""
+    """Fields of config.json that are written with this value and not read: their defaults do not fit every model."""
     unused: tuple[str, ...] | None = None
-    """Fields of config.json that say nothing about the model."""
+    """Fields of config.json that do not affect the model."""
 
     def in_file(self, name: str) -> str:
-        """A name of the section as it stands in the file."""
+        """A name of this section as it appears in the file."""
         return self.prefix + name[1:] if name.startswith(".") else name
 
     @property

@@ -31,5 +31,5 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are weights beside the spec."""
+    """True if there are weights beside the spec."""
     return any((folder / name).exists() for name in (WEIGHTS, INDEX))

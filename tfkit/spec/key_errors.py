@@ -1,4 +1,4 @@
-"""What is wrong with the keys of a spec: those that nothing knows, and those that are missing."""
+"""Errors in the keys of a spec: unknown ones and missing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.spec.provenance import Path, Provenance
 
 @dataclass(frozen=True)
 class Unknown:
-    """A key that a config does not have; `meant` is the one it lacks and that was probably meant."""
+    """A key that a config does not have; `meant` is the missing key that was probably meant."""
 
     key: str
     cls: type[Config]
@@ -28,7 +28,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Missing:
-    """A key that a config needs and that is not there."""
+    """A required key that is missing."""
 
     name: str
     cls: type[Config]
@@ -36,14 +36,14 @@ class Missing:
 
     @property
     def shared(self) -> bool:
-        """Whether the parts around could give it."""
+        """True if an enclosing config could provide it."""
         return marker(self.cls.model_fields[self.name], SharedMarker) is not None
 
 
 def of_keys(
     unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
 ) -> Iterator[Diagnostic]:
-    """One error for each wrong or missing key, and one where a key is both: misspelt, or in the wrong place."""
+    """One error for each unknown or missing key, a single one if a key is both: misspelt, or in the wrong place."""
     shared: dict[str, list[Missing]] = defaultdict(list)
     alone = []
     for one in missing:
@@ -60,7 +60,7 @@ def of_keys(
 
 
 def _explains(wrong: Unknown, missing: Missing) -> bool:
-    """Whether a key is missing because it, or one of similar name, stands in a part around it."""
+    """True if a key is missing because it, or one of similar name, is in an enclosing config."""
     around = missing.path[: len(wrong.path)] == wrong.path
     if wrong.path == missing.path:
         return not wrong.path and closest(wrong.key, ["extends"]) is not None
@@ -76,14 +76,14 @@ def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -
         notes = [f"{owner(cls, wrong.path)} has no keys"]
     shared = [] if wrong.path else sorted(plugins.registry.shared_names())
     if shared:
-        notes.append(f"keys that its parts share: {listing(shared, 24)}")
+        notes.append(f"keys that its components share: {listing(shared, 24)}")
     if wrong.meant:
         return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
     near = closest(key, [*cls.model_fields, *shared, *(["extends"] if not wrong.path else [])])
     inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
     of_others = _owners(key, cls, plugins)
     if inside is not None:
-        help: str | None = f"it belongs into {label(inside.path)}, which needs it"
+        help: str | None = f"it belongs in {label(inside.path)}, which needs it"
     elif of_others and issubclass(cls, Component) and f" {kind_of(cls)}" in of_others:
         help = of_others
     elif near:
@@ -94,7 +94,7 @@ def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -
 
 
 def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
-    """Whose key it is, if it is one at all: another kind's of the same slot, or another slot's."""
+    """The owner of a key, if there is one: another kind of the same slot, or another slot."""
     slots = {
         slot: [kind for kind, one in plugins.registry.kinds(slot).items() if key in one.config.model_fields]
         for slot in plugins.registry.slots()
@@ -112,7 +112,7 @@ def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
 
 
 def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
-    """A key that one part needs, or that several do and that could stand around them all."""
+    """A key that one config needs, or that several do and that could be written around them all."""
     first = group[0]
     span = provenance.span(first.path)
     path = ".".join((*first.path, first.name))
@@ -120,14 +120,14 @@ def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic
     notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
     if len(group) > 1:
         notes = [f"needed by {listing('.'.join(one.path) for one in group)}"]
-    help = f"write `{first.name}: ...` here, or once at the top for all parts of the spec" if first.shared else None
+    help = f"write `{first.name}: ...` here, or once at the top for the whole spec" if first.shared else None
     return Diagnostic(
         f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help
     )
 
 
 def owner(cls: type[Config], path: Path) -> str:
-    """Who has the keys of a config: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
+    """The owner of a config's keys: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
     if issubclass(cls, Component):
         return f"{kind_of(cls)} `{cls.kind_name()}`"
     if not path:

@@ -30,16 +30,16 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that has been read: the resolved model, and where each of its values came from."""
+    """A spec that has been read: the resolved model, and the origin of each of its values."""
 
     model: ModelSpec
     provenance: Provenance
     file: str
     notes: tuple[Diagnostic, ...] = ()
-    """What is not wrong, and worth a warning."""
+    """Warnings: findings that are not errors."""
 
     def named(self, name: str) -> Spec:
-        """The same under another name."""
+        """The spec under another name."""
         return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
@@ -51,7 +51,7 @@ def specs_folder() -> Path:
 
 
 def plugin_folders(beside: Path = Path()) -> list[Path]:
-    """Where a plugin that a spec names may lie: beside the spec, where we stand, and in a checkout of tfkit."""
+    """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
     return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
 
 
@@ -64,7 +64,7 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
     """The file of a spec, by its path, by the folder of a model, or by the bare name of one that comes with tfkit.
 
     Relative paths start from the folder `beside`. A bare name that comes with tfkit is not looked for there. Raises
-    SpecError when there is no such file.
+    SpecError if there is no such file.
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
@@ -77,7 +77,7 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     shipped = specs_folder() / f"{text}.yaml"
-    if os.path.isfile(shipped):  # which a name that no system takes is not
+    if os.path.isfile(shipped):  # raises for a name that the system does not accept
         return shipped
     near = closest(text, shipped_specs())
     raise SpecError(
@@ -91,21 +91,21 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
 
 
 def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bool:
-    """Whether the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
+    """True if the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
     text = os.fspath(name)
     known = os.sep not in text and os.path.isfile(specs_folder() / f"{text}.yaml")
     return bool(text) and not known and os.path.isdir((beside or Path()) / text)
 
 
 def weights_beside(name: str | os.PathLike[str]) -> Path | None:
-    """The folder of a model that the name of a spec is, where it has weights; None for a file and for a bare name."""
+    """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
     return Path(name) if is_folder(name) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
     """Read and resolve the spec of that path or bare name, changed by `sets` (`path=value`).
 
-    Raises SpecError with everything that is wrong with it.
+    Raises SpecError with every error in it.
     """
     return resolve_spec(read_tree(name), plugins, sets=sets, file=str(shortest(find_spec(name))))
 
@@ -113,19 +113,19 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
     """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
 
-    `read` reads one file: who reads many specs hands in one that remembers.
+    `read` reads one file: a caller that reads many specs can pass one that caches.
     """
     return _extended(find_spec(name), (), read)
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
-    """The same for a spec's text."""
+    """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
     return resolve_spec(_with_base(root, Path(), ()), plugins, sets=sets, file=name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
-    """A tree without the values at its top that no part of the model takes, or that say nothing to those that do."""
+    """A tree without the values at its top that have no effect: nothing in the model takes them."""
     found = _resolved(root, plugins)
     return root if found.errors else without(root, {*found.idle, *_nulls(root, plugins)})
 
@@ -156,7 +156,7 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
 
 @dataclass(frozen=True)
 class _Resolved:
-    """What resolving a tree gave. `idle` are the keys at its top that no part takes; none where there are errors."""
+    """The result of resolving a tree. `idle` are the keys at its top that nothing takes; empty if there are errors."""
 
     model: Any
     provenance: Provenance
@@ -184,27 +184,27 @@ def _nulls(root: Mapping, plugins: Plugins) -> dict[str, Node]:
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
-    """A shared key at the top is null where there is nothing that null could take away."""
+    """A null at the top where there is no shared key to remove."""
     if left_out(node):
-        help = f"`--set {name}=null` takes away what the spec has at its top"
+        help = f"`--set {name}=null` removes a key at the top of the spec"
         return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
-    message = f"`{name}` is null, and there is no `{name}` to take away"
+    message = f"`{name}` is null, and there is no `{name}` to remove"
     return Diagnostic(message, node.span, name, help="give it a value, or leave it out")
 
 
 def _idle(name: str, key: Span) -> Diagnostic:
-    return Diagnostic(f"`{name}` has no effect: no part of the model takes it", key, name, help="remove it")
+    return Diagnostic(f"`{name}` has no effect: nothing in the model takes it", key, name, help="remove it")
 
 
 def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
-    """The same of a key whose last reader was changed by somebody else than the one who wrote it."""
-    message = f"`{name}` has no effect any more: no part of the changed model takes it"
-    help = f"`--set {name}=null` takes it away" if by_set else f"write `{name}: null` to take it away"
+    """A shared key whose last reader was changed by another file or `--set` than the one that wrote it."""
+    message = f"`{name}` has no effect any more: nothing in the changed model takes it"
+    help = f"`--set {name}=null` removes it" if by_set else f"write `{name}: null` to remove it"
     return Diagnostic(message, key, name, help=help)
 
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
-    """Raise SpecError where a spec names plugins that are not loaded: what they bring would all be unknown."""
+    """Raise SpecError if a spec names plugins that are not loaded: everything they provide would be unknown."""
     wanted = root.items.get("requires")
     there = {canonical(plugin.name) for plugin in plugins.loaded}
     errors = []
@@ -218,7 +218,7 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
 
 
 def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:
-    """`root` changed by all `--set` arguments that can be applied, and what is wrong with the others."""
+    """`root` changed by all applicable `--set` arguments, and the errors of the others."""
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
@@ -241,7 +241,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
             help = "write `inputs: [source, target]`, or a mapping of names to types"
             errors.append(Diagnostic("an input in a list is a name", item.span, "inputs", help=help))
         elif item.value in items:
-            errors.append(Diagnostic(f"input {quoted(item.value)} stands in the list twice", item.span, "inputs"))
+            errors.append(Diagnostic(f"input {quoted(item.value)} is in the list twice", item.span, "inputs"))
         else:
             items[item.value] = Scalar("tokens", item.span)
             spans[item.value] = item.span
@@ -253,7 +253,7 @@ def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
 
 
 def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
-    """`root` merged over the spec that it extends, if it does."""
+    """`root` merged over the spec that it extends, if any."""
     word = root.items.get("extends")
     if word is None:
         return root
@@ -272,7 +272,7 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
 
 
 def shortest(path: Path) -> Path:
-    """A path as errors show it: relative where it lies below the current folder."""
+    """A path as errors show it: relative if it is below the current folder."""
     try:
         return _real(path).relative_to(Path.cwd())
     except ValueError:
@@ -280,5 +280,5 @@ def shortest(path: Path) -> Path:
 
 
 def _real(path: Path) -> Path:
-    """Where a path leads; unlike `Path.resolve`, of a loop of links and of a name that is too long as well."""
+    """The target of a path; unlike `Path.resolve`, also for a loop of links and for a name that is too long."""
     return Path(os.path.realpath(path))

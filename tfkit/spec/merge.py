@@ -1,8 +1,8 @@
 """One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Null takes away
-what stands at the top of a spec, and what the spec names itself (nodes, inputs, tensors).
+component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Null removes keys
+at the top of a spec, and the entries that the spec names itself (nodes, inputs, tensors).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = {
 
 
 def word_key(path: tuple[str, ...]) -> str:
-    """The key that a bare word at this place of a spec stands for."""
+    """The key that a bare word stands for at this place of a spec."""
     if len(path) == 2 and path[0] in ("graph", "inputs"):
         return "block" if path[0] == "graph" else "type"
     if len(path) == 3 and path[0] == "checkpoint":
@@ -45,7 +45,7 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
 
 
 def extended(base: Mapping, patch: Mapping) -> Mapping:
-    """A spec changed by one that extends it: what is null at the top of that one is taken away."""
+    """A spec changed by one that extends it: keys that are null at the top of the latter are removed."""
     gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
     return merge(without(base, gone), without(patch, gone))
 
@@ -78,12 +78,12 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
 
 
 def is_null(value: Node) -> bool:
-    """Whether it is null, written or left out."""
+    """True if it is null, written out or left empty."""
     return isinstance(value, Scalar) and value.value is None
 
 
 def left_out(value: Node) -> bool:
-    """Whether nothing is written after the `=` of `--set bias=`, as an empty variable of a shell does it."""
+    """True if nothing follows the `=` of `--set bias=`, as with an empty shell variable."""
     span = value.span
     return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
 
@@ -95,8 +95,8 @@ def _word(node: Node | None) -> object:
 def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     """`root` changed by one `--set` argument, `path=value`.
 
-    The path may leave out `graph` in front of a node's name. `fields` are the keys that a spec has at the top.
-    Raises SpecError when it is not of that form, or leads through something that has no parts.
+    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top.
+    Raises SpecError if it is not of that form, or leads through a value that is not a mapping or a list.
     """
     source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
@@ -153,5 +153,5 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
     if removable and not rest and head in node.items and is_null(value) and not left_out(value):
         return without(node, {head})
     child = _assigned(node.items.get(head), rest, value, (*path, head))
-    place = node.keys.get(head, span) if rest else span  # what is on the way to the change stands where it stood
+    place = node.keys.get(head, span) if rest else span  # the enclosing mappings keep their places
     return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)

@@ -1,4 +1,4 @@
-"""The words for what is wrong with a spec's data: kinds, keys, values."""
+"""The wording of errors in a spec's data: kinds, keys, values."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NOT_ALLOWED = frozenset(
     model_type model_attributes_type none_required finite_number greater_than greater_than_equal less_than
     less_than_equal literal_error""".split()  # noqa: SIM905
 )
-"""Pydantic's names for the errors whose message is what the field takes, and what was found."""
-MOST = 50  # complaints about one config
+"""Pydantic's names for the errors reported as what the field takes and what was found."""
+MOST = 50  # errors of one config
 SPECIAL = {
     "string_pattern_mismatch": "letters, digits, `_`, `-` and `.`",
     "string_too_long": "at most {max_length} characters",
@@ -56,12 +56,12 @@ def _known(base: type[Component], plugins: Plugins) -> str:
 
 
 def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span, path: Path) -> Diagnostic:
-    """The kind that a spec names fits nowhere, or in another place."""
+    """A spec names a kind that does not exist, or one that belongs in another slot."""
     registry = plugins.registry
     notes = [_known(base, plugins)]
     elsewhere = registry.find(base.slot, word)
     if elsewhere is not None:
-        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, and what stands here {base.role}"
+        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, but the {base.slot} here {base.role}"
         return Diagnostic(message, span, ".".join(path), tuple(notes))
     near = closest(word, registry.kinds(base.slot, base))
     slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
@@ -76,7 +76,7 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
 def missing_kind(
     base: type[Component], node: Mapping, path: Path, plugins: Plugins, provenance: Provenance
 ) -> Diagnostic:
-    """A mapping does not say which kind it is; perhaps because its own name, or that key, is misspelt."""
+    """A mapping does not name its kind, perhaps because its own name or that key is misspelt."""
     key = str(base.word_key)
     siblings = [one[-1] for one in provenance.spans if len(one) == len(path) and one[:-1] == path[:-1] and one != path]
     help = None
@@ -92,7 +92,7 @@ def missing_kind(
 
 
 def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugins: Plugins) -> Diagnostic:
-    """Something stands where a mapping belongs."""
+    """Another value where a mapping belongs."""
     options = [f"the name of a {_noun(cls)}"] if issubclass(cls, Component) else []
     if cls.word_key is not None and not options:
         options = [f"a {cls.word_key}"]
@@ -104,17 +104,17 @@ def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugin
 
 
 def no_list(path: Path, node: Node) -> tuple[str, str]:
-    """Something stands where a list of configs belongs."""
+    """Another value where a list of configs belongs."""
     return f"{label(path)} takes a list, not {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
 
 
 def too_many(path: Path, number: int, limit: int) -> str:
-    """More parts than any model has."""
-    return f"{label(path)} has {number:,} parts, and at most {limit:,} are allowed"
+    """More items than any model has."""
+    return f"{label(path)} has {number:,} items; at most {limit:,} are allowed"
 
 
 def no_names(path: Path, node: Node) -> tuple[str, str]:
-    """Something stands where a mapping of names to configs belongs."""
+    """Another value where a mapping of names to configs belongs."""
     return f"{label(path)} takes a mapping of names, not {found(node)}", "write a line `name: {...}` for each"
 
 
@@ -142,7 +142,7 @@ def found(value: object) -> str:
 
 
 def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
-    """A word stands where a number belongs, or another value that the field does not take."""
+    """A value that the field does not take, such as a word where a number belongs."""
     words = allowed(info, nested=nested)
     message = f"{label(path)} takes {either(words)}, not {found(node)}"
     return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
@@ -151,9 +151,9 @@ def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnost
 def from_pydantic(
     error: ValidationError, cls: type[Config], path: Path, provenance: Provenance, *, relations: bool
 ) -> Iterator[Diagnostic]:
-    """Turn pydantic's complaints about one config into our words, one for each field.
+    """Turn pydantic's errors for one config into our words, one for each field.
 
-    Without `relations`, what the config's own checks say about its values together is left out.
+    Without `relations`, errors of the config's own checks, which relate its values, are left out.
     """
     by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
@@ -178,7 +178,7 @@ def from_pydantic(
             message = f"{label(here)} takes {either(words)}, not {found(value)}"
             help = _hint(value, words, whole, at=provenance.span(place))
             if help is None and isinstance(value, str) and any("number" in word for word in words):
-                help = "numbers and arithmetic stand without quotes"
+                help = "numbers and arithmetic are written without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
         elif kind == "value_error":
             yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
@@ -191,14 +191,14 @@ def from_pydantic(
 
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
-    """What a config's own check says: about one of its fields, or about all of it."""
+    """An error of a config's own check: about one of its fields, or about all of it."""
     if isinstance(reason, Invalid):
         return refused(reason, path, provenance)
     return Diagnostic(str(reason), provenance.span(path), ".".join(path))
 
 
 def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
-    """What the config or block at `path` refuses: the `Invalid` that it raised, with its place."""
+    """The error that the config or block at `path` raised as `Invalid`, with its place."""
     place = (*path, *reason.field.split(".")) if reason.field else path
     here = ".".join(provenance.written(place))
     return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
@@ -207,7 +207,7 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 def crashed(
     cls: type[Component] | type[Config], what: str, wrong: Exception, path: Path, provenance: Provenance
 ) -> Diagnostic:
-    """A component's own code failed: that is a fault of the plugin that brings it, not of the spec."""
+    """A component's own code failed: the fault lies with the plugin that provides it, not with the spec."""
     frame = traceback.extract_tb(wrong.__traceback__)[-1]
     cause = " ".join(str(wrong).split())
     notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
@@ -216,12 +216,12 @@ def crashed(
 
 
 def fault_of(cls: type[Config]) -> str:
-    """Whose fault it is when a component does not do what it should."""
-    return f"this is no fault of the spec, but of the component, which is written in {written_in(cls)}"
+    """The party at fault when a component breaks its contract."""
+    return f"the fault is not in the spec but in the component, which is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
-    """The path of the value that is wrong, without pydantic's own names for the members of a union."""
+    """The path of the wrong value, without pydantic's own names for the members of a union."""
     place = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
         if (*place, str(part)) in provenance.spans:
@@ -230,7 +230,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
 
 
 def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
-    """How to write what was probably meant, where `words` are allowed; `whole` should have been a whole number."""
+    """Help for the value that was probably meant, where `words` are allowed; `whole` asks for a whole number."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"without quotes it is a number: {value}"
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
@@ -245,7 +245,7 @@ def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at:
 
 
 def _nothing(at: Span) -> str | None:
-    """What to say of a null at that place: nothing where it was written as a word."""
+    """The addition to an error about a null: empty if the null was written as a word."""
     line = at.source.line(at.line)
     if re.match(r"null\b|~", line[at.column - 1 :], re.IGNORECASE):
         return None
@@ -257,7 +257,7 @@ def _nothing(at: Span) -> str | None:
 
 
 def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
-    """A name that is not in scope; `numbers` are those that are, and that have a number."""
+    """A name that is not in scope; `numbers` are the names in scope that have a number."""
     near = closest(name, numbers)
     help = f"a similar name exists: `{near}`" if near else None
     notes = (f"names: {listing(sorted(numbers))}",) if numbers else ()
@@ -265,16 +265,16 @@ def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
 
 
 def circle(names: Sequence[str]) -> ExpressionError:
-    """A value that is computed from itself, in one or several steps."""
+    """A value that is computed from itself, directly or over several steps."""
     way = f": {' -> '.join(names)}" if len(names) > 2 else ""
     wrong = ExpressionError(f"a value cannot be computed from itself{way}")
     wrong.circle = tuple(sorted(set(names)))
     return wrong
 
 
-def part_of(span: Span, text: str, part: tuple[int, int] | None) -> Span:
-    """The span of a part of an expression, where the source has it on one line as it is."""
+def expression_span(span: Span, text: str, columns: tuple[int, int] | None) -> Span:
+    """The span of one operand of an expression, if the source has the expression unchanged on one line."""
     line = span.source.line(span.line)
-    if part is None or line[span.column - 1 : span.column - 1 + len(text)] != text:
+    if columns is None or line[span.column - 1 : span.column - 1 + len(text)] != text:
         return span
-    return Span(span.source, span.line, span.column + part[0], part[1] - part[0])
+    return Span(span.source, span.line, span.column + columns[0], columns[1] - columns[0])

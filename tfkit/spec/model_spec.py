@@ -1,4 +1,4 @@
-"""The top of a spec: what a model is called, what goes in, the graph, what comes out."""
+"""The top level of a spec: the model's name, its inputs, its graph, its outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 
 class InputConfig(Config):
-    """Something the model is called with."""
+    """An input of the model."""
 
     word_key = "type"
 
@@ -23,12 +23,12 @@ class InputConfig(Config):
     width: Dim | None = None
     """Width of the features."""
     length: Dim | None = None
-    """Positions of every sequence, where a block takes exactly that many, as one of image patches; never padded."""
+    """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
     optional: Immaterial[bool] = False
-    """Whether the model may be called without it; only for the further tables of an embedding."""
+    """True if the model may be called without it; only for the additional tables of an embedding."""
 
     def check(self) -> None:
-        """Refuse features without a width, and a width of anything else."""
+        """Refuse features without a width, and a width for anything else."""
         super().check()
         if self.type == "features" and self.width is None:
             raise Invalid("width", "an input of features needs a `width`", help="write `{type: features, width: 768}`")
@@ -37,7 +37,9 @@ class InputConfig(Config):
         if self.type == "lengths" and self.length is not None:
             raise Invalid("length", "`length` has no effect: an input of lengths is one number for each sequence")
         if self.type != "tokens" and self.optional:
-            raise Invalid("optional", f"an input of {self.type} cannot be optional", help="only one of tokens can")
+            raise Invalid(
+                "optional", f"an input of {self.type} cannot be optional", help="only an input of tokens can be"
+            )
 
 
 class ModelSpec(Config):
@@ -46,25 +48,25 @@ class ModelSpec(Config):
     tfkit: Literal[1]
     """Version of the spec language."""
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
-    """What the model is called."""
+    """The name of the model."""
     source: str | None = None
     """The paper or the reference implementation."""
     description: str | None = None
-    """What is special about it."""
+    """A summary of the model: its distinctive features."""
     requires: tuple[str, ...] | None = None
-    """The plugins that its components come from, as `pip` calls them."""
+    """The plugins that its components come from, as `pip` names them."""
     inputs: dict[str, InputConfig] = Field(default_factory=lambda: {"tokens": InputConfig(type="tokens")})
-    """What the model is called with, in order."""
+    """The inputs of the model, in order."""
     graph: dict[str, BlockConfig]
     """The nodes, in order."""
     outputs: tuple[str, ...] | None = None
-    """The nodes whose values the model returns; the last one unless given."""
+    """The nodes whose values the model returns; the last node unless given."""
     init: InitConfig = slot("fan_in")
-    """How the weights start."""
+    """The initialization of the weights."""
     parameters: int | None = Field(default=None, ge=0)
-    """How many parameters it has; checked when it is built. Specs that extend this one count their own."""
+    """The number of parameters; checked when the model is built. Specs that extend this one state their own."""
     checkpoint: CheckpointConfig | None = None
-    """What a published checkpoint of it calls its tensors and its fields."""
+    """Names of tensors and fields in a published checkpoint of the model."""
 
     @field_validator("tfkit", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Where the values of a spec come from: what errors point at, and what `tfkit show` shows."""
+"""The origins of a spec's values, which errors point at and `tfkit show` prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SET = "--set"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a resolved value came from."""
+    """The origin of a resolved value."""
 
     how: Literal["given", "inherited", "default"]
     span: Span | None = None
@@ -22,7 +22,7 @@ class Origin:
 
 @dataclass
 class Provenance:
-    """Where the parts of a spec stand: the origin of each value, and the place of each path that was written."""
+    """The places of a spec's contents: the origin of each value, and the place of each path that was written."""
 
     origins: dict[Path, Origin] = field(default_factory=dict)
     spans: dict[Path, Span] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Provenance:
     """For each value that was inherited, the path under which it was written."""
 
     def span(self, path: Path) -> Span | None:
-        """The place of `path`, or of the nearest part around it."""
+        """The place of `path`, or of the nearest config around it."""
         while path and path not in self.spans:
             path = path[:-1]
         return self.spans.get(path)

@@ -1,7 +1,7 @@
 """A resolved spec as YAML text that loads again to the same model.
 
-Every value that a part could inherit is written where it holds, so that nothing depends on the parts around it; other
-values are left out where they equal their default. Variants of layers are written as what they change.
+Every inheritable value is written where it applies, so that no config depends on those around it; other values are left
+out where they equal their default. Layer variants are written as their changes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PLAIN = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
 
 
 class Quoted(str):
-    """Text that a field would take for arithmetic if it stood there unquoted."""
+    """Text that a field would read as arithmetic if it were unquoted."""
 
 
 def render(model: ModelSpec) -> str:
     """The YAML text of a resolved spec; `parse_spec` gives an equal model for it.
 
-    Raises ValueError for what no text can say, which only models made by hand can hold: a key `<<`, or a variant that
-    takes entries out of a mapping of its stack's.
+    Raises ValueError for models made by hand that no text can express: those with a key `<<`, or with a variant that
+    removes entries from a mapping of its stack's.
     """
     data = document(model)
     lines = []
@@ -52,7 +52,7 @@ def render(model: ModelSpec) -> str:
 
 
 def render_tree(root: Tree) -> str:
-    """The YAML text of a spec that is not resolved: what its parts share is written once."""
+    """The YAML text of a spec that is not resolved: shared values are written once."""
     data = {key: plain(node) for key, node in root.items.items()}
     lines = []
     for key, value in data.items():
@@ -62,7 +62,7 @@ def render_tree(root: Tree) -> str:
 
 
 def schema_line(folder: Path) -> str:
-    """The line that leads editors to the schema in the folder where a spec is going to lie; empty without one."""
+    """The line that points editors to the schema in the folder that a spec will be written to; empty without one."""
     return f"# yaml-language-server: $schema={SCHEMA}\n" if (folder / SCHEMA).is_file() else ""
 
 
@@ -90,7 +90,7 @@ def _config(config: Config, parent: Config | None) -> dict[str, Data]:
 
 
 def _ordered(config: Config) -> list[str]:
-    """The fields as a person would write them: kind, wires, short values, mappings."""
+    """The fields in the order a person would write them: kind, wires, short values, mappings."""
     fields = type(config).model_fields
 
     def rank(name: str) -> int:
@@ -106,7 +106,7 @@ def _nested(value: object) -> bool:
 
 
 def _written(config: Config, name: str) -> bool:
-    """Whether a field must stand in the text: all but those that resolve to their default when they are missing."""
+    """True if a field must be in the text: unless it resolves to its default when missing."""
     info = type(config).model_fields[name]
     if name == config.word_key or info.is_required() or marker(info, SharedMarker) is not None:
         return True
@@ -116,7 +116,7 @@ def _written(config: Config, name: str) -> bool:
 
 
 def _same(a: object, b: object) -> bool:
-    """Equal, and of one type: True is not 1."""
+    """True if equal and of one type: True is not 1."""
     return type(a) is type(b) and a == b
 
 
@@ -132,12 +132,12 @@ def _value(value: Any, config: Config, name: str) -> Data:
     if isinstance(value, str):
         numbers, words = numeric(type(config).model_fields[name].annotation)
         return Quoted(value) if numbers and value not in words else value
-    assert value is None or isinstance(value, bool | int | float), f"{name}: {value!r} is nothing that a spec can say"
+    assert value is None or isinstance(value, bool | int | float), f"{name}: {value!r} cannot be written in a spec"
     return value
 
 
 def _word(data: Data, config: Config) -> Data:
-    """A mapping that says only what a bare word says, as that word."""
+    """A mapping that holds only what a bare word stands for, as that word."""
     if isinstance(data, dict) and list(data) == [config.word_key]:
         word = data[str(config.word_key)]
         return data if word == "none" else word  # `none` would leave the slot empty
@@ -162,13 +162,13 @@ def _changes(base: Config, changed: Config) -> dict[str, Data]:
 
 
 def _entries(old: Data, new: Data, name: str) -> Data:
-    """What a patch says to turn `old` into `new`: mappings of one kind are merged, everything else is replaced."""
+    """The entries of a patch from `old` to `new`: mappings of one kind are merged, everything else is replaced."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     if "kind" in new and new["kind"] != old.get("kind"):
         return new
     if gone := [key for key in old if key not in new]:
-        raise ValueError(f"`{name}`: a variant cannot take out {gone}")
+        raise ValueError(f"`{name}`: a variant cannot remove {gone}")
     return {k: _entries(old[k], v, name) if k in old else v for k, v in new.items() if k not in old or old[k] != v}
 
 
@@ -177,7 +177,7 @@ def _mapping(data: Mapping[str, Data], depth: int) -> list[str]:
 
 
 def _entry(key: str, value: Data, depth: int) -> list[str]:
-    """The lines of `key: value`: one where it fits, else a line for each of the value's parts."""
+    """The lines of `key: value`: one if it fits, else one for each entry of the value."""
     if key == MERGE:
         raise ValueError(f"`{MERGE}` cannot be a key: it merges")
     start = f"{INDENT * depth}{_text(key, flow=False)}:"
@@ -214,12 +214,12 @@ def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
         return _text(value, flow=flow)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    # The loader refuses numbers as long as this; only arithmetic gets there.
+    # The loader refuses numbers this long; only arithmetic can produce them.
     return f"0 + {value}" if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS else repr(value)
 
 
 def _text(text: str, *, flow: bool = True) -> str:
-    """A string, in quotes unless it reads as one without them."""
+    """A string, quoted unless it reads as one without quotes."""
     plain = _PLAIN.fullmatch(text) if flow else _BLOCK_PLAIN.fullmatch(text.replace(", ", "  "))
     if plain and not isinstance(text, Quoted) and _reads_as_text(text):
         return text

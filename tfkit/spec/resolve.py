@@ -1,8 +1,8 @@
-"""Data to configs: every field from the mapping, from the enclosing parts, or from its default, and known from where.
+"""Data to configs: every field from its mapping, from the enclosing configs, or from its default, with a known origin.
 
 The tree of configs is the tree of the YAML. A field that holds a config is resolved first, with its kind looked up in
-the registry; then pydantic checks the types and the config checks its relations. All errors are collected, one for
-each mistake: what a broken part would mean for the parts around it is not checked.
+the registry; then pydantic checks the types and the config checks its relations. All errors are collected, one for each
+mistake: consequences of a broken config for those around it are not checked.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
 MAX_VARIANTS = 100  # each is a layer of its own
-MAX_ITEMS = 4096  # of a list of plain values
+MAX_ITEMS = 4096  # items of a list of plain values
 MAX_ERRORS = 50
 INVALID: Any = object()
 
 
 class Resolver:
-    """Resolves one spec; `diagnostics` holds everything that is wrong with it."""
+    """Resolves one spec; `diagnostics` holds its errors."""
 
     def __init__(self, plugins: Plugins) -> None:
         self.plugins = plugins
@@ -47,7 +47,7 @@ class Resolver:
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
-        """Everything that is wrong, each mistake once."""
+        """The errors of the spec, each mistake once."""
         missing = [one for (path, name), one in self._missing.items() if not self._missing_in_base(path, name)]
         found = [*self._errors, *key_errors.of_keys(self._unknown, missing, self.plugins, self.provenance)]
         if self._count() >= MAX_ERRORS:
@@ -57,7 +57,7 @@ class Resolver:
         return found
 
     def config(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> Any:
-        """The config of class `cls` that the mapping says, or INVALID with the reasons in `diagnostics`."""
+        """The config of class `cls` described by the mapping, or INVALID with the reasons in `diagnostics`."""
         before = self._count()
         if before >= MAX_ERRORS:
             return INVALID
@@ -79,7 +79,7 @@ class Resolver:
         return len(self._errors) + len(self._unknown) + len(self._missing)
 
     def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Given], Scope]:
-        """The values of a config's fields in the text, its own and those it inherits; and the scope of its parts."""
+        """The text values of a config's fields, its own and inherited; and the scope of the configs inside it."""
         given: dict[str, Given] = {}
         inner = dict(scope)
         for name, info in cls.model_fields.items():
@@ -98,7 +98,7 @@ class Resolver:
         for name, text in cls.derived.items():
             if name not in given:
                 inner[name] = Given(Scalar(text, node.span), (*path, name), inner)
-        if path:  # the top of a spec shares what stands beside its own fields
+        if path:  # the top of a spec shares all keys beside its own fields
             inner.update(given)
         return given, inner
 
@@ -163,7 +163,7 @@ class Resolver:
         return INVALID if INVALID in found.values() else found
 
     def _missing_in_base(self, path: Path, name: str) -> bool:
-        """Whether a key that a variant misses is missing in the layer that it changes too."""
+        """True if a key missing in a variant is missing in the layer that it changes too."""
         return any(
             path[i + 1] == "variants" and ((*path[:i], *path[i + 3 :]), name) in self._missing
             for i in range(len(path) - 2)
@@ -215,7 +215,7 @@ class Resolver:
         return INVALID
 
     def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
-        """A value without configs inside, arithmetic evaluated; `nested` is how far it lies within the field."""
+        """A value without configs inside, arithmetic evaluated; `nested` is its depth within the field."""
         if not isinstance(node, Scalar) and len(node.items) > MAX_ITEMS:
             return self._error(messages.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
@@ -242,12 +242,12 @@ class Resolver:
             if wrong.circle and wrong.circle in self._circles:
                 return INVALID
             self._circles.add(wrong.circle)
-            span = messages.part_of(node.span, node.value, wrong.part)
+            span = messages.expression_span(node.span, node.value, wrong.columns)
             return self._error(f"{messages.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
     def _check_keys(self, cls: type[Config], node: Mapping, given: MappingABC[str, Given], path: Path) -> None:
-        """Note the keys that the config does not have, and those that it lacks."""
+        """Note the unknown keys of a config, and the missing ones."""
         missing = [
             name
             for name, info in cls.model_fields.items()
@@ -261,7 +261,7 @@ class Resolver:
             self._missing[path, name] = key_errors.Missing(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
-        """The config of these values; relations between them are judged only if they are `sound`."""
+        """The config of these values; relations between them are checked only if they are `sound`."""
         try:
             config = cls.model_validate({name: value for name, value in values.items() if value is not INVALID})
         except ValidationError as error:
@@ -283,5 +283,5 @@ _ABSENT: Any = object()
 
 
 def _value_span(node: Node, key: Span) -> Span:
-    """The place of a value: its own if that is a part of one line, else its key's."""
+    """The place of a value: its own if it is within one line, else its key's."""
     return node.span if isinstance(node, Scalar) or node.span.line == key.line else key

@@ -1,7 +1,6 @@
-"""What an unquoted word means, by the YAML 1.2 core schema: https://yaml.org/spec/1.2.2/#103-core-schema.
+"""The meaning of an unquoted word by the YAML 1.2 core schema: https://yaml.org/spec/1.2.2/#103-core-schema.
 
-`yes`, `on` and `1_000` are text. Numbers that YAML versions read differently, or that no model has, are
-refused.
+`yes`, `on` and `1_000` are text. Numbers that YAML versions read differently, or that no model has, are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """What an unquoted word means. Raises Invalid for numbers that no person means."""
+    """The meaning of an unquoted word. Raises Invalid for numbers that nobody means."""
     if text in _WORDS:
         return _WORDS[text]
     if match := _INTEGER.fullmatch(text):
@@ -32,7 +31,7 @@ def resolve(text: str) -> str | int | float | bool | None:
     if match := _FLOAT.fullmatch(text):
         return _float(text, match["mantissa"])
     if _NOT_FINITE.fullmatch(text):
-        raise Invalid("", f"{quoted(text)} is no number for a model", help="every number is finite")
+        raise Invalid("", f"{quoted(text)} is not a number that a model can have", help="every number is finite")
     return text
 
 
@@ -52,7 +51,7 @@ def _integer(text: str, match: re.Match[str]) -> int:
 
 
 def _float(text: str, mantissa: str) -> float:
-    value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # no person writes such a number
+    value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # nobody writes such a number
     if math.isinf(value) or (value == 0 and mantissa.strip("0.")):
         help = "a double cannot hold it; quote it if it is text"
         raise Invalid("", f"an absurd number: {quoted(text)}", help=help)

@@ -1,8 +1,8 @@
-"""The spec language as JSON Schema (draft 2020-12), with all installed plugins: editors complete and check specs by it.
+"""The spec language as JSON Schema (draft 2020-12), with all installed plugins, for completion and checks in editors.
 
-It says what can be said field by field; what relates fields to each other is the loader's to check. Every mapping is
-described twice: whole, and as a change (`changes.` in front of its name) in which nothing is required, for variants of
-layers and for specs that extend another one.
+It covers each field by itself; the loader checks relations between fields. Every mapping is described twice: whole, and
+as a change (`changes.` before its name) in which nothing is required, for layer variants and for specs that extend
+another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 CHANGES = "changes."
 NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an identifier
 NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
-SHARED = "Taken from the enclosing parts of the spec when it is not given."
+SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
 
 
 def json_schema(plugins: Plugins) -> Schema:
@@ -56,7 +56,7 @@ class _Language:
         self.configs: dict[str, type[Config]] = {}
 
     def document(self, *, partial: bool) -> Schema:
-        """The top of a spec: its own fields, and those that all parts share."""
+        """The top of a spec: its own fields, and those that are shared."""
         whole = self._mapping(ModelSpec, partial=partial)
         properties = whole["properties"]
         for part in ("inputs", "graph"):
@@ -69,7 +69,7 @@ class _Language:
             "type": "string",
             "description": "The spec, by path or bare name, that this one changes.",
         }
-        if partial:  # null takes away what is inherited
+        if partial:  # null removes what is inherited
             for name in properties.keys() - {"tfkit", "name", "extends"}:
                 properties[name] = {**_about(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
         return whole
@@ -89,7 +89,7 @@ class _Language:
         return sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
 
     def _shared(self, name: str, *, partial: bool) -> Schema:
-        """What the fields of that name take, wherever they are."""
+        """The values that the fields of that name take, wherever they are."""
         options: list[Schema] = []
         users: set[str] = set()
         for _, config in sorted(self.configs.items()):
@@ -99,7 +99,10 @@ class _Language:
             bare = _bare(self._field(config, name, info, partial=partial))
             options += [option for option in bare.get("anyOf", [bare]) if option not in options]
             users |= {config.slot} if issubclass(config, Component) else set()
-        return {**_documented(f"Shared by every part that takes it: {', '.join(sorted(users))}."), **any_of(options)}
+        return {
+            **_documented(f"Shared by every component that takes it: {', '.join(sorted(users))}."),
+            **any_of(options),
+        }
 
     def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
         """A reference to the definition of a config's mapping."""
@@ -146,7 +149,7 @@ class _Language:
         return {**_documented(text), **({"default": default} if default else {}), **options}
 
     def _configs(self, shape: Shape, *, implied: str | None, partial: bool) -> Schema:
-        # A list in a change takes the place of the old one: its items are whole.
+        # A list in a change replaces the old one: its items are whole.
         options = self._one(shape.config, implied, partial=partial and shape.container != "list")
         if shape.container == "list":
             options = [{"type": "array", "items": any_of(options)}]
@@ -158,7 +161,7 @@ class _Language:
         return any_of(options)
 
     def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
-        """What one config is written as: a mapping, or a bare word."""
+        """The forms of one config: a mapping, or a bare word."""
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)
             words = {kind: _about_kind(one) for kind, one in kinds.items() if not _required(one.config)}
@@ -168,16 +171,16 @@ class _Language:
         return [self._word(config, config.word_key), *options] if config.word_key else options
 
     def _word(self, config: type[Config], key: str) -> Schema:
-        """What stands for a whole mapping: the value of its field `key`; of a slot, the name of a kind."""
+        """The word that stands for a whole mapping: the value of its field `key`; of a slot, the name of a kind."""
         info = config.model_fields[key]
         if shape_of(info.annotation) is None:
             return _plain(config, key)
         return {"type": "string", **_bare(self._field(config, key, info, partial=False))}
 
     def _slot(self, base: type[Component], implied: str | None, *, partial: bool) -> Schema:
-        """A reference to the definition of what fills a slot, or the part of it that `base` takes, as a mapping.
+        """A reference to the definition of a slot's mapping, or of those of its kinds that `base` takes.
 
-        Its kind says which keys it has. Without one it is of the `implied` kind; in a change, of that which is changed.
+        Its kind determines its keys. Without one it is of the `implied` kind; in a change, of the kind that it changes.
         """
         name = base.slot if "slot" in vars(base) else f"{base.slot}.{base.__name__.removesuffix('Config')}"
         key = f"{CHANGES}{name}" if partial else f"{name}.or.{implied}" if implied else name
@@ -207,7 +210,7 @@ class _Language:
         }
 
     def _of_some_kind(self, kinds: Iterable[Registered], name: str) -> Schema:
-        """A reference to the definition of a change of a component whose kind stands elsewhere: any kind's keys."""
+        """A reference to the definition of a change to a component whose kind is stated elsewhere: any kind's keys."""
         key = f"{CHANGES}{name}.any"
         self.defs[key] = {}
         fields: dict[str, list[Schema]] = {}
@@ -226,7 +229,7 @@ class _Language:
 
 
 def _with_null_entries(schema: Schema) -> Schema:
-    """A mapping of names to parts, where null takes away what the spec that is changed has."""
+    """A mapping of names to configs, where null removes an entry of the spec that is changed."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_with_null_entries(option) for option in schema["anyOf"]]}
     if not isinstance(schema.get("additionalProperties"), dict):
@@ -235,7 +238,7 @@ def _with_null_entries(schema: Schema) -> Schema:
 
 
 def _required(config: type[Config]) -> list[str]:
-    """The fields that a mapping must have: not those with a default, nor those that may come from around it."""
+    """The required fields of a mapping: those without a default that cannot be inherited either."""
     return [
         name
         for name, info in config.model_fields.items()
@@ -244,7 +247,7 @@ def _required(config: type[Config]) -> list[str]:
 
 
 def _plain(config: type[Config], name: str) -> Schema:
-    """What a field without configs inside takes, numbers also as arithmetic."""
+    """The values of a field without configs inside, numbers also as arithmetic."""
     found = _bare(_properties(config).get(name, {}), "default")
     return _computed(found) if numeric(config.model_fields[name].annotation)[0] else found
 
@@ -274,12 +277,12 @@ ABOUT = ("title", "description", "markdownDescription", "default")
 
 
 def _bare(schema: Schema, *keep: str) -> Schema:
-    """A schema without what it says to people."""
+    """A schema without its descriptions."""
     return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
 
 
 def _about(schema: Schema) -> Schema:
-    """What a schema says to people."""
+    """The descriptions of a schema."""
     return {key: value for key, value in schema.items() if key in ABOUT}
 
 
@@ -289,7 +292,7 @@ def _about_kind(one: Registered) -> str:
 
 
 def _documented(text: str) -> Schema:
-    """The description, and the same for editors that render Markdown where it is."""
+    """The description, repeated for editors that render Markdown."""
     if not text:
         return {}
     return {"description": text, **({"markdownDescription": text} if "`" in text else {})}

@@ -1,7 +1,7 @@
 """The form of a JSON Schema: alternatives that are told apart by type, and equal fields that are written once.
 
-A value that fits none of several alternatives is `not valid under any of the given schemas`, and nobody learns which
-key of it is wrong. Alternatives of different types need no guess: a mapping is meant as the mapping among them.
+A value that fits none of several alternatives is `not valid under any of the given schemas`, without a word about the
+wrong key. Alternatives of different types need no guess: a mapping is meant as the mapping among them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TEXTS = ("title", "description", "markdownDescription")
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """What one of these takes."""
+    """The schema of a value that fits any of these."""
     every = list(options)
     return every[0] if len(every) == 1 else {"anyOf": every} if every else {}
 
 
 def ref(name: str) -> Schema:
-    """What the definition of that name takes."""
+    """A reference to the definition of that name."""
     return {"$ref": f"#/$defs/{name}"}
 
 
@@ -40,7 +40,7 @@ def told_apart(schema: Any) -> Any:
 
 
 def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The definitions, each field that stands in several of them made a definition of its own."""
+    """The definitions, with a definition of its own for each field that occurs in several."""
     fields = [(name, json.dumps(one)) for part in defs.values() for name, one in part.get("properties", {}).items()]
     names: dict[str, str] = {}
     taken: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
 
 
 def _flat(options: Iterable[Schema]) -> list[Schema]:
-    """The alternatives without those inside others, each once."""
+    """The alternatives, nested ones flattened, each once."""
     found: list[Schema] = []
     for option in options:
         inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
@@ -100,7 +100,7 @@ def _by_type(option: Schema) -> list[tuple[str, Schema]]:
 
 
 def _strings(options: list[Schema]) -> Schema:
-    """Words in one list, each with what it means, and whatever other texts there are."""
+    """Words in one list, each with its meaning, and any other strings."""
     words: dict[str, str] = {}
     for option in options:
         about = option.get("enumDescriptions") or [option.get("description", "")] * len(option.get("enum", []))
@@ -113,8 +113,8 @@ def _strings(options: list[Schema]) -> Schema:
 
 
 def _merged(options: list[Schema]) -> Schema:
-    """Alternatives of similar types as one where none of them says more than its type, but for the first that does."""
-    if {"type": "boolean"} in options:  # which takes the false of "nothing"
+    """Alternatives of similar types as one, if at most the first of them says more than its type."""
+    if {"type": "boolean"} in options:  # takes the false of "nothing"
         options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
     if len(options) == 1:
         return options[0]
@@ -125,7 +125,7 @@ def _merged(options: list[Schema]) -> Schema:
 
 
 def _widened(schema: Schema, types: list[str]) -> Schema:
-    """The schema, with types that another alternative has decided among those that it says it takes."""
+    """The schema, with types that another alternative has decided added to its own."""
     if "type" not in schema or "enum" in schema or not types:
         return schema
     own = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

@@ -1,4 +1,4 @@
-"""The values that a part of a spec can see: its own, those around it, and arithmetic over them."""
+"""The values in scope at a config: its own, those around it, and arithmetic over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.spec.tree import Node, Scalar
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A value of the spec's text, the path under which it was written, and what stands around it there."""
+    """A value of the spec's text, the path under which it was written, and its scope there."""
 
     node: Node
     path: Path
@@ -24,9 +24,9 @@ Scope = Mapping[str, Given]
 
 
 def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
-    """The value of an expression that stands at `path`; the paths of all that it reads are added to `used`.
+    """The value of an expression at `path`; the paths of all values that it reads are added to `used`.
 
-    Every name means what it means where the expression stands. Raises ExpressionError.
+    Every name has its meaning at the place of the expression. Raises ExpressionError.
     """
     return _Computation(used).value(text, scope, (path,))
 
@@ -63,7 +63,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_expression(given: Given) -> bool:
-    """Whether it is arithmetic, and not just a word."""
+    """True if it is arithmetic, and not just a word."""
     node = given.node
     if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
         return False

@@ -1,4 +1,4 @@
-"""The text of a spec to data in which every value knows its place.
+"""From the text of a spec to data in which every value knows its place.
 
 A text comes from a file (`read`), from memory (`parse`), or from one `--set` argument (`parse_value`).
 """
@@ -21,14 +21,14 @@ __all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "parse", "parse
 
 MAX_BYTES = 1 << 20
 
-# What YAML forbids, and the line breaks that editors do not count as such, and byte order marks.
+# Characters that YAML forbids, line breaks that editors do not count as such, and byte order marks.
 UNWELCOME = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
-    """The tree of a spec file; errors call the file `name`, or else by its path.
+    """The tree of a spec file; errors call the file `name`, or its path if there is none.
 
-    Raises SpecError for everything that is wrong with the spec, and for a file that cannot be read.
+    Raises SpecError with every error in the spec, and for a file that cannot be read.
     """
     name = os.fspath(path) if name is None else name
     try:
@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
 
 
 def parse(text: str, name: str) -> Mapping:
-    """The tree of a spec's text. Raises SpecError with everything that is wrong with it."""
+    """The tree of a spec's text. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))
     node = _compose(source, 0)
     if isinstance(node, Mapping):
@@ -53,9 +53,9 @@ def parse(text: str, name: str) -> Mapping:
 
 
 def parse_value(source: Source, start: int) -> Node:
-    """The one value in `source.text[start:]`, what follows `=` in a `--set` argument.
+    """The one value in `source.text[start:]`, which follows `=` in a `--set` argument.
 
-    Its places are in the whole source. Nothing at all is null, as after a key in a file. Raises SpecError.
+    Its places refer to the whole source. Empty text is null, as after a key in a file. Raises SpecError.
     """
     node = _compose(source, start)
     if node is None and source.text[start:].strip():
@@ -65,7 +65,7 @@ def parse_value(source: Source, start: int) -> Node:
 
 
 def plain(node: Node) -> Any:
-    """The same as plain Python data: dict, list, str, int, float, bool, None."""
+    """The tree as plain Python data: dict, list, str, int, float, bool, None."""
     if isinstance(node, Mapping):
         return {key: plain(value) for key, value in node.items.items()}
     if isinstance(node, Sequence):
@@ -93,10 +93,10 @@ def _contents(path: str | os.PathLike[str]) -> bytes:
         raise IsADirectoryError
     if info.st_size <= MAX_BYTES:
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)  # a pipe has no size to check beforehand
+            data = file.read(MAX_BYTES + 1)  # a pipe has no size to check in advance
         if len(data) <= MAX_BYTES:
             return data
-    raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB, which no spec is")
+    raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB; no spec is that large")
 
 
 def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueError) -> Diagnostic:

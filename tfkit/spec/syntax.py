@@ -1,7 +1,7 @@
-"""What the YAML parser complains about, in plain words.
+"""The YAML parser's errors in plain words.
 
 PyYAML speaks of block mappings and flow scalars, its C parser and its Python parser in different words.
-Here each complaint becomes a `Diagnostic` at the place where a person would repair it.
+Here each of their errors becomes a `Diagnostic` at the place where a person would correct it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _GLUED = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
 
 
 def missing_space(text: str) -> str | None:
-    """The help for `key:value`, which YAML takes for one word; None for any other text."""
+    """The help for `key:value`, which YAML reads as one word; None for any other text."""
     match = _GLUED.match(text)
     return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
 
 
-def explain(complaint: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
-    """The diagnostic for the parser's complaint about `source.text[start:]`."""
-    mark = getattr(complaint, "problem_mark", None)
+def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
+    """The diagnostic for the parser's error in `source.text[start:]`."""
+    mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return Diagnostic("this is not valid YAML", source.span(start))
-    context = getattr(complaint, "context_mark", None) or mark
+    context = getattr(problem, "context_mark", None) or mark
     place = _Place(source, start + mark.index, start + context.index)
-    text = f"{getattr(complaint, 'context', '')}: {getattr(complaint, 'problem', '')}"
+    text = f"{getattr(problem, 'context', '')}: {getattr(problem, 'problem', '')}"
     if re.match(r" *\t", place.line):
         tab = place.at - len(place.before) + place.line.index("\t")
         return Diagnostic("a tab cannot indent a line", source.span(tab), help="indent with spaces")
@@ -54,7 +54,7 @@ def explain(complaint: yaml.YAMLError, source: Source, start: int = 0) -> Diagno
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the parser stopped (`at`), and where the thing began that it was reading (`opened`)."""
+    """The place where the parser stopped (`at`), and the start of what it was reading (`opened`)."""
 
     source: Source
     at: int
@@ -122,7 +122,7 @@ def _unclosed(place: _Place) -> Diagnostic:
 
 def _no_value(place: _Place) -> Diagnostic:
     if not place.ended:
-        help = "is there a comma too many?"
+        help = "is there an extra comma?"
         return Diagnostic(f"expected a value before `{place.char}`", place.word(), help=help)
     last = len(place.source.text.rstrip()) - 1
     help = "close what is open: `]` or `}`"
@@ -139,13 +139,13 @@ def _misplaced(place: _Place) -> Diagnostic:
     if place.char in ("]", "}"):
         return Diagnostic(f"`{place.char}` closes nothing", place.word(), help="remove it")
     if place.before.strip():
-        help = "quote the whole value if it is one piece of text"
+        help = "quote the whole value if it is one text"
         return Diagnostic("unexpected text after a value", place.word(), help=help)
     if place.char == "-":
         return Diagnostic("a list item cannot start here", place.word(), help=LIST)
     if place.opener == "-":
         return Diagnostic("a key cannot start among list items", place.word(), help=LIST)
-    return Diagnostic("the indentation of this line fits nothing above it", place.word(), help=INDENT)
+    return Diagnostic("the indentation of this line matches nothing above it", place.word(), help=INDENT)
 
 
 # The first pattern that is found in "context: problem" decides.
@@ -158,7 +158,7 @@ _RULES: tuple[tuple[str, Callable[[_Place], Diagnostic]], ...] = (
     (r"block (mapping|collection)|document start", _misplaced),
 )
 
-# Pattern, whether to point at the beginning of what was being read, message, help; {} is the character there.
+# Pattern, True to point at the start of what was being read, message, help; {} is the character there.
 _PLAIN_RULES = (
     (r"quoted scalar: found unexpected", True, "this quote is never closed", "add the closing {}"),
     (r"cannot start any token", False, "text cannot start with {!r}", "quote it"),

@@ -1,8 +1,8 @@
-"""YAML events to a tree of values that know their places.
+"""From YAML events to a tree of values that know their places.
 
-The language is YAML 1.2 without what has no business in data: no tags, no duplicate keys, nothing that
-grows out of proportion when it is expanded, nothing that contains itself. Only the parser's events are
-used: no object is ever constructed from a tag, and a hostile text costs no more than a long one.
+The language is YAML 1.2 without features that do not belong in data: no tags, no duplicate keys, nothing that grows out
+of proportion when it is expanded, nothing that contains itself. Only the parser's events are used: no object is ever
+constructed from a tag, and a hostile text costs no more than a long one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, 
 from tfkit.spec import syntax
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 
-MAX_NODES = 50_000  # as expanded: an alias counts as much as what it stands for
+MAX_NODES = 50_000  # expanded: an alias counts as much as its content
 MAX_DEPTH = 40
 MAX_ERRORS = 50
 MERGE = "<<"
@@ -49,7 +49,7 @@ class Sequence:
 class Mapping:
     """Keys and values, merge keys resolved; `keys` has the place of each key.
 
-    Aliases share it: never change it.
+    Aliases share it: do not change it.
     """
 
     items: dict[str, Node]
@@ -73,13 +73,13 @@ def node_of(data: Any, span: Span) -> Node:
 def compose(source: Source, start: int = 0) -> Node | None:
     """The tree of the one document in `source.text[start:]`; None if there is none.
 
-    Raises SpecError with everything that is wrong.
+    Raises SpecError with every error in it.
     """
     composer = _Composer(source, start)
     try:
         node = composer.document()
-    except yaml.YAMLError as complaint:
-        composer.errors.append(syntax.explain(complaint, source, start))
+    except yaml.YAMLError as problem:
+        composer.errors.append(syntax.explain(problem, source, start))
         node = None
     if composer.errors:
         raise SpecError(*composer.errors)
@@ -146,7 +146,7 @@ class _Composer:
         span, alias = self._span(event), quoted(f"*{event.anchor}")
         anchor = self.anchors.get(event.anchor)
         if event.anchor in self.open:
-            self._error(f"{alias} stands inside what it stands for", span)
+            self._error(f"{alias} is inside the value that it stands for", span)
         elif anchor is None:
             near = closest(event.anchor, self.anchors)
             help = f"a similar name exists: `&{near}`" if near else "name a value first: `key: &name value`"
@@ -176,14 +176,14 @@ class _Composer:
                 self._error(syntax.GLUED, span, help=glued)
             if name in entries:
                 help = "merge several at once: `<<: [*a, *b]`" if name == MERGE else None
-                note = f"it stands on line {entries[name][0].line} already"
+                note = f"it is already on line {entries[name][0].line}"
                 self._error(f"duplicate key {quoted(name)}", span, note, help=help)
             else:
                 entries[name] = span, value
         return self._merged(entries, self._span(start, event))
 
     def _merged(self, entries: dict[str, tuple[Span, Node]], span: Span) -> Mapping:
-        """Merged keys take the place of `<<`, unless they are written out too."""
+        """Merged keys take the place of `<<`, unless they are also written out."""
         merged: dict[str, tuple[Span, Node]] = {}
         for name, entry in entries.items():
             if name == MERGE:
@@ -197,7 +197,7 @@ class _Composer:
         found: dict[str, tuple[Span, Node]] = {}
         for base in node.items if isinstance(node, Sequence) else (node,):
             if not isinstance(base, Mapping):
-                help = "write `<<: *name`, where `&name` stands before a mapping"
+                help = "write `<<: *name`, where `&name` is before a mapping"
                 self._error("only a mapping can be merged with `<<`", base.span, help=help)
                 break
             for name, value in base.items.items():
@@ -244,7 +244,7 @@ class _Composer:
         raise SpecError(*self.errors, Diagnostic(message, span, notes=notes, help=help))
 
     def _span(self, event: Any, last: Any = None) -> Span:
-        """The text of an event, or up to the end of another; without an anchor or tag before it."""
+        """The span of an event, or up to the end of another; without an anchor or tag before it."""
         start, end = self.start + event.start_mark.index, self.start + (last or event).end_mark.index
         match = _PROPERTIES.match(self.source.text, start)
         if match and not isinstance(event, yaml.AliasEvent):

@@ -1,11 +1,11 @@
-"""Checks for people who write components: each function proves one promise of a built model.
+"""Checks for authors of components: each function proves one promise of a built model.
 
     def test_additive():
         tfkit.testing.check_component("additive", slot="attention", fields={"n_heads": 2})
 
-`check_component` builds small models around one component and runs every check on them. The checks can be called one
-by one too, on any model that `tfkit.build` returned. One that fails raises AssertionError and says which promise is
-broken, where, and by how much; `check_component` and `check_model` say it of all promises that are broken.
+`check_component` builds small models around one component and runs every check on them. The checks can be called one by
+one too, on any model that `tfkit.build` returned. A failing check raises AssertionError with the broken promise, the
+place, and the size of the error; `check_component` and `check_model` report all broken promises.
 """
 
 from tfkit.testing.cached import check_cached, check_cached_step

@@ -1,8 +1,7 @@
-"""The promise of `CachedModel`: read in pieces, every token has the outputs that it has in its sequence alone."""
+"""The promise of `CachedModel`: read in steps, every token has the outputs that it has in its own sequence."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,27 +14,28 @@ from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance
+from tfkit.torch_private.torchscript import quiet
 
 Piece: TypeAlias = int | Tensor
-"""So many columns without a mask, or a mask [b, t], True where a token stands."""
+"""A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
 
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
-"""The schedules that are read a second time with the step that is compiled, which is for single tokens."""
+"""The schedules that are also read with the compiled step, which takes single tokens."""
 
 
 def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
-    """A model that reads its sequences in pieces has the outputs of the whole forward over each sequence alone.
+    """Check that a model read in steps has the outputs of the whole forward over each sequence by itself.
 
-    The pieces: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
-    on the right, in between, and in all of a row; single tokens as the compiled step reads them; a second batch in the
-    caches of the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
+    The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
+    on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
+    the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
 
     Args:
-        model: what `tfkit.build` returned.
-        inputs: of the model, without padding: three rows or more, and of what comes in pieces `t` tokens, 8 or more and
-            some times what a sliding window holds.
-        tolerance: the largest difference, as a part of the largest value where that is above 1.
+        model: a model that `tfkit.build` returned.
+        inputs: those of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
+            least 8 and several times the size of a sliding window.
+        tolerance: the largest difference, relative to the largest value if that is above 1.
 
     Raises:
         AssertionError: an output differs, or more than `t` tokens are taken.
@@ -50,14 +50,14 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
             want = batch.alone()
             _Reading(plain, batch, want, way, tolerance).read_all(pieces)
             if way in COMPILED:
-                _Reading(static, batch, want, f"{way}, by the step that is compiled", tolerance).read_all(pieces)
+                _Reading(static, batch, want, f"{way}, by the compiled step", tolerance).read_all(pieces)
         _check_repeated(plain, rows, tolerance)
 
 
 def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
-    """The step of one token is captured once for all tokens, and TorchScript takes that of any piece.
+    """Check that the step of one token is captured once for all tokens, and that TorchScript takes a step of any size.
 
-    What the two return is compared too; see `check_cached` for the arguments.
+    Their results are compared too; see `check_cached` for the arguments.
     """
     captures: list[fx.GraphModule] = []
 
@@ -68,35 +68,34 @@ def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
     rows = _Rows.of(model, inputs)
     left = schedules(rows.batch, rows.length)["padded on the left"]
     singles = [left[0], *_cut(rows.length // 2, 1)]
-    torch._dynamo.reset()
-    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+    torch.compiler.reset()
+    with evaluating(model), torch.no_grad():
         captured, scripted = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(captured, lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=count))
         for number in range(2):
             batch = rows.rolled(number).started_by(left[0])
             _Reading(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
         assert len(captures) == 1, f"the step of one token was captured {len(captures)} times"
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
-        scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
+        with quiet():
+            scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
         batch = rows.started_by(left[0])
         _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 
 
 def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> None:
-    """Have the step of one token compiled in another way than by `torch.compile`."""
+    """Compile the step of one token by other means than `torch.compile`."""
     cached._compiled = how(cached.stepping)
 
 
 def schedules(batch: int, length: int) -> dict[str, Schedule]:
-    """Ways to read `batch` rows in `length` columns, and what to call them."""
+    """Ways to read `batch` rows in `length` columns, and their names."""
     half, row = length // 2, torch.arange(batch)[:, None]
     left = torch.arange(half) >= row.clamp(max=half - 1)
     gap = torch.ones(batch, 4, dtype=torch.bool)
     gap[1, 1:3] = gap[0, 3] = gap[2] = False
     return {
         "whole": [length],
-        "in uneven pieces": _cut(length, 3, 1, 2),
+        "in uneven steps": _cut(length, 3, 1, 2),
         "token by token": _cut(length, 1),
         "by single tokens and several": _cut(length, half, 1, 1, 3),
         "padded on the left": [left, *_cut(length - half, 1, 1, 3)],
@@ -107,7 +106,7 @@ def schedules(batch: int, length: int) -> dict[str, Schedule]:
 
 
 def _cut(length: int, *sizes: int) -> Schedule:
-    """Pieces of these sizes, again and again, up to `length` columns."""
+    """Steps of these sizes, again and again, up to `length` columns."""
     pieces: Schedule = []
     for size in cycle(sizes):
         if length <= 0:
@@ -125,13 +124,13 @@ class _Rows:
     main: str
     """The input whose tokens are counted."""
     pieces: Mapping[str, Tensor]
-    """What comes in pieces, [b, t, ...] each, without padding."""
+    """The inputs read in steps, [b, t, ...] each, without padding."""
     once: Mapping[str, Tensor]
-    """What is given once, with padding masks."""
+    """The inputs given once, with padding masks."""
 
     @classmethod
     def of(cls, model: fx.GraphModule, inputs: Inputs) -> _Rows:
-        """Rows of these inputs, with padding of more and more columns in what is given once."""
+        """Rows of these inputs, with increasing padding in the inputs given once."""
         parts = split_for_decoding(graph_of(model))
         once = {name: inputs[name] for name in parts.given_once if name in inputs}
         for name, value in list(once.items()):
@@ -150,7 +149,7 @@ class _Rows:
         return self.pieces[self.main].size(1)
 
     def rolled(self, shift: int) -> _Rows:
-        """The same in another order, so that what the caches still hold belongs to another row."""
+        """The rows in another order, so that the old contents of the caches belong to other rows."""
         return self.changed(lambda value: value.roll(shift, dims=0))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Rows:
@@ -159,7 +158,7 @@ class _Rows:
         return _Rows(self.model, self.main, pieces, {name: change(value) for name, value in self.once.items()})
 
     def started_by(self, piece: Piece) -> _Rows:
-        """The same with prefixes that this first piece holds."""
+        """The rows with the prefixes that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
         return _Rows(self.model, self.main, self.pieces, once)
@@ -176,7 +175,7 @@ class _Rows:
 
 
 class _Reading:
-    """A batch that is read piece by piece, and what each of its tokens should give."""
+    """A batch that is read step by step, and the expected output of each of its tokens."""
 
     def __init__(self, cached: CachedModel, rows: _Rows, want: Sequence[Tensor], way: str, tolerance: float) -> None:
         self.cached, self.rows, self.want, self.way, self.tolerance = cached, rows, want, way, tolerance
@@ -184,7 +183,7 @@ class _Reading:
         cached.start(rows.batch, **rows.once)
 
     def read(self, pieces: Schedule) -> None:
-        """Read on, with other tokens where there is padding."""
+        """Read on, with arbitrary tokens where there is padding."""
         for piece in pieces:
             mask = None if isinstance(piece, int) else piece
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
@@ -208,24 +207,24 @@ class _Reading:
             assert error <= self.tolerance, f"read {self.way}, {place} differ from the whole by {error:.1e}"
 
     def repeat(self, rows: _Rows) -> None:
-        """Go on with `rows`, twice as many, that begin with what was read."""
+        """Go on with `rows`, twice as many, that begin with the tokens read so far."""
         self.cached.repeat(2)
         self.done = self.done.repeat_interleave(2)
         self.rows, self.want, self.way = rows, rows.alone(), "after it was repeated"
 
     def read_all(self, pieces: Schedule) -> None:
-        """Read to the last column; then no place is left."""
+        """Read to the last column; then the cache is full."""
         self.read(pieces)
         one: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
         try:
             self.cached(one.pop(self.rows.main), **one)
         except ValueError:
             return
-        raise AssertionError(f"more tokens are taken than the {self.cached.length} that the caches are made for")
+        raise AssertionError(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
 
 
 def _check_repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> None:
-    """Each row goes on in two ways."""
+    """Check that each row goes on in two ways."""
     first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
     reading = _Reading(cached, rows, rows.alone(), "before it is repeated", tolerance)
@@ -237,7 +236,7 @@ def _check_repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> None:
 
 
 def _crossed(x: Tensor, column: int) -> Tensor:
-    """Every second row of x [b, t, ...] goes on as another one does from `column` on."""
+    """Every second row of x [b, t, ...] continued as another one from `column` on."""
     crossed = torch.cat((x[:, :column], x[:, column:].roll(2, dims=0)), dim=1)
     odd = torch.arange(x.size(0)) % 2 == 1
     return torch.where(odd.view(-1, *[1] * (x.dim() - 1)), crossed, x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,14 +15,16 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
-from tfkit.tools.export.torchscript import refusal
+from tfkit.tools.export.torchscript import refusal, script
 from tfkit.tools.first_run import run_watched
+from tfkit.torch_private import compiler
+from tfkit.torch_private.torchscript import quiet
 
 
 def check_filled(graph: Graph) -> None:
-    """Every parameter and buffer is filled from the seed: none is left as memory was, one seed gives one model.
+    """Check that every parameter and buffer is filled from the seed: none is uninitialized, one seed gives one model.
 
-    Buffers that no state dict has are among them, and tensors that are neither are refused.
+    Buffers outside the state dict are included, and tensors that are neither are refused.
     """
     models = []
     for rubbish in (float("nan"), 0.0):
@@ -42,7 +43,7 @@ def check_filled(graph: Graph) -> None:
     empty = [f"`{name}`" for name, tensor in first.items() if not tensor.isfinite().all()]
     assert not empty, f"{_all(empty)} is not filled when the model is built"
     other = [f"`{name}`" for name, tensor in first.items() if not torch.equal(tensor, second[name])]
-    assert not other, f"{_all(other)} is not the same when a model is built again"
+    assert not other, f"{_all(other)} differs when a model is built again"
 
 
 def _plain_tensors(module: nn.Module) -> list[str]:
@@ -55,17 +56,17 @@ def _all(names: Sequence[str]) -> str:
 
 
 def check_state_dict(graph: Graph) -> None:
-    """A state dict carries the model over, bit by bit, into one that was built from another seed."""
+    """Check that a state dict carries the model over, bit by bit, into one that was built from another seed."""
     first, second = build(graph, seed=0).eval(), build(graph, seed=1).eval()
     second.load_state_dict(first.state_dict(), strict=True)
     inputs = example_inputs(graph)
     with torch.no_grad():
         for mine, other in zip(call(first, inputs), call(second, inputs), strict=True):
-            assert torch.equal(mine, other), "the state dict misses something: the model that loads it differs"
+            assert torch.equal(mine, other), "the state dict is incomplete: the model that loads it differs"
 
 
 def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
-    """A model of another type computes in that type, and stays finite."""
+    """Check that a model of another type computes in that type, and stays finite."""
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in example_inputs(graph).items()}
     try:
         model = build(graph, dtype=dtype).eval()
@@ -79,7 +80,7 @@ def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
 
 
 def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
-    """No value and no gradient of a later token of the input `along` reaches an earlier output [b, t, ...]."""
+    """Check that no value and no gradient of a later token of `along` reaches an earlier output [b, t, ...]."""
     x = inputs[along]
     with evaluating(model), torch.no_grad():
         outputs = call(model, inputs)
@@ -108,7 +109,7 @@ def check_causal(model: nn.Module, inputs: Inputs, *, along: str) -> None:
 
 @contextmanager
 def _leaves(model: nn.Module, name: str) -> Iterator[list[Tensor]]:
-    """What the modules that read the tokens `name` return, as leaves of the gradient."""
+    """The results of the modules that read the tokens `name`, as leaves of the gradient."""
     assert isinstance(model, fx.GraphModule)
     found: list[Tensor] = []
 
@@ -129,7 +130,7 @@ def _leaves(model: nn.Module, name: str) -> Iterator[list[Tensor]]:
 
 
 def check_padding(model: nn.Module, inputs: Inputs) -> None:
-    """Outputs of tokens depend neither on how much padding stands left or right of them, nor on what it holds."""
+    """Check that outputs of tokens do not depend on the amount or the contents of padding beside them."""
     sequences = [name for name in inputs if f"{name}_mask" in inputs_of(model)]
     for side in ("right", "left") if sequences else ():
         padded = dict(inputs)
@@ -146,7 +147,7 @@ def check_padding(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
-    """Two positions more than x has, and a token less in each row than in the one above; rubbish in the others."""
+    """Two positions more than x, and one token less in each row than in the one above, then other values."""
     length = x.size(1) + 2
     rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
     rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
@@ -158,13 +159,13 @@ def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(output: Tensor, want: Tensor, side: str) -> Tensor:
-    """The part of a padded row's output that belongs to its tokens."""
+    """The rows of a padded output that belong to tokens."""
     extra = output.size(0) - want.size(0)
     return output[: want.size(0)] if side == "right" else output[extra:]
 
 
 def check_gradients(model: nn.Module, inputs: Inputs) -> None:
-    """In train mode every parameter gets a gradient, all are finite, and some are not zero."""
+    """Check that in train mode every parameter gets a gradient, all are finite, and some are not zero."""
     model = copy.deepcopy(model).train()
     outputs = call(model, inputs)
     for output in outputs:
@@ -179,12 +180,10 @@ def check_gradients(model: nn.Module, inputs: Inputs) -> None:
 
 
 def check_script(model: nn.Module, *calls: Inputs) -> None:
-    """`torch.jit.script` takes the model, and what it makes of it returns the same."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's, all of it
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
+    """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
+    with quiet():
         try:
-            scripted = torch.jit.script(model)
+            scripted = script(model)
         except Exception as error:
             assert isinstance(model, fx.GraphModule)
             why = refusal(model, error)
@@ -193,21 +192,20 @@ def check_script(model: nn.Module, *calls: Inputs) -> None:
 
 
 def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
-    """`torch.compile` captures the model whole, and once for all lengths. `calls` differ in their lengths alone.
+    """Check that `torch.compile` captures the model whole, once for all lengths. `calls` differ only in length.
 
-    `backend` compiles the captured graph; it runs as it is unless given.
+    `backend` compiles the captured graph, which runs as it is unless given.
     """
     graphs: list[fx.GraphModule] = []
 
     def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
-        ready = torch._dynamo.lookup_backend(backend or "eager")(graph, examples)
+        ready = compiler.backend(backend or "eager")(graph, examples)
         graphs.append(graph)  # only now: a compiler may ask for the capture again
         return ready
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
-    dynamic = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    with dynamic:  # two sizes that are equal in one call may differ in the next
+    with compiler.sizes_apart():
         try:
             _agree("the compiled model", model, compiled, calls)
         except AssertionError:
@@ -228,7 +226,7 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong, in one line: what tfkit says of it, or the first line of what others do."""
+    """The failure in one line: the message of tfkit's own error, or the first line of another's."""
     if isinstance(error, SpecError):
         return "; ".join(one.message for one in error.diagnostics)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

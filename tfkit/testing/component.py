@@ -21,7 +21,7 @@ Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
-"""What `check_component` says for fields of these names that a component requires."""
+"""The values that `check_component` gives to required fields of these names."""
 
 
 def check_component(
@@ -38,13 +38,13 @@ def check_component(
         component: its kind, or its config class, which need not be installed.
         slot: the slot that it fills; only with a kind. One of attention, ffn, norm, activation, position, rope_scaling
             and init; a block is checked by `check_model` with a spec of your own.
-        fields: what a spec would say besides `kind`. Required fields with a name that the built-in components use
+        fields: the other keys of a spec, besides `kind`. Required fields with a name that the built-in components use
             (`n_heads`, `d_ff`, `factor`) have small defaults; d_model is 16.
         within: the models to build: `encoder`, `decoder`, and `memory`, which is a decoder with cross-attention.
-        plugins: where a kind is looked up; everything that is installed unless given.
+        plugins: the plugins to look up a kind in; all installed ones unless given.
 
     Raises:
-        AssertionError: promises are broken; the message has all of them, each with the models that show it.
+        AssertionError: promises are broken; the message lists all of them, each with the models that show it.
         SpecError: the component refuses its fields or the place.
         TypeError: the class is not a proper config.
         ValueError: there is no such kind or slot, or no small model for it.
@@ -91,7 +91,7 @@ def _read_by(layout: Layout) -> str | None:
 
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of a small model with `part`, the mapping of a component, in its slot."""
+    """The spec of a small model with a component, given as its mapping, in its slot."""
     attention: Any = {"kind": "mha", "n_heads": 2}
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, Any] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
@@ -121,8 +121,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
 def check_model(graph: Graph, *, causal: str | None = None) -> None:
     """Run every check on the model of a graph; `causal` names the input along which it must not look ahead.
 
-    What is read in pieces is checked where the model can read so. Raises AssertionError with all promises that are
-    broken, but for what follows from another one.
+    Decoding step by step is checked if the model can do so. Raises AssertionError with all broken promises, except
+    those that follow from another one.
     """
     if broken := broken_promises(graph, causal=causal):
         raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))

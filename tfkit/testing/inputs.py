@@ -15,7 +15,7 @@ from tfkit.tools.inputs import random_inputs
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]
 TOLERANCE = 1e-5
-"""Differences up to this are rounding, as a part of the largest value where that is above 1."""
+"""Differences up to this are rounding, relative to the largest value if that is above 1."""
 
 
 def example_inputs(
@@ -41,14 +41,14 @@ def _mask(batch: int, length: int, padding: Padding) -> Tensor:
 
 
 def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:
-    """Everything that the model returns, called with those of the inputs that it takes."""
+    """All results of the model, called with those of the inputs that it takes."""
     names = inputs_of(model) if names is None else names
     result = model(**{name: value for name, value in inputs.items() if name in names})
     return [result] if isinstance(result, Tensor) else list(result)
 
 
 def distance(found: Tensor, want: Tensor) -> float:
-    """The largest difference, as a part of the largest value that is wanted where that is above 1."""
+    """The largest difference, relative to the largest expected value if that is above 1."""
     if not found.numel():
         return 0.0
     found, want = found.detach(), want.detach()

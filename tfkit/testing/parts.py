@@ -1,4 +1,4 @@
-"""The promises of single components, looked at inside a built model."""
+"""The promises of single components, checked inside a built model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tfkit.spec.messages import kind_of
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
 
 ALONE = ("activation", "ffn", "norm")
-"""The slots whose components act on each position alone."""
+"""The slots of components that act on each position by itself."""
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
-"""What reads all fields of a config at once."""
+"""Functions that read all fields of a config at once."""
 
 
 def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
-    """Activations, norms and FFNs act on each position alone: neither on others, nor on how many there are."""
+    """Check that activations, norms and FFNs act on each position by itself, and do not depend on their number."""
     given: dict[str, Tensor] = {}
 
     def keep(path: str) -> Any:
@@ -47,7 +47,7 @@ def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
 
 
 def _mixing(module: nn.Module, x: Tensor) -> str | None:
-    """How a module mixes the positions or the rows of x [b, t, d]; None where it does not."""
+    """A description of how a module mixes the positions or the rows of x [b, t, d]; None if it does not."""
     y, cut = module(x), x.size(1) // 2
     other = x.roll(1, dims=0)
     ahead = distance(module(torch.cat((x[:, :cut], other[:, cut:]), dim=1))[:, :cut], y[:, :cut])
@@ -58,13 +58,13 @@ def _mixing(module: nn.Module, x: Tensor) -> str | None:
         return f"looks back: positions change by {back:.1e} with those before them"
     fewer = distance(module(x[:, :cut]), y[:, :cut])
     if fewer > TOLERANCE:
-        return f"depends on how many positions there are: among fewer, they change by {fewer:.1e}"
+        return f"depends on the number of positions: among fewer, they change by {fewer:.1e}"
     single = distance(module(x[:1]), y[:1])
     return f"mixes the rows of a batch: alone, one changes by {single:.1e}" if single > TOLERANCE else None
 
 
 def check_repeatable(model: fx.GraphModule, inputs: Inputs) -> None:
-    """In eval mode nothing is random: two forwards over the same inputs return the same."""
+    """Check that nothing is random in eval mode: two forwards over the same inputs return the same."""
     with evaluating(model), torch.no_grad():
         for first, second in zip(call(model, inputs), call(model, inputs), strict=True):
             error = distance(second, first)
@@ -72,9 +72,9 @@ def check_repeatable(model: fx.GraphModule, inputs: Inputs) -> None:
 
 
 def check_fields(graph: Graph, config: type[Component]) -> None:
-    """Every field that the class of a component declares itself is read when its model is built or runs.
+    """Check that every field that a component's class declares itself is read when its model is built or runs.
 
-    One whose name stands in the component's file as that of an attribute may be read elsewhere, and passes.
+    A field that the component's file names as an attribute may be read elsewhere, and passes.
     """
     own = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
     with _reading(config) as read:
@@ -89,7 +89,7 @@ def check_fields(graph: Graph, config: type[Component]) -> None:
 
 @contextmanager
 def _reading(config: type[Component]) -> Iterator[set[str]]:
-    """The names of the fields of that class's objects that are read meanwhile."""
+    """The names of the fields of that class's objects that are read within."""
     read: set[str] = set()
 
     def get(self: Component, name: str) -> Any:
@@ -104,5 +104,5 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 
 
 def named(component: Component) -> str:
-    """`ffn kind `gelu``: what a message calls a component."""
+    """`ffn kind `gelu``: the name of a component in messages."""
     return f"{kind_of(type(component))} `{component.kind_name()}`"

@@ -1,4 +1,4 @@
-"""Every check on a model, and all that it finds, each promise named for what it is."""
+"""Every check on a model, and all their findings, by the names of the promises."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tfkit.testing.inputs import Inputs, example_inputs
 from tfkit.tools.first_run import run_watched
 
 CACHED = 12
-"""Tokens of the sequences that are read in pieces."""
+"""Tokens of the sequences that are read in steps."""
 
 
 def broken_promises(
     graph: Graph, *, causal: str | None = None, component: type[Component] | None = None
 ) -> dict[str, str]:
-    """What is wrong with the model of a graph, by the promise that is broken.
+    """The faults of a graph's model, by the promise that is broken.
 
-    What follows from another broken promise is left out: where a forward fails, or weights are not filled, nothing can
-    be said of what it returns.
+    Consequences of another broken promise are left out: if a forward fails, or weights are not filled, its results mean
+    nothing.
 
     Args:
         graph: the model.
         causal: the input along which it must not look ahead.
-        component: whose fields must all have an effect.
+        component: the component all of whose fields must have an effect.
     """
     report = _Report()
     filled = report.holds("weights", checks.check_filled, graph)
@@ -46,7 +46,7 @@ def broken_promises(
         return report.broken
     if component is not None:
         report.holds("fields", parts.check_fields, graph, component)
-    if not filled:  # whatever lay in the memory is computed with
+    if not filled:  # computed with whatever was in memory
         return report.broken
     report.holds("types", checks.check_dtype, graph, torch.bfloat16)
     if report.holds("gradients", checks.check_gradients, model, inputs):
@@ -62,7 +62,7 @@ def _compare(report: _Report, graph: Graph, model: fx.GraphModule, inputs: Input
     calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8)]
     report.holds("TorchScript", checks.check_script, model, inputs, *calls)
     report.holds("torch.compile", checks.check_capture, model, *calls)
-    alone = report.holds("each position alone", parts.check_alone, model, inputs)
+    alone = report.holds("each position by itself", parts.check_alone, model, inputs)
     if not alone or (
         causal is not None and not report.holds("no look-ahead", checks.check_causal, model, inputs, along=causal)
     ):
@@ -70,7 +70,7 @@ def _compare(report: _Report, graph: Graph, model: fx.GraphModule, inputs: Input
     padding = report.holds("padding", checks.check_padding, model, inputs)
     if padding and split_if_decodable(graph) is not None:
         inputs = example_inputs(graph, length=min(CACHED, max_len(graph) or CACHED))
-        if report.holds("decoding in pieces", check_cached, model, inputs):
+        if report.holds("decoding in steps", check_cached, model, inputs):
             report.holds("the compiled step of decoding", check_cached_step, model, inputs)
 
 
@@ -79,13 +79,13 @@ def _runs(model: fx.GraphModule, inputs: Inputs) -> None:
 
 
 class _Report:
-    """What the checks that ran have found."""
+    """The findings of the checks that ran."""
 
     def __init__(self) -> None:
         self.broken: dict[str, str] = {}
 
     def holds(self, promise: str, check: Callable[..., Any], *args: Any, **given: Any) -> bool:
-        """Run a check, and note what it finds."""
+        """Run a check, and note its findings."""
         try:
             check(*args, **given)
         except Exception as wrong:
@@ -94,10 +94,10 @@ class _Report:
 
 
 def in_lines(name: str, found: Mapping[str, Mapping[str, str]]) -> str:
-    """What is wrong in several models, as an error says it: each finding once, with the models that have it.
+    """The faults of several models, as an error lists them: each finding once, with its models.
 
     Args:
-        name: what breaks the promises.
+        name: the component or model that breaks the promises.
         found: the broken promises by model; a model without a name is not mentioned.
     """
     where: dict[tuple[str, str], list[str]] = {}

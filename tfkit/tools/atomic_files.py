@@ -1,4 +1,4 @@
-"""Files and folders that are written as a whole or not at all, however the process ends."""
+"""Files and folders that are written completely or not at all, however the process ends."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.tools.workshop import NEW, drop_parts, parts_of, put, put_parts, sweep, workshop
+from tfkit.tools.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "fresh_file", "fresh_folder", "names_in", "parts_of", "write_file"]
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, all of it or nothing; raises SpecError when it cannot be written."""
+    """Write a file completely or not at all; raises SpecError if it cannot be written."""
     data = content.encode() if isinstance(content, str) else content
     check_file(path)
     with _told(path):
-        if _is_device(path):  # it takes what is written and stays what it is
+        if _is_device(path):  # a device or a pipe is written to, not replaced
             path.write_bytes(data)
             return
         with fresh_file(path) as new:
@@ -29,11 +29,11 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of `path` when all went well; otherwise `path` is as it was.
+    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was.
 
-    What `path` links to is replaced, not the link. Further files go to the folder `parts_of` what is yielded: it must
-    stand in the file by its name, by which it is the file's, and it goes when a file takes its place that does not name
-    it.
+    The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
+    file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
+    this one.
 
     Raises:
         OSError: it cannot be written.
@@ -42,14 +42,14 @@ def fresh_file(path: Path) -> Iterator[Path]:
     with workshop(place) as folder:
         yield folder / NEW / place.name
         _flush(folder / NEW)
-        put_parts(folder, place)
+        put_extras(folder, place)
         put(folder, place)
-        drop_parts(folder, place)
+        drop_extras(folder, place)
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `path` when all went well; otherwise `path` is as it was.
+    """A new folder that replaces `path` on success; otherwise `path` stays as it was.
 
     Raises:
         OSError: it cannot be written.
@@ -73,11 +73,11 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 
 def check_file(path: Path, *, device: bool = True) -> None:
-    """Raise SpecError where no file can be written, before work is done for it.
+    """Raise SpecError if a file cannot be written, before work is done for it.
 
     Args:
         path: the file.
-        device: whether a pipe or a device will do.
+        device: True if a pipe or a device is accepted.
     """
     place, shown = _place(path), quoted(str(path))
     if place.is_dir():
@@ -93,7 +93,7 @@ def check_file(path: Path, *, device: bool = True) -> None:
 
 
 def names_in(path: Path) -> list[str] | None:
-    """What a folder holds that is to be written anew, sorted; None where there is no folder yet.
+    """The names in a folder that is to be replaced, sorted; None if there is no folder yet.
 
     Raises:
         SpecError: it is a file, or cannot be read.
@@ -109,7 +109,7 @@ def names_in(path: Path) -> list[str] | None:
 
 
 def _place(path: Path) -> Path:
-    """What a path leads to over all links; raises SpecError where it leads nowhere."""
+    """The target of a path after all links; raises SpecError if there is none."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -120,12 +120,12 @@ def _place(path: Path) -> Path:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is a pipe or a device."""
+    """True if it is a pipe or a device."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
 def _flush(folder: Path) -> None:
-    """Wait until all is on the disk: a rename must not come before what it renames."""
+    """Wait until everything is on the disk: a rename must not precede the data that it renames."""
     for path in [folder, *folder.rglob("*")]:
         number = os.open(path, os.O_RDONLY)
         try:
@@ -136,7 +136,7 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Say in one line what the system says."""
+    """The system's error in one line."""
     try:
         yield
     except OSError as error:

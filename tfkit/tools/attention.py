@@ -1,4 +1,4 @@
-"""What the queries of a model read: the attention weights of every layer and head."""
+"""The attention weights of every layer and head of a model."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tfkit.wrapped import whole
 
 @checked
 def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, Tensor]:
-    """The weights with which each query reads each key, in one forward without dropout and gradients.
+    """The weights that each query gives to each key, in one forward without dropout and gradients.
 
-    The model may have been built with any attention backend; it is left as it is. Its weights are used where they lie,
-    by a second model whose attention is written out.
+    The model may have been built with any attention backend; it is not changed. Its parameters are used in place, by a
+    second model whose attention is written out.
 
     Args:
-        model: what `tfkit.build` returned, or a wrapper that leaves its parameters as they are.
-        inputs: what the model's forward takes, in order.
-        named: the same by name, padding masks among it.
+        model: a model that `tfkit.build` returned, or a wrapper that leaves its parameters as they are.
+        inputs: arguments of the model's forward, in order.
+        named: arguments by name, including padding masks.
 
     Returns:
-        By the name of each attention, such as `decoder.layers.0.attention`, [batch, heads, queries, keys]; in the order
-        in which they run. Rows sum to one, and are zero for queries that may read no key. An attention that runs
-        several times, in layers that share weights, has an entry for each, `encoder.layers.0.attention[0]` and so on.
-        Attention from a plugin is there if it takes its softmax from `tfkit.nn.Softmax`.
+        The weights [batch, heads, queries, keys] by the name of each attention, such as `decoder.layers.0.attention`,
+        in the order in which they run. Rows sum to one, and are zero for queries that may not read any key. Attention
+        that runs several times, in layers that share weights, has an entry for each run,
+        `encoder.layers.0.attention[0]` and so on. Attention from a plugin is included if it uses `tfkit.nn.Softmax`.
 
     Raises:
         ValueError: the model was not built by `tfkit.build`, its modules were changed since, or none of its attentions
-            shows its weights.
+            exposes its weights.
     """
     model = whole(model)
     graph = graph_of(model)
@@ -46,7 +46,7 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
         raise ValueError(f"`{graph.name}` has other parameters than when it was built: its modules were changed")
     names = _names(twin)
     if not names:
-        raise ValueError(f"`{graph.name}` has no attention that shows its weights")
+        raise ValueError(f"`{graph.name}` has no attention that exposes its weights")
     runs: list[tuple[str, Tensor]] = []
     for path, name in names.items():
         twin.get_submodule(path).register_forward_hook(partial(_record, runs, name))
@@ -56,7 +56,7 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
 
 
 def _names(model: fx.GraphModule) -> dict[str, str]:
-    """The path of each softmax inside an attention, and the attention's; its own where the attention has several."""
+    """The path of each softmax inside an attention, and the attention's; the softmax's own if there are several."""
     attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""What a model keeps of each token while it decodes: the KV cache, counted without making one."""
+"""The size of a model's KV cache, counted without making one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tfkit.component import Kept
+from tfkit.component import Cached
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
@@ -14,29 +14,30 @@ from tfkit.graph.sequence_limits import max_len
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Bytes that are kept for one sequence."""
+    """Bytes that are cached for one sequence."""
 
     dtype: str
-    """Type of what is kept."""
+    """Type of the cached tensors."""
     per_token: int
-    """Of each token, as long as it is within every window."""
+    """Bytes per token, as long as it is within every window."""
     windows: tuple[int, ...]
-    """Layers with one of these windows keep no more tokens than that."""
+    """The windows: layers with one of these cache no more tokens than that."""
     per_memory_token: int
-    """Of each token that cross-attention reads."""
+    """Bytes per token that cross-attention reads."""
     max_len: int | None
-    """The most tokens that the model is meant for."""
+    """The most tokens that the model is designed for."""
     at_max_len: int | None
-    """Of a sequence of that length, without what cross-attention reads."""
+    """Bytes for a sequence of that length, without those for cross-attention."""
 
 
 def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
-    """Count what a model keeps of one sequence; None if it needs its sequence as a whole, as an encoder does."""
+    """The cache size of one sequence; None if the model needs its sequence as a whole, as an encoder does."""
     parts = split_if_decodable(graph)
     if parts is None:
         return None
-    own = [one for _, pieces in parts.again.values() for one in pieces.cache]
-    memory = [one for _, pieces in parts.again.values() for one in pieces.memory_cache]
+    again = [pieces for _, pieces in parts.again.values()]
+    own = [one for pieces in again for layer in pieces.caches for one in layer]
+    memory = [one for pieces in again for layer in pieces.memory_caches for one in layer]
     if not own:
         return None
     limit = max_len(graph)
@@ -50,5 +51,5 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     )
 
 
-def _values(kept: list[Kept], tokens: int) -> int:
-    return sum(one.heads * one.width * one.tokens(tokens) for one in kept)
+def _values(cached: list[Cached], tokens: int) -> int:
+    return sum(one.heads * one.width * one.tokens(tokens) for one in cached)

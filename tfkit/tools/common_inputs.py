@@ -1,4 +1,4 @@
-"""Random inputs that two models can both read, under the names that each has for them."""
+"""Random inputs that two models can both read, under the names that each uses for them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.tools.inputs import LENGTH, random_inputs
 
 SPECIAL = 4
-"""Special-token ids below a vocabulary: by some of them families know padding."""
+"""The number of the first ids of a vocabulary to avoid: families use some of them for padding."""
 
 
 def common_inputs(
     a: Graph, b: Graph, *, batch: int, length: int | None, device: torch.device | str, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The same random inputs for A and for B.
+    """Equal random inputs for A and for B.
 
-    Inputs of one name are one; of the others, each that must be there is the next of its type in the other model. What
-    only one of them has, and may be left out, is left out. Tokens are of the smaller vocabulary, lengths 16, or what
-    both can read.
+    Inputs of equal names are equal; each other required input corresponds to the next one of its type in the other
+    model. Optional inputs that only one of them has are omitted. Tokens are from the smaller vocabulary, lengths 16, or
+    the most that both can read.
 
     Raises:
-        SpecError: one of them must be given what the other has not, or features of another width; or cannot read that
-            many tokens.
+        SpecError: one requires an input that the other does not have, or features of another width; or it cannot read
+            that many tokens.
     """
     names = dict(_pairs(a, b))
     for graph, other, found in ((a, b, set(names)), (b, a, set(names.values()))):
         lost = [name for name, signal in graph.inputs.items() if name not in found and not signal.optional]
         if lost:
-            message = f"`{graph.name}` must be given {_listed(graph, lost)}, and `{other.name}` reads nothing like it"
+            message = f"`{graph.name}` must be given {_listed(graph, lost)}, but `{other.name}` has no such input"
             note = f"`{other.name}` reads {_listed(other, list(other.inputs))}"
             raise SpecError(Diagnostic(message, notes=(note,), help="the two cannot be given the same inputs"))
     for name, theirs in names.items():
         widths = a.inputs[name].width, b.inputs[theirs].width
         if widths[0] != widths[1]:
-            message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, and {widths[1]} in `{b.name}`"
+            message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
             raise SpecError(Diagnostic(message, help="the two cannot be given the same inputs"))
     made = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
     ours: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ def common_inputs(
 
 
 def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
-    """The name in B of what A has."""
+    """The names in B of A's inputs."""
     equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
     for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
         rest = [_required(graph, type, equal) for graph in (a, b)]
@@ -72,10 +72,10 @@ def _length(a: Graph, b: Graph, length: int | None) -> int:
     limits: Mapping[str, int | None] = {graph.name: max_len(graph) for graph in (a, b)}
     for name, limit in limits.items():
         if length is not None and limit is not None and length > limit:
-            raise SpecError(Diagnostic(f"`{name}` reads at most {limit:,} tokens, and these are {length:,}"))
+            raise SpecError(Diagnostic(f"`{name}` reads at most {limit:,} tokens, but these are {length:,}"))
     return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
 
 
 def _ordinary(tokens: Tensor, name: str) -> Tensor:
-    """Tokens without the first ones of the vocabulary."""
+    """Tokens other than the first ones of the vocabulary."""
     return tokens if name == "token_types" or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)

@@ -1,4 +1,4 @@
-"""Two models on the same tokens: how much they differ, and the first component where they part."""
+"""Two models on the same tokens: how much they differ, and the first component at which they diverge."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.folder import CONFIG, SPEC
 from tfkit.spec.load import SUFFIXES
 from tfkit.tools.common_inputs import common_inputs
-from tfkit.tools.matching_modules import counterparts
+from tfkit.tools.matching_modules import matching_modules
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]
-RETURNED = "(what they return)"
+RETURNED = "(output of the model)"
 Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A component of A and the same one of B.
+class Compared:
+    """A component of A and the corresponding one of B.
 
     Attributes:
         name: its path in A.
         other: its path in B.
         difference: the largest one between their outputs.
-        size: the largest value of B's output, at least 1: a difference counts in proportion to it.
-        place: where that is, in the output.
-        values: what A has there, and B.
-        reference: the largest difference of A's output from its output in float64, if that was asked for.
+        size: the largest value of B's output, at least 1: differences are relative to it.
+        place: the index of the largest difference.
+        values: the values of A and B at that index.
+        reference: the largest difference of A's output from its output in float64, if requested.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unlike:
-    """A component that both have and that cannot be compared: its paths, and why."""
+    """A component of both models that cannot be compared: its paths, and the reason."""
 
     name: str
     other: str
@@ -66,19 +66,19 @@ class Unlike:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two models do with the same tokens.
+    """The results of two models for the same tokens.
 
     Attributes:
-        difference: the largest one between what they return; None where that cannot be compared.
-        parts: the components that both have, in the order in which A runs them; what they return comes last.
-        first: the first of them that differs by more than the tolerance, in times of its size.
-        unlike: the components that both have and that cannot be compared.
-        alone: the components that only A has, and those that only B has, where B is a spec.
+        difference: the largest one between their outputs; None if they cannot be compared.
+        parts: the components that both have, in the order in which A runs them; the models' outputs come last.
+        first: the first of them that differs by more than the tolerance, relative to its size.
+        unlike: the components that both have but that cannot be compared.
+        alone: the components that only A has, and those that only B has, if B is a spec.
     """
 
     difference: float | None
-    parts: tuple[Part, ...]
-    first: Part | None
+    parts: tuple[Compared, ...]
+    first: Compared | None
     unlike: tuple[Unlike, ...]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
     tolerance: float
@@ -86,13 +86,13 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no component differs by more than the tolerance, and what they return can be compared."""
+        """True if no component differs by more than the tolerance, and the outputs can be compared."""
         return self.first is None and self.difference is not None
 
 
 @dataclass(frozen=True)
 class Other:
-    """The model that A is compared with: how to run it, and what A's parts are called there."""
+    """The model that A is compared with: how to run it, and the names of A's modules in it."""
 
     run: Callable[[Mapping[str, Tensor]], Any]
     model: nn.Module | None
@@ -118,21 +118,21 @@ def compare(
     """Run two models on the same tokens.
 
     Args:
-        a: the model whose components are listed, or its spec.
-        b: another one, or its spec; or the folder of a model of transformers, whose weights both get; or a file that
-            `torch.jit.save` or `torch.export.save` wrote of A.
+        a: the model to list the components of, or its spec.
+        b: another one, or its spec; or the folder of a transformers model, whose weights both get; or a file that
+            `torch.jit.save` or `torch.export.save` wrote from A.
         weights: the weights of both; those of the folder, or random ones, unless given.
-        other_weights: those of B, where B is a spec with others.
-        allow_change: take weights that were saved with other values than A's; B may always have others.
+        other_weights: the weights of B, if B is a spec with different ones.
+        allow_change: accept weights that were saved with other values than A's; B may always have others.
         batch: number of sequences.
-        length: of each of them; 16, or what both can read, unless given.
-        seed: of the tokens, and of random weights.
-        tolerance: what counts as equal, in times of the largest value where that is above 1.
-        float64: compare A with itself in float64 as well, to tell its rounding from a mistake.
-        device: where both run.
+        length: tokens of each of them; 16, or the most that both can read, unless given.
+        seed: the seed of the tokens, and of random weights.
+        tolerance: the largest difference that counts as equal, relative to the largest value if that is above 1.
+        float64: compare A with itself in float64, too, to distinguish rounding from a mistake.
+        device: the device of both.
 
     Raises:
-        SpecError: the weights do not fit, or what B is cannot be read; or the two cannot be given the same inputs.
+        SpecError: the weights do not fit, or B cannot be read; or the two cannot be given the same inputs.
     """
     a, device = as_graph(a), device_of(device)
     b = as_graph(b) if isinstance(b, Graph) or is_spec(b) else Path(b)
@@ -151,16 +151,18 @@ def compare(
             wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
             exact, _ = _outputs(double, list(other.names), lambda: double(**wide), "A")
     names = {**other.names, "": ""}
-    found = [_part(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]]
-    parts = tuple(part for part in found if isinstance(part, Part))
+    found = [
+        _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]
+    ]
+    parts = tuple(part for part in found if isinstance(part, Compared))
     unlike = tuple(part for part in found if isinstance(part, Unlike))
     first = next((part for part in parts if not part.difference <= tolerance * part.size), None)
-    last = found[-1].difference if isinstance(found[-1], Part) else None
+    last = found[-1].difference if isinstance(found[-1], Compared) else None
     return Comparison(last, parts, first, unlike, other.alone, tolerance, float64)
 
 
 def is_spec(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of a spec or of a folder with one, and not of another folder or a file with a program."""
+    """True if a name is that of a spec or of a folder with one, and not of another folder or a file with a program."""
     path = os.fspath(name)
     return not os.path.exists(path) or path.endswith(SUFFIXES) or os.path.exists(os.path.join(path, SPEC))
 
@@ -187,24 +189,24 @@ def _other(
 
 
 def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
-    """The modules that the other model has not, without those inside them."""
+    """The modules that the other model does not have, without those inside them."""
     known = set(others)
     return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
 
 
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str) -> Other:
-    """A model of transformers, its parts found through the map of its weights."""
+    """A transformers model, its modules found through the map of its weights."""
     graph = graph_of(model)
     section = graph.spec.model.checkpoint
     if section is None:
-        message = f"{quoted(graph.name)} has no `checkpoint`, so that nothing says what its parts are called there"
+        message = f"{quoted(graph.name)} has no `checkpoint`, which would name its modules in transformers"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     if not os.path.isfile(folder / CONFIG):
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is no model of transformers"))
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
     try:
         import transformers
     except ImportError:
-        message = "to run a model of transformers, transformers must be installed"
+        message = "to run a transformers model, transformers must be installed"
         raise SpecError(Diagnostic(message, help="pip install transformers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -216,22 +218,22 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
     links = published(model, section).links
-    if section.prefix and section.prefix.removesuffix(".") not in modules:  # files name it in another way
+    if section.prefix and section.prefix.removesuffix(".") not in modules:  # files use another name
         start, cut = f"{theirs.base_model_prefix}.", len(section.prefix)
         links = tuple(
             replace(link, file=tuple(start + n[cut:] if n.startswith(section.prefix) else n for n in link.file))
             for link in links
         )
-    return Other(lambda inputs: _first(theirs(**_renamed(inputs))), theirs, counterparts(model, links, modules))
+    return Other(lambda inputs: _first(theirs(**_renamed(inputs))), theirs, matching_modules(model, links, modules))
 
 
 def _first(found: Any) -> Any:
-    """What a model of transformers returns first: logits, or the last hidden state where it has no head."""
+    """The first output of a transformers model: logits, or the last hidden state if it has no head."""
     return found.logits if hasattr(found, "logits") else found[0]
 
 
 def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our inputs under the names of transformers."""
+    """Our inputs under their names in transformers."""
     words = {
         "tokens": "input_ids",
         "source": "input_ids",
@@ -242,7 +244,7 @@ def _renamed(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """A program that torch wrote: TorchScript, or what torch.export makes."""
+    """A program that torch wrote: TorchScript, or a file of torch.export."""
     try:
         if path.suffix == ".pt2":
             program = torch.export.load(path).module()
@@ -257,12 +259,12 @@ def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, 
 def _outputs(
     model: nn.Module | None, names: list[str], run: Callable[[], Any], which: str
 ) -> tuple[Outputs, list[str]]:
-    """What the named modules and the whole return, and the order in which the modules ended first."""
+    """The outputs of the named modules and of the whole, and the order in which the modules first finished."""
     found: Outputs = {}
     try:
         with _hooks(model, names, found):
             result = run()
-    except Exception as error:  # of a program or a model that others wrote
+    except Exception as error:  # of a program or a model written by others
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
     order = list(found)
@@ -291,11 +293,11 @@ def _hooks(model: nn.Module | None, names: list[str], found: Outputs) -> Iterato
             handle.remove()
 
 
-def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Part | Unlike:
+def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Compared | Unlike:
     """The difference of one component, or why it cannot be compared."""
     name, other = name or RETURNED, other or RETURNED
     if theirs is None:
-        return Unlike(name, other, "it gives a tensor in A only")
+        return Unlike(name, other, "it returns a tensor only in A")
     if theirs.shape != ours.shape:
         return Unlike(name, other, f"{list(ours.shape)} in A, {list(theirs.shape)} in B")
     gap = (ours.double() - theirs.double()).abs()
@@ -303,7 +305,7 @@ def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Ten
     index = int(gap.argmax())
     place = tuple(int(one) for one in torch.unravel_index(torch.tensor(index), gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
-    return Part(
+    return Compared(
         name,
         other,
         float(gap.max()),

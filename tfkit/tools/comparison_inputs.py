@@ -1,4 +1,4 @@
-"""Inputs to compare a model and a file made from it with: shapes that it was not made with, and padding."""
+"""Inputs to compare a model with a file made from it: other shapes than it was made with, and padding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfkit.graph.sequence_limits import max_len
 from tfkit.tools.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12
-"""What a file is made with, where a format needs examples; LENGTH or less."""
+"""The batch and length of the examples that some formats need to make a file; LENGTH or less."""
 Padding = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a model, and what to call them in a message."""
+    """Inputs of a model, and their description in messages."""
 
     words: str
     inputs: Mapping[str, Tensor]
@@ -31,13 +31,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences that are read in pieces.
+    """Sequences that are read in steps.
 
     Attributes:
-        words: what to call them in a message.
+        words: their description in messages.
         length: columns that the caches are made for.
-        once: what is given when they begin, with masks.
-        pieces: the inputs of each piece that follows, with the mask of the first of them where rows are padded.
+        once: the inputs given when they begin, with masks.
+        pieces: the inputs of each step, with the mask of the first one if rows are padded.
     """
 
     words: str
@@ -74,12 +74,12 @@ def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequence
 
 
 def as_tensors(result: Any) -> list[Tensor]:
-    """What a model returns, one tensor or several, as a list."""
+    """The output of a model, one tensor or several, as a list."""
     return [result] if isinstance(result, Tensor) else list(result)
 
 
 def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
-    """A short length, that which a file is made with, and a long one."""
+    """A short length, the one that a file is made with, and a long one."""
     long = min(max_len(graph_of(model)) or LENGTH + 7, LENGTH + 7)
     made = max(1, min(LENGTH, long - 2))
     return max(1, made // 2), made, long
@@ -88,7 +88,7 @@ def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
 def _inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
-    """Inputs of one call; what a model reads once has another length than the rest."""
+    """Inputs of one call; inputs that are read once have another length than the rest."""
     graph, like = graph_of(model), next(model.parameters())
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
     made = random_inputs(graph, length=length, **options)
@@ -103,7 +103,7 @@ def _inputs(
 
 
 def _mask(x: Tensor, padding: Padding) -> Tensor:
-    """Of x [b, t, ...], a token less in each row than in the one above, and at least one."""
+    """A mask of x [b, t, ...] with one token less in each row than in the one above, and at least one."""
     row = torch.arange(x.size(0), device=x.device)[:, None]
     mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
     return mask.flip(1) if padding == "left" else mask
@@ -116,7 +116,7 @@ def _sequences(
     inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]
     once = {name: inputs[name] for name in parts.given_once}
     for name, value in list(once.items()):
-        if value.dim() == 1:  # a prefix is read with the first piece, by rows that are padded too
+        if value.dim() == 1:  # a prefix is read with the first step, by rows that are padded too
             once[name] = value.clamp(max=max(1, sizes[0] - batch))
         elif f"{name}_mask" in inputs_of(model):
             once[f"{name}_mask"] = _mask(value, "right")

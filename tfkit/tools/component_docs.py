@@ -1,4 +1,4 @@
-"""What may stand in a spec: the registered components, their fields, types, defaults and docs."""
+"""The contents of a spec: the registered components, their fields, types, defaults and docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {int: "int", float: "float", str: "text", bool: "bool", type(None): "nul
 
 @dataclass(frozen=True)
 class FieldDoc:
-    """A key that a component takes. `inherited` says that the enclosing parts may give it."""
+    """A key that a component takes. `inherited`: the enclosing mappings may provide it."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class ComponentDoc:
 
 
 def slot_doc(registry: Registry, slot: str) -> str:
-    """What a slot is for: the first sentence of its base class, without the slot's name."""
+    """The purpose of a slot: the first sentence of its base class, without the slot's name."""
     (first, *_) = registry.kinds(slot).values()
     bases = [base for base in first.config.__mro__ if issubclass(base, Component) and "slot" in vars(base)]
     sentence = re.split(r"(?<=\w\.) ", _doc(bases[-1]).partition("\n")[0])[0]
@@ -54,7 +54,7 @@ def slot_doc(registry: Registry, slot: str) -> str:
 
 
 def describe(one: Registered) -> ComponentDoc:
-    """A component with its fields in their order, without the one that names its kind."""
+    """A component with its fields in order, without the one that names its kind."""
     config = one.config
     docs = field_docs(config)
     named = [item for item in config.model_fields.items() if item[0] != config.word_key]

@@ -1,4 +1,4 @@
-"""What differs between two specs, value by value."""
+"""The differences between two specs, value by value."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.show import Value, values_of
 
 WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
-"""Values at the top of a spec that say nothing about the model."""
+"""Values at the top of a spec that do not affect the model."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs; None where a spec has no such value. `places` are the paths where it does."""
+    """A value that differs; None if a spec has no such value. `places` are the paths where it does."""
 
     path: str
     before: str | None
@@ -23,10 +23,10 @@ class Difference:
 
 
 def differences(before: Graph, after: Graph) -> list[Difference]:
-    """What differs between the resolved values of two specs.
+    """The differences between the resolved values of two specs.
 
-    A value that both inherit in several places, such as `d_model`, is one difference. Of a part that only one of them
-    has, what is written in it counts, and no defaults.
+    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
+    them has, the written values count, but not the defaults.
     """
     old, new = _values(before), _values(after)
     found: dict[tuple[str, str | None, str | None], list[str]] = {}
@@ -38,7 +38,7 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
 
 
 def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:
-    """Whether a value stands in one spec alone, and is not written there but comes with the part that it is in."""
+    """True if only one spec has a value, and does not write it: it comes with the component that it belongs to."""
     value = there.get(path)
     if value is None or path in missing or value.how == "given":
         return False
@@ -55,7 +55,7 @@ def _text(value: Value | None) -> str | None:
 
 
 def _merged(old: list[str], new: list[str]) -> list[str]:
-    """All paths: those of `old`, and behind its neighbour in `new` each that `old` has not."""
+    """All paths: those of `old`, and each new one of `new` after its predecessor there."""
     merged, known = list(old), set(old)
     for index, path in enumerate(new):
         if path not in known:
@@ -64,7 +64,7 @@ def _merged(old: list[str], new: list[str]) -> list[str]:
 
 
 def _name(*values: Value | None) -> str:
-    """The path of a value; the key alone where both specs inherit it."""
+    """The path of a value; only the key if both specs inherit it."""
     there = [value for value in values if value is not None]
     inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
     return there[0].name if inherited else there[0].dotted

@@ -1,4 +1,4 @@
-"""Two names exchanged in one step, where the system can: at no moment is either of them missing."""
+"""Two names exchanged in one step, if the system can: neither is missing at any moment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of Linux: `man renameat2`."""
+"""Constants of Linux: `man renameat2`."""
 RENAME_SWAP = 2
-"""Of macOS: `man renamex_np`."""
+"""The flag of macOS: `man renamex_np`."""
 UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
-"""What a kernel, a sandbox or a file system says that has no such call."""
+"""The errors of a kernel, a sandbox or a file system without such a call."""
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two files or folders of one file system; False where it cannot do that, and all is as it was.
+    """Exchange two files or folders of one file system; False if that is not possible, with nothing changed.
 
     Raises:
         OSError: one of them is missing, or may not be moved.

@@ -1,4 +1,4 @@
-"""A first look at a model: build it, run one forward on random inputs, and say what every node gives."""
+"""The first run of a model: build it, run one forward on random inputs, and report the output of every node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfkit.tools.weights import build_with_weights
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node, or an input of the model, gives. `block` is None for inputs."""
+    """The output of a node, or an input of the model. `block` is None for inputs."""
 
     name: str
     block: str | None
@@ -36,7 +36,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FirstRun:
     """A model that has been built and has run once. Times are in seconds."""
 
     name: str
@@ -50,7 +50,7 @@ class Trial:
     forward_time: float
 
 
-def try_model(
+def first_run(
     graph: Graph,
     *,
     device: torch.device | str = "cpu",
@@ -59,16 +59,15 @@ def try_model(
     weights: Path | None = None,
     allow_change: bool = False,
     stage: Callable[[str], Any] = lambda text: None,
-) -> tuple[fx.GraphModule, Trial]:
+) -> tuple[fx.GraphModule, FirstRun]:
     """Build a model, run it on random inputs, and return it with the report.
 
-    Its weights are those of `weights`, see `tfkit.build`, or else random. `stage` is told what comes next.
-    Raises SpecError when the memory does not suffice, before any is taken, and when
-    the forward of a component fails.
+    Its weights are those of `weights`, see `tfkit.build`, or else random. `stage` is called with the name of each
+    stage. Raises SpecError if there is not enough memory, before any is taken, and if the forward of a component fails.
     """
     stage("building")
     start = time.perf_counter()
-    if torch.device(device).type != "meta" and weights is None:  # the type of weights decides how much they take
+    if torch.device(device).type != "meta" and weights is None:  # the type of weights determines their size
         check_memory(build(graph, device="meta", dtype=dtype), device)
     with _memory_errors(device):
         if weights is not None:
@@ -83,7 +82,7 @@ def try_model(
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
     reports += [_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
-    return model, Trial(
+    return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
         code=model.code.rstrip(),
@@ -98,13 +97,13 @@ def try_model(
 
 @contextmanager
 def _memory_errors(device: torch.device | str) -> Iterator[None]:
-    """Where the memory does not suffice, a SpecError."""
+    """Raise SpecError in place of errors about too little memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        raise SpecError(Diagnostic(f"the memory of {device} does not suffice: {_first_line(error)}")) from error
+        raise SpecError(Diagnostic(f"not enough memory on {device}: {_first_line(error)}")) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -118,16 +117,16 @@ def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ..
 
 
 def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
-    """Run a model once, and look at what its components return.
+    """Run a model once, and check the results of its components.
 
-    Raises SpecError where a component fails, and where one breaks a promise without an error.
+    Raises SpecError if a component fails, or silently breaks a promise.
     """
     graph, watch = graph_of(model), Watch(model)
     try:
         with evaluating(model), torch.no_grad(), watch.watching():
             model(**inputs)
     except Exception as error:
-        if not watch.broken:  # which may be why
+        if not watch.broken:  # it may be the reason
             raise SpecError(failed(model, watch.running, error)) from error
     if watch.broken:
         raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
@@ -135,7 +134,7 @@ def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
 
 
 def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> Diagnostic:
-    """What to say of a forward that failed in the innermost of the `running` components."""
+    """The error of a forward that failed in the innermost of the `running` components."""
     graph, components, path = graph_of(model), model.meta["components"], running[-1] if running else ""
     while path and path not in components:
         path = path.rpartition(".")[0]

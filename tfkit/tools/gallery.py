@@ -1,4 +1,4 @@
-"""The specs that come with tfkit, without building anything."""
+"""The specs that come with tfkit, listed without building any."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Shipped:
 
     Attributes:
         kind: `decoder`, `encoder`, or `encoder-decoder`.
-        parameters: how many it has, if it says so.
+        parameters: their number, if it is stated.
         model_type: the family of its published checkpoint, if it has one.
         requires: the plugins that its components come from.
-        missing: those of them that are not there.
+        missing: those of them that are not available.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Shipped:
 def shipped(words: Collection[str] = (), there: Collection[str] | None = None) -> list[Shipped]:
     """Every spec that comes with tfkit and has all of these words in its name, kind, family, plugins or description.
 
-    `there` are the canonical names of the plugins that are there; those that would be loaded unless given.
+    `there` are the canonical names of the available plugins; those that would be loaded unless given.
     """
     there = available() if there is None else there
     remembering = cache(read)  # the files that many others extend

@@ -1,4 +1,4 @@
-"""From the config.json of a published model to a spec, by way of its family."""
+"""From the config.json of a published model to a spec, through its family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.show import text_of
 
-HOW_TO = "write a spec with a `checkpoint` section and give it with --family: specs/README.md shows how"
+HOW_TO = "write a spec with a `checkpoint` section and name it with --family: specs/README.md shows how"
 _FAMILY = re.compile(r"^ +model_type: *\"?([\w.-]+)", re.MULTILINE)
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -37,7 +37,7 @@ class Imported:
     Attributes:
         text: the YAML.
         graph: the model.
-        family: the spec that says what the fields mean.
+        family: the spec that defines the meaning of the fields.
     """
 
     text: str
@@ -57,13 +57,13 @@ def import_config(
 
     Args:
         path: the file, or the folder that holds it.
-        family: a spec with a `checkpoint` section that says what the fields mean; the one that comes with tfkit for
-            the file's `model_type` unless given.
-        name: what the model is called; by its folder unless given.
+        family: a spec with a `checkpoint` section that defines the meaning of the fields; unless given, the one of
+            tfkit for the file's `model_type`.
+        name: the name of the model; that of its folder unless given.
         plugins: the components to choose from.
 
     Raises:
-        SpecError: there is no such family, or the file says what it cannot.
+        SpecError: there is no such family, or it cannot represent a value of the file.
     """
     path, plugins = Path(path), plugins or load_plugins()
     path = path / CONFIG if os.path.isdir(path) else path
@@ -85,7 +85,7 @@ def import_config(
 
 
 def families() -> dict[str, str]:
-    """The specs that come with tfkit and say what the fields of a config.json mean, by model type."""
+    """The specs that come with tfkit and define the fields of a config.json, by model type."""
     found: dict[str, str] = {}
     for name in shipped_specs():
         text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
@@ -95,11 +95,11 @@ def families() -> dict[str, str]:
 
 
 def family_of(config: Mapping) -> str:
-    """The spec that says what the fields of a config.json mean; raises SpecError if there is none."""
+    """The spec that defines the fields of a config.json; raises SpecError if there is none."""
     node = config.items.get("model_type")
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        message = "the file has no `model_type`, so that nothing says what its fields mean"
-        raise SpecError(Diagnostic(message, config.span, help="name a spec that does: --family gpt2"))
+        message = "the file has no `model_type`, so the meaning of its fields is unknown"
+        raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
     known = families()
     if node.value not in known:
         near = closest(node.value, known)
@@ -113,7 +113,7 @@ def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Sp
     tree = read_tree(name)
     spec = resolve_spec(tree, plugins, file=str(find_spec(name)))
     if spec.model.checkpoint is None or spec.model.checkpoint.config is None:
-        message = f"{quoted(str(name))} has no `checkpoint.config`, which says what the fields of a config.json mean"
+        message = f"{quoted(str(name))} has no `checkpoint.config` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
     return tree, spec
 
@@ -123,24 +123,24 @@ def _check_architecture(config: Mapping, family: ModelSpec) -> None:
     names = plain(given) if isinstance(given, Sequence) else []
     section = family.checkpoint
     assert section is not None
-    ours = section.architecture.casefold()  # older files write MPTForCausalLM where transformers has MptForCausalLM
+    ours = section.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
     if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
         return
-    message = f"this is the config of a {names[0]}, and the family has the {section.architecture}"
+    message = f"this is the config of a {names[0]}, but the family has the {section.architecture}"
     help = "a family has the model with one head; --family names a spec of another"
     raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
-    """The config.json of a model whose spec has a `checkpoint` section, proved by reading it again.
+    """The config.json of a model with a `checkpoint` section in its spec, proved by reading it again.
 
     Raises:
-        SpecError: the spec has none, or its family cannot say what the spec says.
+        SpecError: the spec has none, or its family cannot express a value of the spec.
     """
     plugins, model = plugins or load_plugins(), graph.spec.model
     section = model.checkpoint
     if section is None or section.config is None:
-        message = f"the spec {quoted(model.name)} does not say what the fields of a config.json mean"
+        message = f"the spec {quoted(model.name)} does not define the fields of a config.json"
         raise SpecError(Diagnostic(message, None, "checkpoint.config", help="specs/README.md shows how to write it"))
     fields = write_fields(graph.spec, section)
     span = node_of({}, graph.spec.provenance.spans[()]).span
@@ -151,25 +151,25 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     again = resolve_spec(tree, plugins, file=CONFIG).model
     changed = list(_differences(model.graph, again.graph, ""))
     if changed:
-        message = f"no config.json of a {section.model_type} says this model"
+        message = f"no config.json of a {section.model_type} describes this model"
         notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
         raise SpecError(Diagnostic(message, None, "checkpoint.config", notes))
     return fields
 
 
 def _proving_family(graph: Graph) -> str:
-    """The spec against which a config.json is proved: the family's own, or, where none comes with tfkit, this one."""
+    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
     section = graph.spec.model.checkpoint
     assert section is not None
     shipped = families().get(section.model_type)
     if shipped is None and not Path(graph.spec.file).is_file():
-        message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is in no file"
+        message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
     return shipped or graph.spec.file
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Where two resolved values differ: the path, and what each has there."""
+    """The differences between two resolved values: the path, and both values there."""
     if ours == theirs:
         return
     parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]

@@ -1,4 +1,4 @@
-"""Random inputs of the right kind for any model: what a first forward needs."""
+"""Random inputs of the right kind for any model, enough for a first forward."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def random_inputs(
     Args:
         graph: the model.
         batch: sequences in the batch.
-        length: tokens per sequence; 16, or the model's `max_len` where that is less, unless given. An input of a
-            fixed length has that.
-        device: where they live.
+        length: tokens per sequence; 16, or the model's `max_len` if that is less, unless given. An input of fixed
+            length has that one.
+        device: their device.
         dtype: type of features; torch's default unless given.
         seed: the same seed gives the same inputs.
     """

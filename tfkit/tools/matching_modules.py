@@ -1,4 +1,4 @@
-"""Which modules of two implementations do the same, told from the tensors that they hold."""
+"""The corresponding modules of two implementations, derived from the tensors that they hold."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tfkit.checkpoint.names import above
 from tfkit.checkpoint.weights import Link
 
 
-def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
-    """The modules of a model that have a counterpart: what holds the tensors of one holds those of the other.
+def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
+    """The modules of a model that match one of the other: both hold the same tensors.
 
     Args:
         model: the model.
-        links: which of its tensors are which of the other's.
-        theirs: the paths of the other's modules, and whether each is a single one.
+        links: the correspondence of its tensors to the other's.
+        theirs: the paths of the other's modules; True for one that is a single module.
 
     Returns:
         The other's path by the model's.
@@ -34,7 +34,7 @@ def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str,
     for path, _ in model.named_modules():
         there = held.get(path, set())
         common = _common(there)
-        # Of ours that hold the same, the outermost is what holds modules there, the innermost what is a single one.
+        # Of ours with equal tensors, the outermost matches a container there, the innermost a single module.
         if there and common in theirs and owners.get(common) == there and (theirs[common] or common not in found):
             found[common] = path
     return {path: common for common, path in found.items()}

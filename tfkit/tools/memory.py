@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of the machine, asked before any of it is taken."""
+"""The check that a model fits into the memory of the machine, made before any of it is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.units import bytes_text
 
 MARGIN = 1.05
-"""A model needs a little more than its weights: the inputs, and what flows between the layers."""
+"""A model needs a little more than its weights: the inputs, and the values between its layers."""
 
 
 def size_of(model: nn.Module) -> int:
@@ -21,7 +21,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def check_memory(model: nn.Module, device: torch.device | str) -> None:
-    """Raise SpecError when a model on the meta device would not fit into the free memory of `device`."""
+    """Raise SpecError if a model on the meta device would not fit into the free memory of `device`."""
     needed, free = int(size_of(model) * MARGIN), free_memory(torch.device(device))
     if free is None or needed <= free:
         return
@@ -29,14 +29,14 @@ def check_memory(model: nn.Module, device: torch.device | str) -> None:
     half = "" if torch.bfloat16 in dtypes else ", `--dtype bfloat16` to halve it"
     raise SpecError(
         Diagnostic(
-            f"not enough memory on {device}: the model needs {bytes_text(needed)}, and {bytes_text(free)} is free",
-            help=f"`--device meta` to run it without values{half}, or `tfkit params` to count parameters alone",
+            f"not enough memory on {device}: the model needs {bytes_text(needed)}, but {bytes_text(free)} is free",
+            help=f"`--device meta` to run it without values{half}, or `tfkit params` to count only the parameters",
         )
     )
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be taken; None where that is not known."""
+    """Bytes that can be taken; None if that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -58,7 +58,7 @@ def _available() -> int | None:
 
 
 def _container() -> int | None:
-    """What the control group still grants, where there is one with a limit. Files in the page cache can go."""
+    """The remaining limit of the control group, if there is one. Files in the page cache do not count."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = int((folder / "memory.max").read_text())

@@ -1,4 +1,4 @@
-"""What each module of a model belongs to: its component, node and layer, by the names that all tools use."""
+"""The owner of each module of a model: its component, node and layer, by the names that all tools use."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tfkit.builder import graph_of
 from tfkit.component import Component
 
 By = Literal["component", "node", "layer"]
-"""What the rows of a table stand for."""
+"""The unit of a table's rows."""
 ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
 """The rows of a table by component begin with these, and end with the head."""
 LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
 HEAD = "head"
 _INSIDE = ("activation", "rope_scaling")
-"""Slots whose components count as part of what they stand in."""
+"""Slots whose components count as part of the component around them."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
 
 
 class Labelled(Protocol):
-    """What has a name for people."""
+    """Anything with a name for people."""
 
     @property
     def label(self) -> str:
-        """That of its component."""
+        """The name of its component."""
 
 
 Item = TypeVar("Item", bound=Labelled)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where a module belongs.
+class Ownership:
+    """The place that a module belongs to.
 
     Attributes:
-        component: the slot that the nearest component around it fills, such as `attention`, `cross_attention` or `ffn`;
-            the block's name for what a node does itself, or `head` for a node that gives logits.
-        label: the same for people; for a norm its class.
+        component: the slot of the nearest component around it, such as `attention`, `cross_attention` or `ffn`; the
+            block's name for the node's own modules, or `head` for a node that returns logits.
+        label: the component's name for people; for a norm its class.
         owner: the path of that component.
         node: the node of the graph.
-        layer: the layer of a stack; another child of the stack; or the node, where it has no layers.
+        layer: the layer of a stack; another child of the stack; or the node, if it has no layers.
     """
 
     component: str
@@ -54,8 +54,8 @@ class Part:
     layer: str
 
 
-def parts_of(model: fx.GraphModule) -> dict[str, Part]:
-    """The part of each module of a built model, by its path."""
+def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
+    """The place of each module of a built model, by its path."""
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
@@ -67,7 +67,7 @@ def parts_of(model: fx.GraphModule) -> dict[str, Part]:
         owner, slot = _owner(path, components)
         component = _component(owner, slot, blocks[node])
         label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
-        parts[path] = Part(component, label, owner, node, _layer(path, modules[node]))
+        parts[path] = Ownership(component, label, owner, node, _layer(path, modules[node]))
     return parts
 
 
@@ -75,7 +75,7 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
     """The name, the label and the items of each row, those of components in the order of all tables.
 
     Args:
-        items: each with `component`, `label` and the other names of a `Part` as attributes.
+        items: each with `component`, `label` and the other names of a `Ownership` as attributes.
         by: the attribute that rows are made of.
     """
     rows: dict[str, list[Item]] = {}
@@ -106,7 +106,7 @@ def _component(owner: str, slot: str, block: str) -> str:
 
 
 def _layer(path: str, node: nn.Module) -> str:
-    """The layer of a stack; its other children by their names; a whole node where it has no layers."""
+    """The layer of a stack; for its other children their names; a whole node if it has no layers."""
     if match := _LAYER.match(path):
         return match[1]
     return ".".join(path.split(".")[:2]) if hasattr(node, "layers") else path.partition(".")[0]

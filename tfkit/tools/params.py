@@ -1,4 +1,4 @@
-"""Where a model's parameters are: counted on the meta device from the built module, so that the count is exact."""
+"""The parameters of a model by component, counted exactly, on the built module on the meta device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.ownership import Part, in_rows, parts_of
+from tfkit.tools.ownership import Ownership, in_rows, owners_of
 
 By = Literal["component", "node", "layer", "module"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A part of a model. `non_embedding` is its count without embedding tables."""
+    """A row of the count. `non_embedding` is its count without embedding tables."""
 
     name: str
     label: str
@@ -40,17 +40,17 @@ class Params:
     non_embedding: int
     trainable: int
     active: int
-    """What one token is multiplied with: of routed experts, the chosen ones."""
+    """The parameters that one token is multiplied by: of routed experts, the chosen ones."""
     buffers: int
     notes: tuple[str, ...]
-    """Which weights are tied or shared."""
+    """Notes about tied or shared weights."""
     cache: CacheSize | None
-    """What is kept of one sequence while it is decoded."""
+    """The cache of one sequence."""
 
 
 @dataclass(frozen=True)
-class _Weight(Part):
-    """One parameter of the model, and where it belongs."""
+class _Weight(Ownership):
+    """One parameter of the model, and its owner."""
 
     module: str
     count: int
@@ -63,8 +63,8 @@ class _Weight(Part):
 def count_params(graph: AnySpec, by: By = "component") -> Params:
     """Count the parameters of a model, or of that of a spec, in rows by component, node, layer or module.
 
-    A parameter belongs to the nearest component around it: the slot that this fills, the block's name for a node, or
-    `head` for a node that gives logits. The embedding tables are those of embedding nodes, positions among them.
+    A parameter belongs to the nearest component around it: the slot of that component, the block's name for a node, or
+    `head` for a node that returns logits. The embedding tables are those of embedding nodes, including positions.
     """
     graph = as_graph(graph)
     model: Any = build(graph, device="meta")
@@ -87,14 +87,14 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
 
 
 def active_of(module: nn.Module, weight: Tensor) -> int:
-    """How many numbers of a weight one token is multiplied with: of experts, those of the chosen ones."""
+    """The numbers of a weight that one token is multiplied by: of experts, those of the chosen ones."""
     if isinstance(module, StackedLinear) and module.per_token is not None:
         return weight.numel() // module.weight.size(0) * module.per_token
     return weight.numel()
 
 
 def _weights(model: Any, graph: Graph) -> list[_Weight]:
-    modules, parts = dict(model.named_modules()), parts_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model)
     tables = {node.name for node in graph.nodes if node.config.table() is not None}
     weights = []
     for path, parameter in model.named_parameters():
@@ -129,7 +129,7 @@ def _tied(graph: Graph, model: Any) -> list[str]:
 
 
 def _repeated(graph: Graph, model: Any) -> list[str]:
-    """Stacks whose layers run several times with the same weights."""
+    """Stacks that run layers several times with the same weights."""
     notes = []
     for node in graph.nodes:
         runs, layers = getattr(node.config, "n_layers", None), getattr(model.get_submodule(node.name), "layers", None)

@@ -1,4 +1,4 @@
-"""Write a model to a folder, all of it or nothing."""
+"""Write a model to a folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Layout = Literal["tfkit", "huggingface"]
 
 
 def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> None:
-    """Raise SpecError when `folder` must not be written: it exists, or it holds more than a model.
+    """Raise SpecError if `folder` must not be written: it exists, or it holds more than a model.
 
-    A tokenizer counts as more, unless `beside`, see `save`, brings another.
+    A tokenizer counts as more, unless `beside`, see `save`, provides another.
     """
     names = names_in(folder) or []
     replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(beside) else set()
@@ -42,7 +42,7 @@ def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> No
         message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
     if names and not force:
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} exists already", help="--force replaces it"))
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} already exists", help="--force replaces it"))
 
 
 @checked
@@ -56,21 +56,21 @@ def save(
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
-    They are written to a folder beside it, which takes its place in one step when all is on the disk: an interrupt, a
-    full disk or the end of the process leaves `folder` as it was.
+    They are written to a folder beside it, which replaces it in one step once everything is on the disk: an interrupt,
+    a full disk or the end of the process leaves `folder` as it was.
 
     Args:
-        model: what `tfkit.build` returned.
-        folder: where to; made if it is not there.
+        model: a model that `tfkit.build` returned.
+        folder: the folder to write; made if it does not exist.
         layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` the spec, a
-            config.json, and the weights by the names that the spec's `checkpoint` says, as `from_pretrained` reads
-            them.
-        force: replace the model that is there.
-        beside: where the weights came from, a file or a folder: the files of a tokenizer that lie there are copied.
+            config.json, and the weights by the names in the spec's `checkpoint`, as `from_pretrained`
+            reads them.
+        force: replace an existing model.
+        beside: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
 
     Raises:
-        SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or says what its family
-            has no words for.
+        SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
+            cannot express.
     """
     model, folder = whole(model), Path(folder)
     graph, beside = graph_of(model), None if beside is None else Path(beside)
@@ -89,11 +89,11 @@ def save(
 
 
 def _check_names(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError for a model that has other tensors than its spec says: nobody could load it."""
+    """Raise SpecError for a model with other tensors than its spec describes: nobody could load it."""
     wanted, found = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
     if wanted != found:
         names = listing(sorted(wanted ^ found), 4)
-        message = f"the model has other tensors than {quoted(graph.name)}, its modules were changed: {names}"
+        message = f"the model has other tensors than {quoted(graph.name)}; its modules were changed: {names}"
         raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
 
 
@@ -101,7 +101,7 @@ def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
     def write(target: Path) -> None:
         (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
         save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
-        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors keeps its files to their owner
+        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
 
     return write
 

@@ -1,4 +1,4 @@
-"""A resolved spec as a list of values, each with where it came from, and the program of its layers."""
+"""A resolved spec as a list of values, each with its origin, and the program of its layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAT = 60  # the longest list or mapping of plain values that is shown on one li
 
 @dataclass(frozen=True)
 class Value:
-    """One line of the tree. `value` is None for a part that has no value of its own, such as a mapping."""
+    """One line of the tree. `value` is None for a node without a value of its own, such as a mapping."""
 
     path: Path
     value: str | None
@@ -29,7 +29,7 @@ class Value:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """The last key of the path."""
         return self.path[-1]
 
     @property
@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Program:
-    """What a layer does, line by line, and which layers of the stack do it."""
+    """The steps of a layer, line by line, and the layers of the stack that run them."""
 
     node: str
     title: str
@@ -48,9 +48,9 @@ class Program:
 
 
 def values_of(graph: Graph) -> list[Value]:
-    """Every resolved value of a spec, in its order; a part stands in front of what it holds.
+    """Every resolved value of a spec, in its order; a mapping comes before its contents.
 
-    Of a variant of layers only what differs from its stack: the rest is the stack's.
+    Of a layer variant only the differences from its stack.
     """
     walk = _Walk(graph.spec.provenance)
     values = list(walk.config(graph.spec.model, (), None))
@@ -61,12 +61,12 @@ def values_of(graph: Graph) -> list[Value]:
 
 
 def _of_the_map(path: Path) -> bool:
-    """Whether a value names tensors or fields of a published checkpoint: they say nothing about the model."""
+    """True if a value names tensors or fields of a published checkpoint: they do not affect the model."""
     return path[0] == "checkpoint" and path[1:] not in ((), ("model_type",), ("architecture",))
 
 
 def _repeats(value: Value, known: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
-    """Whether a value of a variant is its stack's; `variants` has the path of the stack for each variant."""
+    """True if a value of a variant is its stack's; `variants` has the path of the stack for each variant."""
     for variant, stack in variants.items():
         if value.path[: len(variant)] == variant and value.path != variant:
             twin = known.get((*stack, *value.path[len(variant) :]))
@@ -81,7 +81,7 @@ class _Walk:
         self.variants: dict[Path, Path] = {}
 
     def config(self, config: Config, path: Path, outer: Origin | None) -> Iterator[Value]:
-        """The fields of a config. `outer` is its origin where that decides for its parts too."""
+        """The fields of a config. `outer` is its origin if that applies to everything in it, too."""
         for name, info in type(config).model_fields.items():
             if isinstance(config, Component) and path and name == config.word_key:
                 continue
@@ -105,7 +105,7 @@ class _Walk:
                 yield from self._any(one, (*path, str(key)), None if origin.how == "given" else origin)
 
     def _origin(self, path: Path, outer: Origin | None) -> Origin:
-        """Its own, unless it came with a part that was inherited or is a default as a whole."""
+        """Its own origin, unless it came with a config that was inherited or is a default as a whole."""
         own = self.origins.get(path)
         if own is None and path in self.provenance.spans:
             own = Origin("given", self.provenance.spans[path])
@@ -146,7 +146,7 @@ def text_of(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """The same as a person writes it: thousands apart, a float in five digits."""
+    """A number as a person writes it: thousands apart, a float in five digits."""
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
@@ -158,7 +158,7 @@ def _value(path: Path, text: str | None, origin: Origin) -> Value:
 
 
 def programs_of(graph: Graph) -> list[Program]:
-    """What the layers of every stack do: those of a `plan`, each with its `steps`."""
+    """The steps of the layers of every stack: those of a `plan`, each with its `steps`."""
     return [program for node in graph.nodes if hasattr(node.config, "plan") for program in _programs(node)]
 
 

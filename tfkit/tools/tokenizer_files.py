@@ -1,4 +1,4 @@
-"""The files of a tokenizer, which travel with the weights that were trained with it."""
+"""The files of a tokenizer, which belong with the weights that were trained with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 OURS = ("tokenizer.json", "chars.json")
-"""What tfkit reads, in this order."""
+"""The files that tfkit reads, in this order."""
 NAMES = frozenset(
     {
         *OURS,
@@ -36,12 +36,12 @@ NAMES = frozenset(
         "target.spm",
     }
 )
-"""What transformers calls them: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
+"""The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
 `vocab_files_names` of its tokenizers."""
 
 
 def tokenizer_files(weights: Path | None) -> list[Path]:
-    """The files of a tokenizer beside weights, which are a file or a folder; none where there are no weights."""
+    """The files of a tokenizer beside weights, which are a file or a folder; empty if there are no weights."""
     if weights is None:
         return []
     folder = weights if os.path.isdir(weights) else weights.parent

@@ -1,10 +1,10 @@
-"""Numbers in three or four digits and a unit, as tables and pictures have them."""
+"""Numbers in three or four digits with a unit, for tables and pictures."""
 
 from __future__ import annotations
 
 
 def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
-    """The amount in powers of 1000, and the prefix of its power; none where it is below `most`."""
+    """The amount in powers of 1000, and the prefix of its power; empty if it is below `most`."""
     prefix, larger = "", iter(prefixes)
     while amount >= most and (following := next(larger, None)):
         amount, prefix = amount / 1000, following

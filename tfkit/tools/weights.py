@@ -25,10 +25,10 @@ def build_with_weights(
     dtype: torch.dtype | None = None,
     allow_change: bool = False,
 ) -> fx.GraphModule:
-    """`tfkit.build` with weights, refused before any memory is taken where it does not suffice.
+    """`tfkit.build` with weights, refused before any memory is taken if there is not enough.
 
     Raises:
-        SpecError: as there; or the memory does not suffice.
+        SpecError: as there; or there is not enough memory.
     """
     return build_filled(
         graph,
@@ -51,7 +51,7 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
 
     Raises:
         SpecError: the file cannot be read, or does not hold exactly this model; or a value is not finite. The model is
-            as it was then.
+            then unchanged.
         ValueError: it was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)

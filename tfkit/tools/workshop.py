@@ -1,8 +1,8 @@
-"""A hidden folder beside a target, in which what will stand there is made: `.NAME.MARK.new`.
+"""A hidden folder beside a target, in which its new contents are made: `.NAME.MARK.new`.
 
-It holds `lock`, which is locked while its process lives: the system lets go of it however the process ends. `new` has
-what is being written, under its final name, and `old` what was moved away for it. What a killed process left is taken
-away by the next one that writes to the same target.
+It holds `lock`, which is locked while its process lives: the system releases it however the process ends. `new` has the
+new contents, under their final name, and `old` the former ones, moved away for them. Leftovers of a killed process are
+removed by the next one that writes to the same target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 56
 
 @contextmanager
 def workshop(place: Path) -> Iterator[Path]:
-    """A new workshop for what will stand at `place`, with an empty folder `new`; it is gone afterwards.
+    """A new workshop for the contents of `place`, with an empty folder `new`; it is gone afterwards.
 
     Raises:
         OSError: the folder of `place` cannot be written.
@@ -42,7 +42,7 @@ def workshop(place: Path) -> Iterator[Path]:
 
 
 def sweep(place: Path) -> None:
-    """Take away what processes left that no longer live, once what they had moved away is back in its place."""
+    """Remove the leftovers of dead processes, after everything they had moved away is back in its place."""
     for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
         if (lock := _taken(folder)) is not None:
             with suppress(OSError):
@@ -50,15 +50,15 @@ def sweep(place: Path) -> None:
 
 
 def put(folder: Path, place: Path) -> None:
-    """Move what a workshop has made to its place: what stood there is whole until what is new is.
+    """Move the contents of a workshop to their place: the former ones stay until the new ones are complete.
 
-    Where folders cannot be exchanged in one step, the old one is in the workshop for a moment.
+    If folders cannot be exchanged in one step, the old one is in the workshop for a moment.
     """
     new = folder / NEW / place.name
     try:
         new.replace(place)
         return
-    except OSError:  # a folder cannot replace one that has something in it
+    except OSError:  # a folder cannot replace one that is not empty
         if not new.is_dir() or not place.is_dir():
             raise
     if not exchange(new, place):
@@ -70,27 +70,27 @@ def put(folder: Path, place: Path) -> None:
 # ---- further files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
 
 
-def parts_of(new: Path) -> Path:
-    """Where the further files of a target go that is made at `new`: a folder of a name that it never had before."""
+def extras_of(new: Path) -> Path:
+    """The folder for further files of a target that is made at `new`, under a name that it never had before."""
     return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
 
 
-def put_parts(folder: Path, place: Path) -> None:
-    """Move the further files that a workshop has made beside their target, which does not name them yet."""
+def put_extras(folder: Path, place: Path) -> None:
+    """Move the further files of a workshop beside their target, which does not name them yet."""
     for part in (folder / NEW).iterdir():
         if part.name != place.name:
             part.rename(place.with_name(part.name))
 
 
-def drop_parts(folder: Path, place: Path) -> None:
-    """Take away the further files that the target no longer names, and that no living process is about to make it name.
+def drop_extras(folder: Path, place: Path) -> None:
+    """Remove the further files that the target no longer names, and that no living process is about to make it name.
 
-    Who lives is asked first: a process that ends between the two questions has made the target name its files.
+    Living processes are determined first: one that ends before the second check has made the target name its files.
     """
     dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
     for part in dead:
         if not _names(place, part.name):
-            with suppress(FileNotFoundError):  # somebody else takes it away as well
+            with suppress(FileNotFoundError):  # another process removes it as well
                 part.rename(folder / NEW / part.name)
 
 
@@ -103,7 +103,7 @@ def _lives(part: Path, place: Path) -> bool:
 
 
 def _names(place: Path, name: str) -> bool:
-    """Whether a file has a name in it."""
+    """True if a file contains a name."""
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(name.encode()) >= 0
@@ -119,7 +119,7 @@ def _named(place: Path, mark: str) -> Path:
 
 
 def _beside(place: Path, pattern: str) -> list[Path]:
-    """The folders beside `place` whose names are like that."""
+    """The folders beside `place` with names of that form."""
     with suppress(OSError), os.scandir(place.parent) as entries:
         return [Path(one) for one in entries if re.fullmatch(pattern, one.name) and one.is_dir(follow_symlinks=False)]
     return []
@@ -132,7 +132,7 @@ def _locked(place: Path) -> tuple[Path, int]:
         folder.mkdir()
         try:
             lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-        except FileNotFoundError:  # somebody took it for one of a dead process
+        except FileNotFoundError:  # another process took it for that of a dead one
             continue
         except BaseException:
             folder.rmdir()
@@ -145,7 +145,7 @@ def _locked(place: Path) -> tuple[Path, int]:
 
 
 def _taken(folder: Path) -> int | None:
-    """The lock of a workshop whose process no longer lives; None where it does, or where that cannot be known."""
+    """The lock of a workshop whose process is dead; None if it lives, or if that cannot be known."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _taken(folder: Path) -> int | None:
 
 
 def _held(lock: int) -> bool:
-    """Whether a lock is now ours; OSError where the file system knows no locks."""
+    """True if a lock is now ours; OSError if the file system has no locks."""
     if sys.platform == "win32":
         raise OSError
     import fcntl
@@ -183,7 +183,7 @@ def _finish(folder: Path, lock: int) -> None:
 
 
 def _restore(folder: Path) -> None:
-    """Move back what was moved away and has got no successor."""
+    """Move back what was moved away and was not replaced."""
     with suppress(FileNotFoundError):
         for old in (folder / OLD).iterdir():
             if not os.path.lexists(place := folder.with_name(old.name)):
@@ -191,7 +191,7 @@ def _restore(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Take a workshop away, its lock last: whoever is killed here leaves one that can be taken away."""
+    """Remove a workshop, its lock last: a process killed here leaves one that can be removed."""
     for part in (NEW, OLD):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any((folder / part).exists() for part in (NEW, OLD)):

@@ -1,1 +1,1 @@
-"""A training step that is not wasteful: the loss in pieces, and which parameters decay."""
+"""A training step without waste: the loss in chunks, and the parameters that decay."""

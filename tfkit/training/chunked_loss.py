@@ -1,7 +1,7 @@
-"""Cross-entropy of logits that are never there as a whole: as many rows at a time as fit, forward and backward at once.
+"""Cross-entropy over logits that are never all in memory: in chunks of rows, forward and backward together.
 
-The gradients of a piece are computed while its logits exist, so that nothing is computed twice, and nothing of the size
-of the logits is kept. Done for a linear head in https://github.com/linkedin/Liger-Kernel; here for any head.
+The gradients of a chunk are computed while its logits exist, so that nothing is computed twice, and nothing of the size
+of the logits is kept. Known for a linear head from https://github.com/linkedin/Liger-Kernel; this works for any head.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 PIECES = 8
-"""Enough to make the logits small beside the rest; each piece adds to the gradient of the whole vocabulary."""
+"""Enough to make the logits small beside the rest; each chunk adds to the gradient of the whole vocabulary."""
 LEAST_LOGITS = 2**25
-"""In a piece: shorter ones cost time, and save little."""
+"""Least logits in a chunk: shorter ones cost time and save little."""
 MOST_ROWS = 4096
-"""In a piece: longer ones save no time."""
+"""Most rows in a chunk: longer ones save no time."""
 
 
 def count_pieces(n_rows: int, vocab_size: int) -> int:
-    """In how many pieces to compute so many rows of logits."""
+    """The number of chunks in which to compute that many rows of logits."""
     rows = min(max(n_rows // PIECES, LEAST_LOGITS // vocab_size), MOST_ROWS)
     return max(1, -(-n_rows // max(rows, 1)))
 
 
 class PiecewiseLoss:
-    """The summed cross-entropy of a head's logits, in pieces.
+    """The summed cross-entropy of a head's logits, in chunks.
 
-    n rows, d their width, v vocabulary.
+    n rows, d width, v vocabulary.
 
     Args:
-        head: [n, d] -> logits [n, v]; computes every row alone.
-        given: what the head is called with beside the rows: weights that belong to other modules.
+        head: [n, d] -> logits [n, v]; computes every row by itself.
+        given: further arguments of the head: weights that belong to other modules.
         options: of `torch.nn.functional.cross_entropy`.
     """
 
@@ -73,7 +73,7 @@ class PiecewiseLoss:
     def _add_piece(
         self, found: Sequence[Tensor], values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Add the gradients of the weights to `found`, where they lie only once; the loss, and the rows' gradient."""
+        """Add the gradients of the weights in place to `found`; return the loss and the rows' gradient."""
         loss, gradients = self._gradients(values, targets, learned)
         n = len(gradients) - len(found)
         for of_all, of_piece in zip(found, gradients[n:], strict=True):
@@ -83,7 +83,7 @@ class PiecewiseLoss:
     def _gradients(
         self, values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of one piece, and its gradients with respect to the learned values."""
+        """The loss of one chunk, and its gradients with respect to the learned values."""
         if not learned:
             return self._loss(targets, *values), []
         if torch.compiler.is_compiling():  # it cannot trace `autograd.grad`, which takes less memory
@@ -97,20 +97,20 @@ class PiecewiseLoss:
     def _loss(self, targets: Tensor, rows: Tensor, *weights: Tensor) -> Tensor:
         n = len(self.own)
         own = dict(zip(self.own, weights[:n], strict=True))
-        # Views, because torch's counters of operations hook what a module is called with, and cannot hook leaves here.
+        # Views, because torch's operation counters hook the arguments of a module, and cannot hook leaves here.
         given = {name: weight.view_as(weight) for name, weight in zip(self.given, weights[n:], strict=True)}
         logits = functional_call(self.head, own, (rows.view_as(rows),), given)
         return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="sum", **self.options)
 
 
 def _leaf(tensor: Tensor, learned: bool) -> Tensor:
-    """The same memory with gradients of its own: hooks of a parameter wait for the gradient of all pieces."""
+    """A view of the same memory with its own gradient: hooks of a parameter wait for the gradient of all chunks."""
     alone = tensor.detach()
     return alone if torch.compiler.is_compiling() else alone.requires_grad_(learned)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to add up in: sums of many pieces would lose digits in half precision."""
+    """The type to add up in: sums over many chunks would lose digits in half precision."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -126,6 +126,6 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("the loss in pieces has no second derivative: take the loss of the model's logits")
+            raise RuntimeError("the loss in chunks has no second derivative: compute the loss from the model's logits")
         found = [(one * outer).to(dtype) for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
         return None, None, *[None] * len(found), *found

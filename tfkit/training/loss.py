@@ -1,4 +1,4 @@
-"""The loss of a model whose vocabulary is large, without its logits as a whole."""
+"""The loss of a model with a large vocabulary, without all its logits at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import listing
 from tfkit.model import BuiltModel, name_layer, wrong_call
+from tfkit.torch_private.transforms import is_transformed
 from tfkit.training.chunked_loss import PiecewiseLoss, count_pieces
 from tfkit.training.state import keep_once
 from tfkit.training.without_head import find_ends, trained, write_trunk
@@ -26,13 +27,13 @@ Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 
 
 class Read(NamedTuple):
-    """What a model has made of its inputs when its head is reached.
+    """The state of a model's computation when its head is reached.
 
     Attributes:
-        hidden: what the head reads: [b, t, width], or [b, width] where it reads one vector for a sequence.
+        hidden: the input of the head: [b, t, width], or [b, width] if it reads one vector per sequence.
         mask: its padding mask, [b, t], if there is one.
-        tokens: of the same positions, [b, t], if there are such.
-        given: what the head is given beside it.
+        tokens: those of the same positions, [b, t], if there are any.
+        given: further arguments of the head.
     """
 
     hidden: Tensor
@@ -42,30 +43,31 @@ class Read(NamedTuple):
 
 
 class Loss(nn.Module):
-    """The cross-entropy of a built model as a module: what a training loop calls, compiles or distributes.
+    """The cross-entropy of a built model as a module, for a training loop to call, compile or distribute.
 
         loss = tfkit.Loss(model)
-        loss(tokens).backward()                               # what comes next is the target
+        loss(tokens).backward()                               # the next token is the target
 
         loss = tfkit.Loss(encoder_decoder)                    # several inputs: all of them by name
         loss({"source": source, "target": target}).backward() # the next token of `target`
         loss({"source": source, "target": target}, labels)    # or targets of your own, [b, t]
 
-    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 where no position counts. It
-    makes the logits piece by piece and, with each piece, the gradients of what the head reads and of its weights, which
-    it keeps until `backward`. It is float32 where the model is narrower. `torch.compile(loss)` has no graph break; with
-    `pieces` given it does not depend on the number of tokens. The model is not called itself but its nodes, so that its
-    own hooks do not run: compile, or wrap for distributed training, the loss instead (`docs/around.md`). In a module
-    that holds both, the state dict has the weights once.
+    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. It
+    computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which it
+    keeps until `backward`. It is float32 if the model is narrower. `torch.compile(loss)` has no graph break; with
+    `pieces` given it does not depend on the number of tokens. It calls the nodes of the model, not the model itself, so
+    that the model's own hooks do not run: compile the loss instead, or wrap it for distributed training
+    (`docs/around.md`). In a module that holds both, the state dict has the weights once.
 
     b batch, t length.
 
     Args:
-        model: what `tfkit.build` returned; it returns logits, from a head that computes every position alone.
-        ignore_index: the target that is none: the position does not count.
+        model: one that `tfkit.build` returned; it returns logits, from a head that computes every position by itself.
+        ignore_index: the target of positions that do not count.
         label_smoothing: the share of every target that is spread evenly over the vocabulary.
-        reduction: the mean over the positions that count; or their sum, where batches of unequal size form one step.
-        pieces: how many; enough that the logits take little memory, unless given. More take less memory, and longer.
+        reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step.
+        pieces: the number of chunks; unless given, enough that the logits take little memory. More take less memory and
+            more time.
 
     Raises:
         TypeError: an argument is unknown, or of another type.
@@ -99,11 +101,9 @@ class Loss(nn.Module):
         """The loss, a scalar.
 
         Args:
-            inputs: tokens [b, t]; or everything that the model takes, by name, such as `source`, `target` and
-                `target_mask`.
-            targets: what each position shall predict: ids, [b, t], or [b] where the head reads one vector for a
-                sequence. The next token unless given. What the padding mask hides does not count, neither as a
-                position nor as a next token.
+            inputs: tokens [b, t]; or all inputs of the model, by name, such as `source`, `target` and `target_mask`.
+            targets: the ids to predict at each position, [b, t], or [b] if the head reads one vector per sequence. The
+                next token unless given. Padding does not count, neither as a position nor as a next token.
 
         Raises:
             TypeError: an input is missing, unknown, or not a tensor.
@@ -111,8 +111,8 @@ class Loss(nn.Module):
                 sequence of one token; they have another shape, or are not ids of the vocabulary; or `torch.func`
                 transforms the loss.
         """
-        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-            raise ValueError("torch.func cannot follow this loss: take `F.cross_entropy` of the model's logits")
+        if not torch.compiler.is_compiling() and is_transformed():
+            raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
         return called(self.model, lambda: self.of(self.read(inputs), targets))
 
     def read(self, inputs: Inputs) -> Read:
@@ -128,12 +128,12 @@ class Loss(nn.Module):
             raise wrong from error
 
     def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
-        """The loss of what was read; targets and errors as of `forward`."""
+        """The loss of a `Read`; targets and errors as of `forward`."""
         hidden, mask, tokens, given = read
         targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
         if targets.shape != hidden.shape[:-1]:
             wanted, found = tuple(hidden.shape[:-1]), tuple(targets.shape)
-            raise ValueError(f"targets are {found}, and the head reads {wanted} positions")
+            raise ValueError(f"targets are {found}, but the head reads {wanted} positions")
         if mask is not None:
             targets = targets.masked_fill(~mask, self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
@@ -144,11 +144,11 @@ class Loss(nn.Module):
             total = head(rows, targets.flatten().long(), pieces)
         except IndexError as error:
             message = f"a target is not an id of the vocabulary: they may be 0 to {self._ends.vocab_size - 1}"
-            raise ValueError(f"{message}, or {self.ignore_index} where none is") from error
+            raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
-        """The inputs as arguments of the model, by position and by name; raises TypeError for what cannot be."""
+        """The inputs as arguments of the model, by position and by name; raises TypeError if they do not fit."""
         if isinstance(inputs, Tensor) and len(self._required) == 1:
             return (inputs,), {}
         if isinstance(inputs, Mapping) and all(name in self._names for name in inputs):
@@ -156,7 +156,7 @@ class Loss(nn.Module):
         raise TypeError(self._misfit(inputs))
 
     def _misfit(self, inputs: object) -> str:
-        """Why inputs are not the model's, with the call that was meant."""
+        """The reason why inputs are not the model's, with the call that was meant."""
         call = f"loss({{{', '.join(f'{name!r}: {name}' for name in self._required)}}})"
         if isinstance(inputs, Tensor):
             return f"the model reads {listing(self._required)}: give them by name, `{call}`"
@@ -164,13 +164,13 @@ class Loss(nn.Module):
             return f"a loss reads tokens [b, t], or all inputs by name, `{call}`, not {shown(inputs)}"
         unknown = next(str(name) for name in inputs if name not in self._names)
         if unknown in ("targets", "labels"):
-            return f"`{unknown}` is not an input: targets stand beside the inputs, `{call[:-1]}, {unknown})`"
+            return f"`{unknown}` is not an input: targets come after the inputs, `{call[:-1]}, {unknown})`"
         return unknown_argument("the model", unknown, self._names)
 
     def _head(self) -> nn.Module:
         head = self.model.get_submodule(self._ends.head)
         if not torch.compiler.is_compiling() and is_sharded(head):
-            raise ValueError(f"`{self._ends.head}` is sharded by itself: leave it to the root, `fully_shard(model)`")
+            raise ValueError(f"`{self._ends.head}` is sharded on its own: leave it to the root, `fully_shard(model)`")
         return head
 
     def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -178,14 +178,14 @@ class Loss(nn.Module):
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
         if tokens.size(1) == 1:
-            raise ValueError("there is nothing to predict: in sequences of one token none has a next one")
+            raise ValueError("there is nothing to predict: a sequence of one token has no next token")
         if mask is not None:
             tokens = tokens.masked_fill(~mask, self.ignore_index)
         return F.pad(tokens[:, 1:], (0, 1), value=self.ignore_index)
 
 
 def _checked_targets(targets: object) -> Tensor:
-    """The targets; raises TypeError for what cannot be ids."""
+    """The targets; raises TypeError if they cannot be ids."""
     if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
         found = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
         raise TypeError(f"targets are a tensor of ids, whole numbers, not {found}")
@@ -203,7 +203,7 @@ def loss(
     reduction: Reduction = "mean",
     pieces: Pieces | None = None,
 ) -> Tensor:
-    """`Loss(model, ...)(inputs, targets)` for a single step; a compiled or a distributed one makes a `Loss`."""
+    """`Loss(model, ...)(inputs, targets)` for a single step; to compile or distribute it, make a `Loss`."""
     made = Loss(model, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, pieces=pieces)
     value: Tensor = made(inputs, targets)
     return value

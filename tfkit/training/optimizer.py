@@ -1,4 +1,4 @@
-"""AdamW (https://arxiv.org/abs/1711.05101) with the decay where it belongs: on matrices, and on nothing else."""
+"""AdamW (https://arxiv.org/abs/1711.05101) with weight decay only on matrices."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FUSED = ("cpu", "cuda", "mps", "xpu")
 def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict[str, Any]]:
     """The parameters of a model in two groups for an optimizer, each once: those that decay, then the others.
 
-    Matrices decay; norms, biases, embedding tables, those of positions among them, and all other vectors do not. A
-    matrix that is an embedding table too, as of a tied head, is a table. Frozen parameters are there as well: without a
+    Matrices decay; norms, biases, embedding tables, including those of positions, and all other vectors do not. A
+    matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: without a
     gradient they stay as they are.
 
     Args:
-        model: what `tfkit.build` returned, or a module that contains it.
-        weight_decay: of the first group.
+        model: a model that `tfkit.build` returned, or a module that contains it.
+        weight_decay: the decay of the first group.
     """
     spared = {parameter for module in _spared(model) for parameter in module.parameters()}
     spared |= {one.bias for one in model.modules() if isinstance(one, StackedLinear) and one.bias is not None}
@@ -40,7 +40,7 @@ def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict
 
 
 def _spared(model: nn.Module) -> Iterator[nn.Module]:
-    """Embedding tables, and what fills a slot `norm`, also where its weight is no vector."""
+    """Embedding tables, and weights in a slot `norm`, even if they are not vectors."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             yield module
@@ -52,12 +52,12 @@ def _spared(model: nn.Module) -> Iterator[nn.Module]:
 
 @checked
 def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: Any) -> torch.optim.AdamW:
-    """AdamW on the `parameter_groups` of a model, in one fused kernel where its devices have one.
+    """AdamW on the `parameter_groups` of a model, in one fused kernel on devices that have one.
 
     Args:
         model: see `parameter_groups`.
         lr: the learning rate.
-        weight_decay: of the parameters that decay.
+        weight_decay: the decay of the first group.
         options: further arguments of `torch.optim.AdamW`: `betas`, `eps`.
 
     Raises:

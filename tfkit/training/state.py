@@ -1,6 +1,6 @@
-"""A model that stands in a module several times, as beside its loss, is in that module's state dict once.
+"""Keeps a model that is in a module several times, as beside its loss, only once in that module's state dict.
 
-Torch writes what is registered twice under both names. Here the shorter one stays, and either is enough to load from.
+Torch writes a module that is registered twice under both names. Here the shorter one stays, and loading accepts either.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from tfkit.torch_private.sharding import local_part
+from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
+
 
 @dataclass
 class _Load:
-    """One call of `load_state_dict`, known by its list of missing keys: whether each place of a model was given."""
+    """One call of `load_state_dict`, identified by its list of missing keys: which places of a model were given."""
 
     missing: list[str]
     given: dict[str, bool] = field(default_factory=dict)
@@ -25,14 +28,14 @@ _LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
 
 def keep_once(model: nn.Module) -> None:
     """Let a model be written once, and be complete if any of its names has been read."""
-    if _drop_copies not in model._state_dict_hooks.values():
+    if not has_state_dict_hook(model, _drop_copies):
         model.register_state_dict_post_hook(_drop_copies)
         model.register_load_state_dict_pre_hook(_note_place)
         model.register_load_state_dict_post_hook(_forgive_places)
 
 
 def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Of this place of the model, and one that was written before, keep the one with the shorter name."""
+    """Keep the shorter name of this place of the model and of one that was written before."""
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     name = next(iter(own), None)
     if name is None:
@@ -47,11 +50,11 @@ def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two values of a state dict are the same memory; parts of a `DTensor` tell it for the whole."""
-    one, other = (getattr(value, "_local_tensor", value) for value in (one, other))
+    """True if two values of a state dict are the same memory; for a `DTensor`, if its local tensors are."""
+    one, other = (local_part(value) for value in (one, other))
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return one is other
-    return one.shape == other.shape and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return one.shape == other.shape and storage_key(one) == storage_key(other)
 
 
 def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -62,7 +65,7 @@ def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
 
 
 def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
-    """Of a place that was not given nothing is missing, where another one was."""
+    """Report nothing as missing for a place that was not given, if another one was."""
     load = _LOADS[model]
     if any(load.given.values()):
         absent = tuple(prefix for prefix, given in load.given.items() if not given)

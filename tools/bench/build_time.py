@@ -1,4 +1,4 @@
-"""What it costs to build a model, against litgpt and Hugging Face transformers in the same run.
+"""The cost of building a model, compared with litgpt and Hugging Face transformers in the same run.
 
     python tools/bench/build_time.py [--rounds 7] [--litgpt-python PATH] [--json]
 
@@ -42,7 +42,7 @@ LLAMA_CONFIG = """LlamaConfig(
 
 @dataclass(frozen=True)
 class Target:
-    """A figure to reach, and what was measured."""
+    """A figure to reach, and the measured one."""
 
     what: str
     limit: float
@@ -50,7 +50,7 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether the figure is within its limit."""
+        """True if the figure is within its limit."""
         return self.found <= self.limit
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Target:
 
 
 def probe(imports: str, build: str, python: str = sys.executable) -> list[str]:
-    """The command that imports, builds, and prints what both cost."""
+    """The command that imports, builds, and prints the cost of both."""
     return script(PROBE.format(imports=imports, build=build), python)
 
 
@@ -98,7 +98,7 @@ def command_line() -> list[Contender]:
 
 
 def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contender]:
-    """Those that run at all; what the others say goes to `missing`."""
+    """The contenders that run at all; the errors of the others go to `missing`."""
     found = []
     for one in contenders:
         try:
@@ -137,7 +137,7 @@ def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequenc
     *processes, help = whole
     print("\nllama3_405b on the meta device, construction after the imports")
     print(compare(models, "construction"))
-    print("  modules imported meanwhile: " + ", ".join(f"{m.name} {m.runs[0]['modules']:.0f}" for m in models))
+    print("  modules imported in between: " + ", ".join(f"{m.name} {m.runs[0]['modules']:.0f}" for m in models))
     print("\nllama3_405b on the meta device, the whole process, imports included")
     print(compare(models, "total"))
     print("\ngpt2 (124M) on the CPU, random initialization included, after the imports")
@@ -150,7 +150,7 @@ def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequenc
 
 
 def versions(litgpt_python: str) -> str:
-    """What was measured, in one line."""
+    """The versions of what was measured, in one line."""
     found = {name: version(name) for name in ("torch", "transformers")} | {"litgpt": version("litgpt", litgpt_python)}
     return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {text}" for name, text in found.items() if text)])
 
@@ -158,7 +158,7 @@ def versions(litgpt_python: str) -> str:
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each contender runs (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each contender (default 7)")
     parser.add_argument(
         "--litgpt-python", default=sys.executable, metavar="PATH", help="an interpreter that has litgpt"
     )

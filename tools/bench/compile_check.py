@@ -1,4 +1,4 @@
-"""Do our models go through torch.compile whole, and is one compilation enough for every length?
+"""Checks that torch.compile captures our models whole, with one compilation for every length.
 
     python tools/bench/compile_check.py [--json]
 
@@ -40,20 +40,20 @@ SHAPES = [(2, 8), (2, 9), (3, 13), (2, 32), (5, 21), (4, 64)]
 
 @dataclass(frozen=True)
 class Result:
-    """What was counted while one model was called."""
+    """The counts for one model and its calls."""
 
     model: str
     masked: bool
     calls: int
     graph_breaks: int
     graphs: int
-    """Compilations: one serves every shape."""
+    """Compilations: one covers every shape."""
     largest_difference: float
-    """From the model that is not compiled."""
+    """The largest difference from the model that is not compiled."""
 
     @property
     def good(self) -> bool:
-        """One graph, whole, and the same numbers."""
+        """True for one whole graph with the same numbers."""
         return self.graph_breaks == 0 and self.graphs == 1 and self.largest_difference < 1e-5
 
 

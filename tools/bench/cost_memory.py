@@ -1,12 +1,12 @@
-"""What `tfkit cost` says of the memory of a training step, against what the step takes.
+"""The memory of a training step by `tfkit cost`, compared with the memory that the step takes.
 
     python tools/bench/cost_memory.py
 
 The peak is the running sum of every allocation and every release that the PyTorch profiler saw, from before the model
-was built to the end of its second step; it is the peak within that step: forward, loss in pieces, backward, and AdamW
+was built to the end of its second step; it is the peak within that step: forward, loss in chunks, backward, and AdamW
 in one kernel. Everything is float32 on the CPU, without dropout unless the name says so. Real widths, a few layers.
-The profiler may lose events on a busy machine: where its sum does not come back to weights and optimizer states when
-the step is over, the measurement is made again.
+The profiler may lose events on a busy machine: if its sum does not return to weights and optimizer states after the
+step, the measurement is repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTEMPTS = 3
 
 
 class Case(NamedTuple):
-    """A model, changes that make it fit, and what it reads."""
+    """A model, changes that make it fit, and the size of its inputs."""
 
     spec: str
     sets: tuple[str, ...]
@@ -70,11 +70,11 @@ def measured(case: Case) -> tuple[int, int]:
         peak, level = _peak(seen)
         if abs(level - left) < 0.01 * left:
             return fixed, peak
-    raise RuntimeError(f"{case}: the profiler saw {level:,} bytes at the end, and there were {left:,}")
+    raise RuntimeError(f"{case}: the profiler saw {level:,} bytes at the end, but there were {left:,}")
 
 
 def _profiled(case: Case) -> tuple[int, int, profile]:
-    """Two steps: bytes of weights, gradients and optimizer states, those that stay, and what the profiler saw."""
+    """Two steps: bytes of weights, gradients and optimizer states, those that stay, and the profiler's events."""
     graph = tfkit.load(case.spec, sets=case.sets)
     inputs = random_inputs(graph, batch=case.batch, length=case.length)
     targets = torch.zeros(case.batch, case.length, dtype=torch.long)
@@ -110,7 +110,7 @@ def _peak(seen: profile) -> tuple[int, int]:
 
 
 def predicted(case: Case) -> Cost:
-    """What the tool says."""
+    """The tool's prediction."""
     graph = tfkit.load(case.spec, sets=case.sets)
     return cost(
         graph,

@@ -1,16 +1,16 @@
-"""What does a token cost: greedy decoding with a cache, of tfkit, Hugging Face transformers and litgpt.
+"""The cost of a token: greedy decoding with a cache, with tfkit, Hugging Face transformers and litgpt.
 
     python tools/bench/decode.py [--shape gpt2 | llama | small] [--batch 1 8] [--rounds 10] [--tokens 24] [--compile]
                                  [--python litgpt=../peers/bin/python] [--json]
 
 One thread, float32; on a GPU bfloat16. All contenders have the same weights, read the same prompt and must write the
 same tokens. They take turns; the figure is the CPU time of a token, without the prompt, on a GPU the time between two
-CUDA events. `loop` is the least that one has to write around a forward, `generate` what a library offers; `prepared`
-has its weights laid out by `tfkit.prepare_decoding`. transformers keeps what it has read in its default cache; litgpt
-is a process of its own, on a CPU, with Llama shapes (it has no learned positions).
+CUDA events. `loop` is the shortest loop around a forward, `generate` the library's own function; `prepared` has its
+weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a process of its own, on a
+CPU, with Llama shapes (it has no learned positions).
 
-A token must read every weight and the caches once: the share of the limit is the time in which this machine reads so
-many bytes, with every row of a matrix of that size summed in the same rounds, over the time of the token.
+A token must read every weight and the caches once: the share of the limit is the time in which this machine reads that
+many bytes, by summing every row of a matrix of that size in the same rounds, over the time of the token.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ SHAPES = {
     "small": Shape("llama", 6, 384, 6, 6, 1024, vocab_size=32000, length=1024, batch=1),
 }
 GOAL = 1.05
-"""How many times as fast as the fastest peer."""
+"""The goal: speed relative to the fastest peer."""
 PROMPT, CHECKED = 8, 8
 Contender = Callable[[int], Tensor]
-"""How many tokens to write -> those tokens, [b, n]."""
+"""Number of tokens to write -> those tokens, [b, n]."""
 
 
 class Tfkit:
@@ -56,7 +56,7 @@ class Tfkit:
         self.prompt = prompt
 
     def loop(self, n: int) -> Tensor:
-        """The least that one has to write."""
+        """The shortest loop."""
         self.cached.start(self.prompt.size(0))
         tokens = [self.cached(self.prompt, keep=1).argmax(dim=-1)]
         for _ in range(n - 1):
@@ -64,19 +64,19 @@ class Tfkit:
         return torch.cat(tokens, dim=1)
 
     def generate(self, n: int) -> Tensor:
-        """What tfkit offers."""
+        """The function that tfkit offers."""
         return tfkit.generate(self.cached, self.prompt, max_new_tokens=n).tokens
 
 
 class Transformers:
-    """The same with its own forward and `generate`."""
+    """transformers, with its own forward and `generate`."""
 
     def __init__(self, model: nn.Module, prompt: Tensor) -> None:
         self.model = model.eval()
         self.prompt = prompt
 
     def loop(self, n: int) -> Tensor:
-        """The least that one has to write."""
+        """The shortest loop."""
         result: Any = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         tokens = [result.logits.argmax(dim=-1)]
         for _ in range(n - 1):
@@ -85,14 +85,14 @@ class Transformers:
         return torch.cat(tokens, dim=1)
 
     def generate(self, n: int) -> Tensor:
-        """What transformers offers."""
+        """The function that transformers offers."""
         settings = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
         model: Any = self.model
         return model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), **settings)[:, PROMPT:]
 
 
 def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, Contender], int]:
-    """Everybody, and the bytes that a token has to read: weights and the caches half way."""
+    """All contenders, and the bytes that a token has to read: weights and the caches half way."""
     prompt = prompt_of(shape).to(device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = peer("tfkit").build(shape)
@@ -131,7 +131,7 @@ def litgpt(python: str, shape: Shape) -> Iterator[tuple[Worker, Tensor]]:
 
 
 def prompt_of(shape: Shape) -> Tensor:
-    """What everybody reads."""
+    """The prompt for all contenders."""
     return torch.randint(shape.vocab_size, (shape.batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
@@ -183,7 +183,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def overhead(rounds: int) -> dict[str, list[float]]:
-    """Seconds of a token where there is next to nothing to compute: 12 layers of width 16."""
+    """Seconds of a token with next to nothing to compute: 12 layers of width 16."""
     shape = Shape("gpt2", 12, 16, 2, 2, 16, vocab_size=16, length=1024, batch=1)
     everybody, _ = contenders(shape, compile=False, device="cpu")
     return take_turns({name: per_token(run, 64, "cpu") for name, run in everybody.items()}, rounds, warm_up=1)
@@ -194,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences at once (default 1 8)")
-    parser.add_argument("--rounds", type=int, default=10, help="how often each runs (default 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="runs of each (default 10)")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of a run (default 24)")
     parser.add_argument("--compile", action="store_true", help="tfkit's step of one token compiled")
     where = {"action": "append", "default": [], "type": interpreter, "metavar": "NAME=PATH"}
@@ -211,10 +211,10 @@ def main() -> None:
         print(json.dumps({**about, "compiled": options.compile, "found": found, "overhead": empty}, indent=2))
         return
     print(machine(), ", ".join(f"{name} {text}" for name, text in versions.items()), sep="\n")
-    print(f"greedy decoding behind a prompt of {PROMPT} tokens, {options.tokens} tokens, {options.rounds} rounds")
+    print(f"greedy decoding after a prompt of {PROMPT} tokens, {options.tokens} tokens, {options.rounds} rounds")
     for one in found:
         show(one)
-    print("\nwhat a token costs without its arithmetic: 12 layers of width 16")
+    print("\nthe cost of a token without its arithmetic: 12 layers of width 16")
     print(compare_speeds(empty))
     print("\n" + (accelerator() or "not measured: anything on a GPU (there is none here)"))
 

@@ -13,7 +13,7 @@ from worker import Answer, serve
 
 
 class Decoder:
-    """A model with its cache, in the least loop that one has to write."""
+    """A model with its cache, in the shortest loop."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.prompt: Tensor = torch.load(folder / "prompt.pt")
@@ -21,7 +21,7 @@ class Decoder:
         self.model.set_kv_cache(shape.batch)
 
     def loop(self, n: int) -> Tensor:
-        """As litgpt's own `generate` calls it: `input_pos_maxp1` cuts the cache to what is read."""
+        """As litgpt's own `generate` calls it: `input_pos_maxp1` cuts the cache to the part that is read."""
         t = self.prompt.size(1)
         logits = self.model(self.prompt, torch.arange(t), input_pos_maxp1=t)
         tokens = [logits[:, -1:].argmax(dim=-1)]
@@ -32,7 +32,7 @@ class Decoder:
 
 
 class Service:
-    """What the coordinator can ask for."""
+    """The requests of the coordinator."""
 
     decoder: Decoder
 
@@ -41,7 +41,7 @@ class Service:
             return getattr(self, what)(**details)
 
     def build(self, shape: Answer, folder: str, n: int) -> Answer:
-        """Build the model; say what it writes."""
+        """Build the model; return the tokens that it writes."""
         self.decoder = Decoder(Shape(**shape), Path(folder))
         versions = {package: version(package) for package in ("torch", *peer("litgpt").packages)}
         return {"tokens": self.decoder.loop(n).tolist(), "versions": versions}

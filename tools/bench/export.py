@@ -1,11 +1,11 @@
-"""What does an export to TorchScript cost, against `torch.jit.trace`, and does the file run as fast as the model?
+"""The cost of an export to TorchScript, compared with `torch.jit.trace`, and the speed of the file against the model's.
 
     OMP_NUM_THREADS=1 python tools/bench/export.py [--model gpt2] [--rounds 8] [--json]
 
 To write: `tfkit.tools.export` scripts the whole forward and the cached decode step and saves them; `torch.jit.trace`
 with its defaults traces the forward at one shape, checks it, and saves it. The comparison with the model at seven
-shapes, which `tfkit export` does before it says that it worked, stands apart. To run: the file as it is loaded again,
-against the model without gradients, at several shapes and token by token.
+shapes, which `tfkit export` makes before it reports success, is separate. To run: the file as it is loaded again,
+compared with the model without gradients, at several shapes and token by token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = 16
 
 
 def writers(model: Any, folder: Path) -> dict[str, Callable[[], float]]:
-    """What writes a file, by name."""
+    """The writers of files, by name."""
     tokens, inputs = torch.randint(50257, (2, 64)), example(model)
 
     def write() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="rounds that count")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # torch's, of TorchScript's age and of what a trace freezes
+    warnings.simplefilter("ignore")  # torch's, about TorchScript's age and about values frozen by a trace
     model = tfkit.build(options.model).eval()
     results = {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

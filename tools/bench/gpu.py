@@ -1,14 +1,14 @@
-"""Everything that needs a GPU, in one call of a few minutes: training and decoding at full size, in bfloat16, compiled.
+"""All measurements that need a GPU, in a few minutes: training and decoding at full size, in bfloat16, compiled.
 
     python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b] [--json] [--rehearse]
 
-Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision. MFU is the part of the
-device's peak that the model's own FLOPs make: for each token 6 for each parameter that is not in the table of
-positions, and 12 * layers * d_model * length for attention (https://arxiv.org/abs/2204.02311, appendix B).
+Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision. MFU is the share of the
+device's peak used by the model's own FLOPs: for each token 6 for each parameter outside the table of positions, and
+12 * layers * d_model * length for attention (https://arxiv.org/abs/2204.02311, appendix B).
 Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
 caches can be read, at the bandwidth of the data sheet, over the time of the token.
 
-`--rehearse` runs the same at a small size on whatever device there is, to see that it works; its figures mean nothing.
+`--rehearse` runs everything at a small size on any device, to see that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, An
 
 
 def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
-    """Single tokens behind a prompt."""
+    """Single tokens after a prompt."""
     grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
     model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
     length = 64 if rehearse else 1024
@@ -80,7 +80,7 @@ def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, A
         latest[0] = cached(latest[0]).argmax(dim=-1)
 
     times = timed(step, device, rehearse)
-    table = model.get_submodule("embedding.tokens").weight.nbytes  # of which a token reads a row
+    table = model.get_submodule("embedding.tokens").weight.nbytes  # a token reads one row of it
     weights = sum(parameter.nbytes for parameter in model.parameters()) - table
     return {
         "tokens_per_second": batch / min(times),
@@ -97,7 +97,7 @@ def timed(step: Any, device: str, rehearse: bool) -> list[float]:
 
 
 def verdict(found: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
-    """What part of the device was used."""
+    """The share of the device that was used."""
     if peaks is None:
         return "no data sheet of this device: no share"
     ideal = found["flops"] / peaks[0] if "flops" in found else found["bytes"] / peaks[1]

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama as one would write them by hand, to hold tfkit against: no configuration, no parts, no choices."""
+"""GPT-2 and Llama as one writes them by hand, to compare tfkit with: no configuration, no components, no choices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GPT2FFN(nn.Module):
 
 
 class GPT2Layer(nn.Module):
-    """Pre-LN: each part reads a normalized copy of the stream and adds to it."""
+    """Pre-LN: each sublayer reads a normalized copy of the stream and adds to it."""
 
     def __init__(self, d_model: int, n_heads: int, d_ff: int) -> None:
         super().__init__()

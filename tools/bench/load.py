@@ -1,12 +1,12 @@
-"""What it costs to load published weights, against transformers; and to import a config, against `import torch`.
+"""The cost of loading published weights, compared with transformers; and of importing a config, with `import torch`.
 
     python tools/bench/load.py [--rounds 5] [--specs gpt2_xl qwen25_1_5b] [--folder DIR] [--json]
 
-For each spec a checkpoint is made at random in bfloat16 and written as transformers writes it. Then tfkit loads it
-through the map of the spec, and transformers with `from_pretrained`: CPU time after the imports, and the peak memory of
-the whole process in times of the weights. What tfkit has loaded outlives the file. `from_pretrained` leaves the weights
-in the file, mapped, and reads them when they are first used: it is measured as it is, and with a copy of each, which is
-the same work. The contenders take turns, each a fresh process on one thread; compare figures of one run.
+For each spec a random checkpoint is made in bfloat16 and written as transformers writes it. Then tfkit loads it through
+the map of the spec, and transformers with `from_pretrained`: CPU time after the imports, and the peak memory of the
+whole process as a multiple of the weights. Weights loaded by tfkit outlive the file. `from_pretrained` leaves the
+weights in the file, mapped, and reads them when they are first used: it is measured as it is, and with a copy of each,
+which is the same work. The contenders take turns, each a fresh process on one thread; compare figures of one run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def made(spec: str, folder: Path) -> Path:
 
 
 def loading(spec: str, folder: Path) -> list[Contender]:
-    """Both ways to load one checkpoint."""
+    """Two ways to load one checkpoint."""
     place = made(spec, folder)
     architecture = json.loads((place / "config.json").read_text())["architectures"][0]
     ours = f"build_with_weights(tfkit.load({spec!r}), {str(place)!r})"
@@ -89,9 +89,9 @@ def importing() -> list[Contender]:
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs (default 5)")
-    parser.add_argument("--specs", nargs="+", default=["gpt2_xl", "qwen25_1_5b"], help="what to load")
-    parser.add_argument("--folder", type=Path, help="where the checkpoints are made, and kept")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default 5)")
+    parser.add_argument("--specs", nargs="+", default=["gpt2_xl", "qwen25_1_5b"], help="the specs to load")
+    parser.add_argument("--folder", type=Path, help="the folder in which the checkpoints are made, and kept")
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,6 +1,6 @@
-"""Interleaved measurements: CPU time, because the clock on the wall also measures the neighbours; on a GPU its own.
+"""Interleaved measurements: CPU time, because wall-clock time also measures the neighbours; on a GPU its own clock.
 
-Contenders are fresh processes (`race`), or anything that can be called and says how long it took (`take_turns`).
+Contenders are fresh processes (`race`), or functions that return their own time (`take_turns`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ WIDTH = 80
 
 @dataclass
 class Contender:
-    """A process to measure: a command, and what each of its runs gave (`cpu`, `rss`, and what it printed)."""
+    """A process to measure: a command, and the results of each run (`cpu`, `rss`, and its printed figures)."""
 
     name: str
     command: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
+    root: Path = ROOT
+    """The checkout that it imports."""
 
     def values(self, key: str) -> list[float]:
         """One figure of every run, in the order of the rounds."""
@@ -42,14 +44,14 @@ class Ratio:
     high: float
     of_minima: float
     quartiles: tuple[float, float]
-    """Half of the rounds lie between them."""
+    """Half of the rounds are between them."""
 
     def __str__(self) -> str:
         return f"{self.of_minima:.2f}  ({self.low:.2f} to {self.high:.2f})"
 
 
 def script(source: str, python: str = sys.executable) -> list[str]:
-    """The command that runs a piece of Python."""
+    """The command that runs Python code."""
     return [python, "-c", source]
 
 
@@ -57,18 +59,18 @@ def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> 
     """Run all contenders once each round, one after the other; a round that does not count comes first."""
     for number in range(rounds + 1):
         for one in contenders:
-            run = run_once(one.command, timeout)
+            run = run_once(one.command, timeout, one.root)
             if number:
                 one.runs.append(run)
 
 
-def run_once(command: Sequence[str], timeout: float = 300) -> dict[str, float]:
+def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) -> dict[str, float]:
     """CPU seconds and peak memory in MB of a process, and the numbers in the JSON that it may print last.
 
-    Raises `RuntimeError` with the end of what the process said when it fails.
+    Raises `RuntimeError` with the end of the process's messages if it fails.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(), cwd=ROOT)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(root), cwd=root)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
@@ -82,10 +84,10 @@ def run_once(command: Sequence[str], timeout: float = 300) -> dict[str, float]:
     return figures | (json.loads(last) if last.startswith("{") else {})
 
 
-def environment() -> Mapping[str, str]:
-    """One thread, this checkout first, bytecode cached as after an installation, and no hub."""
+def environment(root: Path = ROOT) -> Mapping[str, str]:
+    """One thread, the checkout first, bytecode cached as after an installation, and no hub."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
@@ -97,7 +99,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 
 def seconds(run: Callable[[], object], device: str = "cpu") -> float:
-    """How long one call takes: CPU time of this process, all threads; on a GPU the time between two of its events."""
+    """Duration of one call: CPU time of this process, all threads; on a GPU the time between two of its events."""
     if device == "cpu":
         start = time.process_time()
         run()
@@ -114,7 +116,7 @@ def seconds(run: Callable[[], object], device: str = "cpu") -> float:
 
 
 def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[], float]:
-    """Seconds of a token: those of `n` + 1 tokens without those of the first, which has the prompt to read."""
+    """Seconds of a token: those of `n` + 1 tokens without those of the first, which includes reading the prompt."""
 
     def measure() -> float:
         import torch
@@ -126,9 +128,9 @@ def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[],
 
 
 def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
-    """What each contender said in each round, by name.
+    """The results of each contender in each round, by name.
 
-    Everybody starts and ends a round as often as the others, and has neighbours on both sides; the first `warm_up`
+    Each one starts and ends a round as often as the others, and has neighbours on both sides; the first `warm_up`
     rounds do not count.
     """
     names = list(contenders)
@@ -144,12 +146,12 @@ def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_
 
 
 def compare_speeds(found: Mapping[str, Sequence[float]]) -> str:
-    """A table in milliseconds: how many times as fast the first contender is as each of the others.
+    """A table in milliseconds: the speed of the first contender relative to each of the others.
 
-    `best` holds the two minima against each other, `median` and `spread` the ratios of single rounds.
+    `best` is the ratio of the two minima, `median` and `spread` those of single rounds.
     """
     first, ours = next(iter(found.items()))
-    lines = [f"  {'ms':20}{'best':>9}{'median':>9}   {first} is so many times as fast: best, median (spread)"]
+    lines = [f"  {'ms':20}{'best':>9}{'median':>9}   speed of {first} relative to this: best, median (spread)"]
     for name, values in found.items():
         line = f"  {name:20}{min(values) * 1000:>9.1f}{statistics.median(values) * 1000:>9.1f}"
         if name != first:
@@ -160,7 +162,7 @@ def compare_speeds(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def compare(contenders: Sequence[Contender], key: str) -> str:
-    """A table of one figure: the first contender is held against each of the others."""
+    """A table of one figure: the first contender compared with each of the others."""
     first = contenders[0]
     lines = [f"  {'':26}{'min':>8}{'median':>9}   first / this: minima (by round)"]
     for one in contenders:
@@ -171,7 +173,7 @@ def compare(contenders: Sequence[Contender], key: str) -> str:
 
 
 def version(package: str, python: str = sys.executable) -> str:
-    """The installed version of a package as that interpreter sees it; empty where there is none."""
+    """The installed version of a package as that interpreter sees it; empty if there is none."""
     source = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", source], capture_output=True, text=True, check=False).stdout.strip()
 
@@ -184,7 +186,7 @@ def accelerator() -> str | None:
 
 
 def machine() -> str:
-    """What it was measured on, in one line: cores, memory, processor, system."""
+    """The machine in one line: cores, memory, processor, system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = "unknown processor"
     info = Path("/proc/cpuinfo")

@@ -1,11 +1,11 @@
-"""Memory and time of a training step with a vocabulary of 128,256: the loss in pieces against that of all logits.
+"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks compared with that of all logits.
 
     python tools/bench/memory.py [--rounds 3] [--json]
 
 A Llama of 4 layers of width 512 with the vocabulary of Llama 3; forward and backward of 4 x 512 tokens, next-token
 loss, with and without computing the layers twice. Every step runs in a fresh process, the contenders take turns.
-`tensors` is the most memory that the step had allocated at once, beside the weights; `process` is all that the system
-gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
+`tensors` is the most memory that the step had allocated at once, beside the weights; `process` is the memory that the
+system gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ SETS = [
     "decoder.attention.n_kv_heads=2",
     "decoder.ffn.d_ff=1408",
 ]
-CONTENDERS = ("in pieces", "all logits", "in pieces, recompute", "all logits, recompute")
+CONTENDERS = ("in chunks", "all logits", "in chunks, recompute", "all logits, recompute")
 MEGABYTE = 2**20
 
 
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender runs (default 3)")
-    parser.add_argument("--step", choices=CONTENDERS, help="run one step in this process and print what it took")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each contender (default 3)")
+    parser.add_argument("--step", choices=CONTENDERS, help="run one step in this process and print its figures")
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     options = parser.parse_args()
     if options.step is not None:
@@ -69,7 +69,7 @@ def step(name: str) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = tfkit.build("llama3_8b", sets=SETS, device=device, dtype=dtype, recompute=name.endswith("recompute"))
-    made = tfkit.Loss(model) if name.startswith("in pieces") else None
+    made = tfkit.Loss(model) if name.startswith("in chunks") else None
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
 
     def run(tokens: Tensor = tokens) -> None:
@@ -83,12 +83,12 @@ def step(name: str) -> dict[str, float]:
 
 
 def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
-    """The usual form."""
+    """The usual form of the loss."""
     return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and the most bytes that were allocated beside those that were there before."""
+    """Seconds, and the most bytes that were allocated beside the earlier ones."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     took = seconds(run, "cuda")
@@ -96,7 +96,7 @@ def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
-    """The same; torch counts memory of the CPU only in a profile."""
+    """Seconds and bytes on the CPU; torch counts its memory only in a profile."""
     torch.set_num_threads(1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         took = seconds(run)
@@ -108,7 +108,7 @@ def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def targets(contenders: list[Contender]) -> dict[str, tuple[float, float]]:
-    """What was found and its limit, by what it is: both of the loss in pieces as a share of the loss of all logits."""
+    """Figure and limit by name: both of the loss in chunks as a share of the loss of all logits."""
     pieces, logits = contenders[:2]
     memory = ratio(pieces.values("tensors"), logits.values("tensors")).of_minima
     time = ratio(pieces.values("seconds"), logits.values("seconds")).of_minima
@@ -120,7 +120,7 @@ def show(contenders: list[Contender], found: dict[str, tuple[float, float]], mis
     titles = {"tensors": "tensors of a step, MB", "rss": "process, MB", "seconds": "seconds of a step"}
     for key, title in titles.items():
         print(f"\n{title}\n{compare(contenders, key)}")
-    print("\ntargets, in pieces / all logits")
+    print("\ntargets, in chunks / all logits")
     for what, (held, limit) in found.items():
         print(f"  {'met' if held <= limit else 'MISSED':7}{what}: {held:.2f}, at most {limit:.2f}")
     print(*(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")

@@ -1,4 +1,4 @@
-"""What does the profiler cost? Steps without it and under it, as `tfkit profile` runs them, in turns.
+"""The cost of the profiler: steps without it and with it, as `tfkit profile` runs them, in turns.
 
 OMP_NUM_THREADS=1 python tools/bench/profile_overhead.py
 """
@@ -45,7 +45,7 @@ def main() -> None:
         ratios = [ratio(times[name], times["plain"]) for name in ("timed", "detailed")]
         texts = [f"{one.of_minima:.3f}, {one.median:.3f} ({one.low:.2f} to {one.high:.2f})" for one in ratios]
         print(f"  {mode:9}{1000 * min(times['plain']):>10.2f}   {texts[0]:40}  {texts[1]}")
-    print(f"  the goal is at most {GOAL} for what is timed")
+    print(f"  the goal is at most {GOAL} for timed steps")
 
 
 def race(graph: tfkit.Graph, mode: str, given: argparse.Namespace) -> dict[str, list[float]]:

@@ -1,9 +1,9 @@
-"""What does a training step cost: forward, loss, backward and AdamW, of tfkit and of the same model elsewhere?
+"""The cost of a training step: forward, loss, backward and AdamW, in tfkit and in the same model elsewhere.
 
     python tools/bench/train_step.py [--shape gpt2] [--rounds 20] [--compile] [--operators] [--json]
                                      [--python litgpt=../peers/bin/python ...]
 
-Each contender is a process of its own, in another environment where `--python` says so. They take turns, a step each,
+Each contender is a process of its own, in another environment if `--python` names one. They take turns, a step each,
 on one thread; the figure is CPU time, on a GPU the time between two CUDA events. All begin with the same weights, and
 must give the same logits. With `--compile`: tfkit and the hand-written model, each compiled whole or not at all.
 """
@@ -37,23 +37,23 @@ Operators = dict[str, tuple[int, float]]
 
 @dataclass
 class Race:
-    """One shape, and what was found out about it."""
+    """One shape, and its results."""
 
     shape: Shape
     goals: Sequence[str]
-    """Those that tfkit must not be slower than."""
+    """The contenders that tfkit must not be slower than."""
     contenders: dict[str, Answer] = field(default_factory=dict)
-    """What each says it is."""
+    """Each contender's description of itself."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Who was not measured, and why."""
+    """The contenders that were not measured, with the reasons."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
     loss: dict[str, float] = field(default_factory=dict)
-    """Before the last step: equal where the same was trained."""
+    """The loss before the last step: equal if the same model was trained."""
     operators: dict[str, Operators] = field(default_factory=dict)
     """Calls in a step, and milliseconds."""
 
     def verdicts(self) -> dict[str, str]:
-        """Of each goal: `met`, `level` where one is within the middle half of the rounds, or `MISSED`."""
+        """For each goal: `met`, `level` if one is within the middle half of the rounds, or `MISSED`."""
         found = {}
         for name in self.goals:
             if name in self.seconds:
@@ -63,7 +63,7 @@ class Race:
 
 
 class Stepper:
-    """A contender at work: called, it takes a step and says how long that took."""
+    """A running contender: each call takes a step and returns its duration."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -100,12 +100,12 @@ def run(race: Race, names: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def device() -> str:
-    """Where the steps run."""
+    """The device of the steps."""
     return "cuda" if accelerator() else "cpu"
 
 
 def check(race: Race) -> None:
-    """Stop if a contender is another model without saying in what, or has another torch."""
+    """Stop if a contender is another model without stating the difference, or has another torch."""
     if "tfkit" not in race.contenders:
         sys.exit(f"tfkit: {race.missing['tfkit']}")
     ours = race.contenders["tfkit"]
@@ -126,7 +126,7 @@ def check_loss(race: Race) -> None:
 
 
 def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operators]:
-    """Of each contender and operator, the calls in a step and the least time that they took in several."""
+    """For each contender and operator, the calls in a step and the least time that they took in several."""
     found: dict[str, Operators] = {name: {} for name in workers}
     for _ in range(times):
         for name, worker in workers.items():
@@ -136,7 +136,7 @@ def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operat
 
 
 def show(race: Race) -> None:
-    """Print what was found out, each line within 80 columns."""
+    """Print the results, each line within 80 columns."""
     print(f"\n{race.shape}")
     print(compare_speeds(race.seconds))
     ours = race.contenders["tfkit"]["parameters"]
@@ -155,7 +155,7 @@ def show(race: Race) -> None:
 
 
 def show_operators(ours: Operators, theirs: Operators) -> None:
-    """Operators that the two call differently often, and the most expensive ones."""
+    """Operators with different numbers of calls, and the most expensive ones."""
     print(f"\n  {'operators of one step':38}{'calls':>7}{'by hand':>9}{'ms':>9}{'by hand':>9}")
     rows = []
     for name in {*ours, *theirs}:
@@ -172,8 +172,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
-    parser.add_argument("--rounds", type=int, default=20, help="how many steps of each count (default 20)")
-    parser.add_argument("--compile", action="store_true", help="tfkit and by hand alone, compiled")
+    parser.add_argument("--rounds", type=int, default=20, help="steps of each that count (default 20)")
+    parser.add_argument("--compile", action="store_true", help="only tfkit and by hand, compiled")
     parser.add_argument("--operators", action="store_true", help="compare the two operator by operator")
     parser.add_argument("--json", action="store_true", help="print every round as JSON")
     where = {"action": "append", "default": [], "type": interpreter, "metavar": "NAME=PATH"}

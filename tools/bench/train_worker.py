@@ -1,4 +1,4 @@
-"""One contender of `train_step.py`, in a process of its own: builds a model, and takes a step when it is asked to."""
+"""One contender of `train_step.py`, in its own process: builds a model, and takes a step on each request."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Trainer:
     Args:
         name: the contender; tfkit leaves its weights and logits in `folder`, all others take them from there.
         shape: sizes of the model and of the batch.
-        folder: where weights and logits are exchanged.
-        compiled: whether forward and loss are compiled, into one graph or not at all.
-        device: where the steps run.
+        folder: the folder to exchange weights and logits in.
+        compiled: True to compile forward and loss, into one graph or not at all.
+        device: the device of the steps.
     """
 
     def __init__(self, name: str, shape: Shape, folder: Path, *, compiled: bool, device: str) -> None:
@@ -44,7 +44,7 @@ class Trainer:
         self.last = torch.zeros(())
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """How badly each next token is predicted."""
+        """The loss of each next token."""
         return F.cross_entropy(self.peer.logits(self.model, tokens).flatten(0, 1), targets)
 
     def step(self) -> None:
@@ -63,7 +63,7 @@ class Trainer:
 
 
 class Service:
-    """What the coordinator can ask for."""
+    """The requests of the coordinator."""
 
     trainer: Trainer
 
@@ -71,7 +71,7 @@ class Service:
         return getattr(self, what)(**details)
 
     def build(self, name: str, shape: Answer, folder: str, compiled: bool, device: str) -> Answer:
-        """Build the contender; say what it is."""
+        """Build the contender; return its description."""
         self.trainer = trainer = Trainer(name, Shape(**shape), Path(folder), compiled=compiled, device=device)
         return {
             "parameters": trainer.parameters,
@@ -81,7 +81,7 @@ class Service:
         }
 
     def step(self) -> Answer:
-        """Take a step; say how long it took, and the loss before it."""
+        """Take a step; return its duration, and the loss before it."""
         taken = seconds(self.trainer.step, self.trainer.device)
         return {"seconds": taken, "loss": self.trainer.last.item()}
 

@@ -1,10 +1,10 @@
-"""A process that does what it is told, one request at a time: peers of several environments race in turns.
+"""A process that answers one request at a time, so that peers in several environments race in turns.
 
-Requests and answers are lines of JSON. An environment of its own is another interpreter; the clock is the worker's own,
-so what its neighbours and the pipe cost is not counted.
+Requests and answers are lines of JSON. Each environment is another interpreter; the clock is the worker's own, so
+the cost of its neighbours and of the pipe is not counted.
 
-Workers keep the memory that they have freed. By default glibc gives large pieces back at once; then a tenth of a
-training step is the kernel's, clearing pages, and how many it clears depends on the history of the heap.
+Workers keep the memory that they have freed. By default glibc returns large blocks at once; then a tenth of a
+training step is the kernel's, clearing pages, and their number depends on the history of the heap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 class Worker:
     """The coordinator's end: starts `command`, whose process calls `serve`.
 
-    Raises `RuntimeError`, with the last line of what the process complained, when it fails.
+    Raises `RuntimeError`, with the last line of the process's errors, if it fails.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class Worker:
 def serve(answer: Callable[[str, Answer], Answer]) -> None:
     """The worker's end: answer each request until the coordinator closes the pipe.
 
-    What libraries print meanwhile goes to stderr.
+    Output of libraries goes to stderr.
     """
     with os.fdopen(os.dup(1), "w") as replies:
         os.dup2(2, 1)
@@ -89,4 +89,4 @@ def interpreter(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"write NAME=PATH with one of {', '.join(FILES)}")
     if not (found := shutil.which(path)):
         raise argparse.ArgumentTypeError(f"no program {path}")
-    return name, os.path.abspath(found)  # not resolved: the link is what tells Python its environment
+    return name, os.path.abspath(found)  # not resolved: Python finds its environment through the link

@@ -24,6 +24,7 @@ def filled(core: Additive) -> Additive:
     return core
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"position": "alibi"}, {"position": "t5"}, {"bias": False, "qk_norm": "rmsnorm"}])
 def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
     check_component(AdditiveConfig, fields=fields, within=["decoder"])
@@ -128,6 +129,7 @@ def test_another_seed_gives_other_weights_within_the_bound() -> None:
     [
         ("scale", "0.5", "additive attention has no `scale`"),
         ("softcap", "30", "additive attention has no `softcap`"),
+        ("sinks", "true", "additive attention has no `sinks`"),
         ("position", "rope", "rotary positions act on products"),
         ("n_kv_heads", "2", "unknown key `n_kv_heads`"),
     ],

@@ -1,1 +1,1 @@
-"""The config.json that lies beside published weights, read and written."""
+"""The config.json beside published weights, read and written."""

@@ -1,4 +1,4 @@
-"""From a config.json to a spec: each field changes what the family's `checkpoint.config` says that it means."""
+"""From a config.json to a spec: each field changes the values that the family's `checkpoint.config` assigns to it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SILENT = frozenset(
     cache_implementation cross_attention_hidden_size
     """.split()  # noqa: SIM905
 )
-"""Fields of every family that say nothing about what the model computes."""
+"""Fields of every family that do not affect what the model computes."""
 USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
-"""Fields of many families that say nothing as long as they have these values."""
+"""Fields of many families that have no effect as long as they have these values."""
 
 
 def read_fields(config: Mapping, family: Mapping, section: CheckpointConfig) -> Mapping:
-    """The tree of a family's spec, changed to what a config.json says.
+    """The tree of a family's spec, changed to the model that a config.json describes.
 
     Raises:
-        SpecError: everything that is wrong with it: fields that the family does not know, lacks, or cannot say.
+        SpecError: with every error in it: fields that the family does not know, lacks, or cannot represent.
     """
     reading = Reading(config, family, section)
     for name, rule in section.fields.items():
@@ -50,7 +50,7 @@ def read_fields(config: Mapping, family: Mapping, section: CheckpointConfig) -> 
 
 
 def _apply(reading: Reading, name: str, rule: FieldConfig) -> None:
-    """Change the spec as one field says; raises `Invalid`."""
+    """Change the spec by one field; raises `Invalid`."""
     if any(plain(reading.node(other)) != wanted for other, wanted in (rule.when or {}).items()):
         reading.read.add(name)
     elif rule.rope is not None:
@@ -66,12 +66,12 @@ def _apply(reading: Reading, name: str, rule: FieldConfig) -> None:
 
 
 def _require(reading: Reading, name: str, wanted: Any) -> None:
-    """Note a field that has another value than the only one that the family can say."""
+    """Note an error if a field differs from the only value that the family supports."""
     reading.read.add(name)
     wanted = list(wanted) if isinstance(wanted, tuple) else wanted
     if name in reading.values and plain(reading.values[name]) not in (wanted, None):
         must = f"{quoted(name)} must be {quoted(case_of(wanted))}"
-        reading.error(f"{must}: {reading.section.model_type} cannot say more here", reading.values[name], name)
+        reading.error(f"{must}: {reading.section.model_type} supports no other value", reading.values[name], name)
 
 
 def _set(reading: Reading, name: str, rule: FieldConfig) -> None:
@@ -83,7 +83,7 @@ def _set(reading: Reading, name: str, rule: FieldConfig) -> None:
     elif rule.null_if is not None and plain(value) == reading.computed(rule.null_if):
         value = Scalar(None, value.span)
     changes: dict[str, Node] = {}
-    if plain(value) is not None:  # these first: they may make the part that the value belongs to
+    if plain(value) is not None:  # these first: they may create the config that the value belongs to
         changes = {path: node_of(one, value.span) for path, one in (rule.also or {}).items()}
     changes |= dict.fromkeys(rule.paths, value)
     for path, node in changes.items():
@@ -95,14 +95,14 @@ def _case(reading: Reading, name: str, cases: dict[str, dict[str, Any]]) -> None
     value = reading.node(name)
     word = case_of(plain(value))
     if word not in cases:
-        message = f"{quoted(name)} is {quoted(word)}, which {reading.section.model_type} cannot say here"
+        message = f"{quoted(name)} is {quoted(word)}, which {reading.section.model_type} does not support here"
         raise Invalid("", message, notes=[f"it can be {listing(cases)}"])
     for path, changed in cases[word].items():
         reading.put(path, node_of(changed, value.span))
 
 
 def _check_all_known(reading: Reading) -> None:
-    """Note every field that says something that the family does not know."""
+    """Note an error for every unknown field of the family that may affect the model."""
     family = reading.section
     silent = SILENT | set(family.unused or ())
     for name, node in reading.values.items():
@@ -113,5 +113,5 @@ def _check_all_known(reading: Reading) -> None:
         if leaf in USUAL and plain(node) == USUAL[leaf]:
             continue
         near = closest(name, reading.rules)
-        help = f"the family knows {quoted(near)}" if near else "if it says nothing, list it under `unused`"
+        help = f"the family knows {quoted(near)}" if near else "if it has no effect, list it under `unused`"
         reading.error(f"{family.model_type} does not know the field {quoted(name)}", node, name, help=help)

@@ -16,18 +16,18 @@ from tfkit.spec.tree import Scalar, node_of
 
 BASE = "base"
 MAX_LAYERS = 4096
-"""What a stack may have, see `Count`."""
+"""The most layers that a stack may have, see `Count`."""
 
 
 def read(reading: Reading, name: str, rule: FieldConfig) -> None:
-    """Set the pattern of the stack at `rule.set`, and take out the variants that it does not use."""
+    """Set the pattern of the stack at `rule.set`, and remove unused variants."""
     assert isinstance(rule.set, str)
     node = reading.node(name)
     listed = listing_of(reading.rules, rule.set)
     if rule.layers is None and listed is not None and plain(reading.node(listed)) is not None:
-        return  # the list says each layer
+        return  # the list gives each layer
     if rule.layers is not None and plain(node) is None:
-        return  # a number said it
+        return  # a number gave it
     n_layers = n_layers_of(reading, rule.set)
     if n_layers is None:
         return
@@ -40,19 +40,19 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
             raise Invalid("", "the list of layer types is empty", help="name the type of each layer, or leave it out")
         types = rule.layers or {}
         if unknown := [one for one in given if one not in types]:
-            raise Invalid("", f"unknown type of layer {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
+            raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
         names = [_at(types[one], i, before[i]) for i, one in enumerate(cycled(given, n_layers))]
     put(reading, rule, names, variants, node.span)
 
 
 def n_layers_of(reading: Reading, stack: str) -> int | None:
-    """How many layers a stack has; None if that is wrong, which is an error of the field that says it."""
+    """The number of layers in a stack; None if it is wrong, an error of the field that gives it."""
     found = value_at(reading.tree, f"{stack}.n_layers")
     return found if type(found) is int and 0 < found <= MAX_LAYERS else None
 
 
 def put(reading: Reading, rule: FieldConfig, names: list[str], variants: dict[str, Any], span: Span) -> None:
-    """Set the variants of the stack's layers to `names`; `variants` are those that fields before this one knew."""
+    """Set the variants of the stack's layers to `names`; `variants` are those known from earlier fields."""
     assert isinstance(rule.set, str)
     variants = _variants(reading.tree, rule, variants)
     reading.stacks[rule.set] = names, variants
@@ -65,7 +65,7 @@ def put(reading: Reading, rule: FieldConfig, names: list[str], variants: dict[st
 
 
 def _variants(tree: Tree, rule: FieldConfig, before: dict[str, Any]) -> dict[str, Any]:
-    """The variants of the stack, those of the fields before, and those that only the rule has."""
+    """The variants of the stack, those of earlier fields, and those that only the rule has."""
     node: Any = tree.items["graph"]
     for key in f"{rule.set}.layers.variants".split("."):
         node = node.items.get(key) if isinstance(node, Tree) else None
@@ -77,22 +77,22 @@ def _variants(tree: Tree, rule: FieldConfig, before: dict[str, Any]) -> dict[str
 
 
 def _at(variant: str | Mapping[str, str], layer: int, before: str) -> str:
-    """The variant that a type of layer has at that place, where a field before this one gave the layer another."""
+    """The variant of a layer type at that place, if an earlier field gave the layer another one."""
     if isinstance(variant, str):
         return variant
     return next(variant[key] for key in (str(layer), before, "rest") if key in variant)
 
 
 def listing_of(rules: Mapping[str, FieldConfig], stack: str) -> str | None:
-    """The field that lists the types of a stack's layers, where there is one."""
+    """The field that lists the types of a stack's layers, if there is one."""
     return next((name for name, rule in rules.items() if rule.layers is not None and rule.set == stack), None)
 
 
 def _counted(number: Any, rule: FieldConfig, n_layers: int) -> list[str]:
-    """The variants of layers of which the first `number` differ from the others, or each `number`-th."""
+    """The variants of layers if the first `number` of them differ from the others, or every `number`-th."""
     others, number = rule.others or BASE, number or 0
     if type(number) is not int or number < 0:
-        raise Invalid("", f"{quoted(str(number))} is no number of layers")
+        raise Invalid("", f"{quoted(str(number))} is not a number of layers")
     if rule.first is not None:
         return [rule.first if i < number else others for i in range(n_layers)]
     assert rule.every is not None
@@ -109,7 +109,7 @@ def _spelt_out(value: Any) -> list[Any]:
 
 
 def cycled(types: list[Any] | None, n: int) -> list[Any]:
-    """The types of `n` layers: the list as often as it takes."""
+    """The types of `n` layers: the list repeated as often as needed."""
     return [types[i % len(types)] for i in range(n)] if types else []
 
 
@@ -122,7 +122,7 @@ def value_at(tree: Tree, path: str) -> Any:
 
 
 def pattern_of(names: Sequence[str]) -> Any:
-    """The shortest text that arranges layers so: a cycle with counts, or ranges and the rest."""
+    """The shortest text that arranges layers in this way: a cycle with counts, or ranges and the rest."""
     n = len(names)
     length = next(k for k in range(1, n + 1) if all(names[i] == names[i % k] for i in range(n)))
     runs = [(name, len(list(run))) for name, run in groupby(names[:length])]
@@ -133,7 +133,7 @@ def pattern_of(names: Sequence[str]) -> Any:
 
 
 def write(names: Sequence[str], rule: FieldConfig) -> Any:
-    """What the field says for layers of these variants; raises `Invalid`."""
+    """The field's value for layers of these variants; raises `Invalid`."""
     if rule.first is not None:
         count = next((i for i, name in enumerate(names) if name != rule.first), len(names))
         if any(name != (rule.others or BASE) for name in names[count:]):
@@ -142,7 +142,7 @@ def write(names: Sequence[str], rule: FieldConfig) -> Any:
     if rule.every is not None:
         count = next((i + 1 for i, name in enumerate(names) if name == rule.every), 0)
         if list(names) != _counted(count, rule, len(names)):
-            raise Invalid("", f"only each n-th layer can be {quoted(rule.every)}")
+            raise Invalid("", f"only every n-th layer can be {quoted(rule.every)}")
         return count
     rules = reversed((rule.layers or {}).items())
     types = {name: type for type, one in rules for name in ([one] if isinstance(one, str) else one.values())}

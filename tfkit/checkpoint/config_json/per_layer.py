@@ -1,4 +1,4 @@
-"""Lists in a config.json with a number for each layer, and what the variants of a spec's layers say."""
+"""Lists in a config.json with a number for each layer, and the values of the spec's layer variants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfkit.spec.tree import node_of
 
 
 def read(reading: Reading, name: str, rule: FieldConfig) -> None:
-    """Set the number of each variant, which all of its layers have; where it is 0, the layer is of another variant."""
+    """Set the number of each variant, shared by all its layers; where it is 0, the layer is of another variant."""
     assert isinstance(rule.set, str)
     assert rule.each is not None
     node = reading.node(name)
@@ -26,7 +26,7 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         return
     sound = isinstance(numbers, list) and all(type(number) in (int, float) for number in numbers)
     if not sound or len(numbers) != n_layers:
-        raise Invalid("", f"a list with a number for each of the {n_layers} layers is needed")
+        raise Invalid("", f"needs a list with a number for each of the {n_layers} layers")
     names, variants = reading.stacks.get(rule.set, ([layer_types.BASE] * n_layers, {}))
     if rule.zero is not None:
         names = [rule.zero.get(one, one) if number == 0 else one for one, number in zip(names, numbers, strict=True)]
@@ -35,13 +35,13 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         here = {number for one, number in zip(names, numbers, strict=True) if one == variant}
         if len(here) > 1:
             said = listing(map(str, sorted(here)))
-            raise Invalid("", f"layers of variant {quoted(variant)} differ here, and cannot: {said}")
+            raise Invalid("", f"layers of variant {quoted(variant)} must not differ here: {said}")
         for number in here:
             reading.put(path, node_of(number, node.span))
 
 
 def write(names: Sequence[str], rule: FieldConfig, value: Callable[[str], Any]) -> list[Any]:
-    """What the field says for layers of these variants; `value` is what the spec has at a path. Raises `Invalid`."""
+    """The field's value for layers of these variants; `value` gives the spec's value at a path. Raises `Invalid`."""
     assert rule.each is not None
     zeros = set((rule.zero or {}).values())
     if unknown := [one for one in names if one not in zeros and one not in rule.each]:

@@ -1,4 +1,4 @@
-"""A config.json that is being read: its fields, and the spec as they have changed it so far."""
+"""The reading of a config.json: its fields, and the spec as changed by them so far."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
 
 class Reading:
-    """The fields of a config.json, and the spec as they have changed it so far.
+    """The fields of a config.json, and the spec as changed by them so far.
 
     Attributes:
         tree: the spec.
-        section: what the family says about the fields.
+        section: the family's rules for the fields.
         values: the fields by name.
-        read: the names of those that were looked at.
-        stacks: for each stack, the variant of every layer, and all variants that there are.
-        errors: what is wrong.
+        read: the names of those that were used.
+        stacks: for each stack, the variant of every layer, and all existing variants.
+        errors: the errors found.
     """
 
     def __init__(self, config: Mapping, family: Mapping, section: CheckpointConfig) -> None:
@@ -37,7 +37,7 @@ class Reading:
         self._flatten(config, "")
 
     def _flatten(self, node: Mapping, start: str) -> None:
-        """Fields by name; those of a mapping by `mapping.field` where the family knows some of them so."""
+        """Fields by name; those of a mapping as `mapping.field` if the family knows some of them in that form."""
         for key, value in node.items.items():
             name = f"{start}{key}"
             parts = any(rule.startswith(f"{name}.") for rule in self.rules)
@@ -47,14 +47,14 @@ class Reading:
                 self.values[name] = value
 
     def node(self, name: str) -> Node:
-        """The value of a field, or its default; raises `Invalid` if it must be there and is not."""
+        """The value of a field, or its default; raises `Invalid` if a required one is missing."""
         self.read.add(name)
         if name in self.values:
             return self.values[name]
         rule = self.rules.get(name)
         if rule is None or "default" not in rule.model_fields_set:
             near = closest(name, self.values.keys() - self.rules.keys())
-            help = f"a field of a similar name is there: {quoted(near)}" if near else None
+            help = f"a field with a similar name exists: {quoted(near)}" if near else None
             raise Invalid("", f"{quoted(name)} is missing", help=help)
         return node_of(rule.default, self.span)
 
@@ -67,7 +67,7 @@ class Reading:
         return ["graph", *keys] if isinstance(graph, Mapping) and keys[0] in graph.items else keys
 
     def is_null_before(self, path: str) -> bool:
-        """Whether there is nothing to change: a path leads into what is null in the spec, or into no variant."""
+        """True if there is nothing to change: a path leads into a null in the spec, or into no variant."""
         node: Node | None = self.tree
         before = ""
         for key in self._keys(path)[:-1]:
@@ -94,7 +94,7 @@ class Reading:
         return _number(node, quoted(name))
 
     def error(self, message: str, node: Node | None, path: str, *notes: str, help: str | None = None) -> None:
-        """Note what is wrong with a field."""
+        """Note an error in a field."""
         self.errors.append(Diagnostic(message, node.span if node else self.span, path, notes, help))
 
 

@@ -1,7 +1,7 @@
 """Rotary positions in a config.json and in a spec.
 
 Older files have `rope_theta` and `rope_scaling` beside the other fields, newer ones `rope_parameters`, with an entry
-for each type of layer where these differ. Both are read, the newer is written.
+for each layer type if these differ. Both forms are read, the newer one is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THETAS = {
     "full_attention": ("rope_theta", "global_rope_theta"),
     "sliding_attention": ("rope_local_base_freq", "local_rope_theta"),
 }
-PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 ORIGINAL = "original_max_position_embeddings"
 
 SCALINGS: dict[str, dict[str, str]] = {
@@ -59,12 +59,14 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
     for kind, paths in paths_of(rule).items():
         parameters = _parameters(reading, name, rule, kind)
         patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(reading, parameters)}
-        own = f"{name}.partial_rotary_factor" in reading.rules  # where heads have more parts than this one
-        part = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
-        if part != 1 and "partial_rotary_factor" not in (rule.default or {}).get(kind, rule.default or {}):
-            message = f"{reading.section.model_type} rotates whole heads, and this file says {part} of them"
-            raise Invalid("", message, help="a family that rotates parts has a `default` for `partial_rotary_factor`")
-        patch["width"] = None if part == 1 else f"d_head * {part}"
+        own = f"{name}.partial_rotary_factor" in reading.rules  # if only some dimensions of a head are rotated
+        share = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
+        if share != 1 and "partial_rotary_factor" not in (rule.default or {}).get(kind, rule.default or {}):
+            message = f"{reading.section.model_type} rotates whole heads, but this file rotates {share} of them"
+            raise Invalid(
+                "", message, help="a family with partial rotation has a `default` for `partial_rotary_factor`"
+            )
+        patch["width"] = None if share == 1 else f"d_head * {share}"
         if unknown := [word for word in parameters if f"{name}.{word}" not in reading.rules]:
             word = unknown[0]
             raise Invalid("", f"unknown field of a rotary position: {quoted(word)}", notes=[f"of {listing(SCALINGS)}"])
@@ -72,36 +74,36 @@ def read(reading: Reading, name: str, rule: FieldConfig) -> None:
         span = given.span if given else reading.span
         for path in paths:
             if not reading.is_null_before(path):
-                reading.put(path, node_of({"scaling": None}, span))  # of the family's own model, nothing is to remain
+                reading.put(path, node_of({"scaling": None}, span))  # nothing of the family's own model is to remain
                 reading.put(path, node_of(patch, span))
-    beside = ["rope_scaling", ORIGINAL, *PARTS, *(one for names in THETAS.values() for one in names)]
+    beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
     reading.read |= {name, *(f"{_around(name)}{one}" for one in beside)}
 
 
 def paths_of(rule: FieldConfig) -> dict[str, tuple[str, ...]]:
-    """The paths of the rotary positions of each type of layer; the type has no name where there is one for all."""
+    """The paths of the rotary positions of each layer type; the name is empty if one is for all."""
     types = {"": rule.rope} if isinstance(rule.rope, str) else rule.rope or {}
     return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
 
 def _around(name: str) -> str:
-    """What the names of the fields beside one begin with: a file may have them in a mapping."""
+    """The prefixes of fields beside this one: a file may have them in a mapping."""
     return name[: name.rfind(".") + 1]
 
 
 def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> dict[str, Any]:
-    """Everything that a file says of the rotation of one type of layer, under the newer names."""
+    """All of a file's parameters for the rotation of one layer type, under the newer names."""
     values = {key: plain(node) for key, node in reading.values.items() if plain(node) is not None}
     values = {key.removeprefix(_around(name)): one for key, one in values.items() if key.startswith(_around(name))}
     name = name.removeprefix(_around(name))
     default = rule.default or {}
     found = dict(default.get(kind, default) if kind else default)
     if values.get(name) or values.get("rope_scaling"):
-        found = {key: value for key, value in found.items() if key in ("rope_theta", *PARTS)}
+        found = {key: value for key, value in found.items() if key in ("rope_theta", *ROTATED_SHARE)}
     for theta in THETAS[kind]:
         found |= {"rope_theta": values[theta]} if theta in values else {}
-    for part in PARTS:
-        found |= {"partial_rotary_factor": values[part]} if part in values else {}
+    for field in ROTATED_SHARE:
+        found |= {"partial_rotary_factor": values[field]} if field in values else {}
     if kind in ("", "full_attention"):
         found |= _mapping(values, "rope_scaling")
     given = _mapping(values, name)
@@ -113,7 +115,7 @@ def _parameters(reading: Reading, name: str, rule: FieldConfig, kind: str) -> di
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The value of a field that is a mapping; nothing where there is none, and in it nothing of what is null."""
+    """The value of a mapping field, without its null entries; empty if there is none."""
     found = values.get(name) or {}
     if not isinstance(found, dict):
         raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
@@ -121,7 +123,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
-    """The scaling that the parameters say; what it uses is taken out of them."""
+    """The scaling described by the parameters; those that it uses are removed from them."""
     kind = parameters.pop("rope_type", "default")
     kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
     if kind == "default":
@@ -151,7 +153,7 @@ def _scaling(reading: Reading, parameters: dict[str, Any]) -> dict[str, Any] | N
 
 
 def write(positions: Mapping[str, Any], d_head: int, rule: FieldConfig) -> dict[str, Any]:
-    """What the field says for the rotary position of each type of layer; raises `Invalid`."""
+    """The field's value for the rotary position of each layer type; raises `Invalid`."""
     default = rule.default or {}
     found = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in positions.items()}
     return found.get("", found)
@@ -167,7 +169,7 @@ def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str
     if scaling is not None:
         kind = scaling.kind_name()
         if kind not in SCALINGS:
-            raise Invalid("", f"no config.json has a scaling of the kind {quoted(kind)}")
+            raise Invalid("", f"a config.json cannot express a scaling of the kind {quoted(kind)}")
         values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
         said |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
         said |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}

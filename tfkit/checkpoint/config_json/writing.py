@@ -1,4 +1,4 @@
-"""From a spec to the config.json of its family, by the same rules by which one is read."""
+"""From a spec to the config.json of its family, by the rules that read one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MISSING = object()
 
 
 def write_fields(spec: Spec, section: CheckpointConfig) -> dict[str, Any]:
-    """The fields of the config.json that says this model; what no field says is for the reader to find missing.
+    """The fields of the config.json that describes this model; a later reading finds values that no field covers.
 
     Raises:
-        SpecError: the family has no value of a field for what the spec says.
+        SpecError: no value of a field expresses a value of the spec.
     """
     writing = _Writing(spec, section.fields)
     errors = []
@@ -45,7 +45,7 @@ class _Writing:
         self.fields: dict[str, Any] = {}
 
     def value(self, path: str) -> Any:
-        """What the model has at a path; for a value that its parts share, what they have."""
+        """The model's value at a path; for a shared value, that of the components that share it."""
         found = value_at(self.spec.model, path)
         shared, _, rest = path.partition(".")
         if found is not MISSING or shared in ModelSpec.model_fields:
@@ -57,7 +57,7 @@ class _Writing:
         return _shared(self.spec.model.graph, path, "", own)
 
     def field(self, name: str, rule: FieldConfig) -> None:
-        """Say one field, unless what it says follows from others, or another field asked for it before."""
+        """Write one field, unless its value follows from others, or another field requested it before."""
         if name in self.started:
             return
         self.started.add(name)
@@ -86,12 +86,12 @@ class _Writing:
         values = [value for value in found.values() if value is not MISSING]
         implied = rule.if_null is not None or ("default" in rule.model_fields_set and rule.default is None)
         if not values and rule.null_if is not None:
-            values = [None]  # the part that the value belongs to is not there
+            values = [None]  # the component that the value belongs to does not exist
         if not values or (values[0] is None and implied):
             return
         if any(value != values[0] for value in values):
             said = ", ".join(f"{quoted(path)} {value}" for path, value in found.items())
-            raise Invalid("", f"one field says several places of the spec, and they differ: {said}")
+            raise Invalid("", f"one field stands for several values of the spec, but they differ: {said}")
         value = values[0]
         if value is None and rule.null_if is not None:
             value = evaluate(rule.null_if, self._number)
@@ -107,7 +107,7 @@ class _Writing:
             self.field(name, self.rules[name])
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Invalid("", f"{quoted(name)} is no number, or follows from this field")
+            raise Invalid("", f"{quoted(name)} is not a number, or follows from this field")
         return value
 
     def _case(self, name: str, rule: FieldConfig, cases: Mapping[str, Mapping[str, Any]]) -> None:
@@ -117,7 +117,7 @@ class _Writing:
                 self.fields[name] = value
                 return
         if rule.set is None:
-            message = f"no value of {quoted(name)} says what the spec says"
+            message = f"no value of {quoted(name)} expresses the value of the spec"
             raise Invalid("", message, notes=[f"it has {', '.join(cases)}"])
         self._copy(name, rule)
 
@@ -130,12 +130,12 @@ class _Writing:
             path = next(iter(paths.values()))[0].rpartition(".")[0]
             said = rope.write(there, self.value(path).head_width, rule)
             if said.get("rope_type") == "longrope":
-                self.fields[rope.ORIGINAL] = said[rope.ORIGINAL]  # where these files have it
+                self.fields[rope.ORIGINAL] = said[rope.ORIGINAL]  # the place of it in these files
             self.fields[name] = said
 
 
 def value_at(config: Any, path: str) -> Any:
-    """What a resolved spec has at a path from its top or its graph; MISSING if there is no such place."""
+    """The value of a resolved spec at a path from its top or its graph; MISSING if there is no such place."""
     found: Any = config
     keys = path.split(".")
     if isinstance(config, ModelSpec) and keys[0] in config.graph:
@@ -148,7 +148,7 @@ def value_at(config: Any, path: str) -> Any:
 
 
 def _shared(config: Any, path: str, place: str, own: Set[str]) -> Any:
-    """What the first part has that takes this value from the parts around it, where no field sets its `own`."""
+    """The value of the first component that inherits it, where no field sets its `own`."""
     key, _, rest = path.partition(".")
     if isinstance(config, Mapping):
         found = (_shared(value, path, f"{place}.{name}".lstrip("."), own) for name, value in config.items())
@@ -162,7 +162,7 @@ def _shared(config: Any, path: str, place: str, own: Set[str]) -> Any:
 
 
 def says(value: Any, wanted: Any) -> bool:
-    """Whether a resolved value is what the text of a spec says."""
+    """True if a resolved value equals that of a spec's text."""
     if isinstance(wanted, Mapping):
         return value is not None and all(says(_item(value, key), one) for key, one in wanted.items())
     if isinstance(value, Component) and isinstance(wanted, str):

@@ -1,4 +1,4 @@
-"""What one step of a model costs, found by running it once on the meta device, where nothing is computed."""
+"""The costs of one step of a model, found by running it once on the meta device, where nothing is computed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
-from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
+from tfkit.tools.cost.result import ComponentCost, Cost, Memory, Mode
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
 from tfkit.tools.cost.watch_step import Seen, frames_of, layers_of, watch_step
 from tfkit.tools.first_run import failed
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.tools.params import active_of
 
 
 class UncountableError(SpecError):
-    """A model that does not run on the meta device, as that of a plugin may not."""
+    """A model that does not run on the meta device; a plugin's component may not."""
 
 
 LENGTH = 2048
 Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
-"""`adamw_float32` keeps its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
+"""`adamw_float32` holds its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
 _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 
@@ -53,34 +53,34 @@ def cost(
     kernels: Kernels = "cuda",
     merge: bool = True,
 ) -> Cost:
-    """What one step of a model costs, component by component: FLOPs, bytes moved, memory.
+    """The costs of one step of a model, by component: FLOPs, bytes moved, memory.
 
-    Nothing is allocated, and layers that are alike run once, so that a model of any size will do.
+    Nothing is allocated, and equal layers run once, so that the model may have any size.
 
     Args:
         graph: the model, or its spec.
-        batch: sequences.
+        batch: number of sequences.
         length: tokens per sequence; 2,048, or the model's `max_len` where that is less, unless given.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
-            into the caches, with logits of its last token. `decode`: one token, which is number `length`, for each
-            sequence. A model that cannot be decoded has its forward as `prefill`.
-        dtype: of weights, activations, gradients and what the optimizer keeps.
-        optimizer: of a training step, one of `OPTIMIZERS`; `adamw` unless given.
+            into the caches, with logits of its last token. `decode`: one token, number `length`, for each
+            sequence. For a model that cannot be decoded, `prefill` is its forward.
+        dtype: type of weights, activations, gradients and optimizer states.
+        optimizer: that of a training step, one of `OPTIMIZERS`; `adamw` unless given.
         memory_length: tokens that cross-attention reads; as many as `length` unless given.
-        recompute: layers keep their inputs alone and run a second time in the backward, as with
-            `build(recompute=True)`: their forward is in the backward's FLOPs again.
-        kernels: whose kernels say what is kept for the backward; only attention and dropout differ.
-        merge: run one of the layers that are alike, and count it for all of them.
+        recompute: layers keep only their inputs and run again in the backward, as with `build(recompute=True)`: the
+            backward's FLOPs include their second forward.
+        kernels: the device whose kernels determine what is kept for the backward; only attention and dropout differ.
+        merge: run one of several equal layers, and count it for all of them.
 
     Raises:
-        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` where it
+        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` if it
             does not run on the meta device.
         ValueError: an argument is out of its range, or has no effect.
     """
     graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
     for name, given in (("optimizer", optimizer), ("recompute", recompute)):
         if given and not train:
-            raise ValueError(f"`{name}` has no effect without a backward: leave it out, or take mode='train'")
+            raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = _checked(graph, mode, batch, length, memory_length)
     model = build(graph, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
@@ -108,13 +108,13 @@ def cost(
 
 
 def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> Shape:
-    """What is run; raises ValueError and SpecError."""
+    """The step to run; raises ValueError and SpecError."""
     limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
     fixed, fixed_once = fixed_length(graph), once and set(once) <= fixed_lengths(graph).keys()
     if fixed_once and memory_length is not None:
-        raise ValueError(f"memory_length ({memory_length}) has no effect: the spec says how long `{once[0]}` is")
+        raise ValueError(f"memory_length ({memory_length}) has no effect: the spec fixes the length of `{once[0]}`")
     length = length_of(graph, length)
     length = min(LENGTH, limit or LENGTH) if length is None else length
     if once:
@@ -128,7 +128,7 @@ def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
 
 
 def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exception) -> UncountableError:
-    """What to say of a step that failed: run once more, it shows in which component."""
+    """The error of a step that failed: another run shows in which component."""
     model = build(graph, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
@@ -136,9 +136,9 @@ def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exceptio
     return UncountableError(failed(model, watch.running, error))
 
 
-def _unfilled(model: fx.GraphModule) -> list[PartCost]:
+def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     """The components with their parameters."""
-    modules, parts = dict(model.named_modules()), parts_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model)
     own: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
@@ -146,7 +146,7 @@ def _unfilled(model: fx.GraphModule) -> list[PartCost]:
             frame = frame.rpartition(".")[0]
         own[frame].append((weight.numel(), active_of(modules[holder], weight)))
     return [
-        PartCost(
+        ComponentCost(
             path=path,
             component=parts[path].component,
             label=parts[path].label,
@@ -160,8 +160,8 @@ def _unfilled(model: fx.GraphModule) -> list[PartCost]:
     ]
 
 
-def _filled(part: PartCost, seen: Seen, *, train: bool, again: bool) -> PartCost:
-    """A part with what was seen of it; `again`: its forward runs a second time in the backward."""
+def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
+    """A component with its measurements; `again`: its forward runs a second time in the backward."""
     tallies = seen.tallies.get(part.path, [])
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
     hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
@@ -185,7 +185,7 @@ def _filled(part: PartCost, seen: Seen, *, train: bool, again: bool) -> PartCost
 
 
 def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optimizer: str | None) -> Memory:
-    """The bytes; `optimizer` is None unless training."""
+    """The memory; `optimizer` is None unless training."""
     weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
     trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
     gradients = sum(one.nbytes for one in trained)
@@ -209,19 +209,19 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
 
 
 def _bytes_kept(optimizer: str, itemsize: int) -> int:
-    """What an optimizer keeps for each number of a weight."""
+    """Bytes that an optimizer holds for each number of a weight."""
     if optimizer != "adamw_float32":
         return _STATES[optimizer] * itemsize
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
 def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
-    """Bytes that are kept of one more token of one sequence, and of all tokens of the batch."""
+    """Bytes cached for one more token of one sequence, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
-    again = list(parts.again.values())
-    own = [(one.heads * one.width, one.tokens(shape.length)) for _, each in again for one in each.cache]
-    memory = [one.heads * one.width * memory_of(node, shape) for node, each in again for one in each.memory_cache]
-    values = sum(width * tokens for width, tokens in own) + sum(memory)
-    return sum(width for width, _ in own) * itemsize, values * shape.batch * itemsize
+    own = [one for _, pieces in parts.again.values() for layer in pieces.caches for one in layer]
+    values = sum(one.heads * one.width * one.tokens(shape.length) for one in own)
+    for node, pieces in parts.again.values():
+        values += sum(one.heads * one.width for layer in pieces.memory_caches for one in layer) * memory_of(node, shape)
+    return sum(one.heads * one.width for one in own) * itemsize, values * shape.batch * itemsize

@@ -22,10 +22,10 @@ TYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
 
 
 class DeviceConfig(Config):
-    """What a device can do."""
+    """The limits of a device."""
 
     title: str | None = None
-    """What its maker calls it."""
+    """Its name for people."""
     flops: dict[str, PositiveFloat]
     """FLOPs per second of dense matrix products, two for each multiplication and addition, by type."""
     bandwidth: PositiveFloat
@@ -34,7 +34,7 @@ class DeviceConfig(Config):
     """Bytes."""
 
     def check(self) -> None:
-        """Refuse types that nothing is counted in."""
+        """Refuse types that no model computes in."""
         super().check()
         if not self.flops:
             raise Invalid("flops", "`flops` is empty", help="write `{bfloat16: 300e12}`, FLOPs per second by type")
@@ -49,7 +49,7 @@ def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None)
     """The device that a YAML file describes; see above.
 
     Raises:
-        SpecError: the file cannot be read, or something in it is wrong.
+        SpecError: the file cannot be read, or has an error.
     """
     path, resolver = Path(path), Resolver(plugins or load_plugins())
     found = resolver.config(DeviceConfig, read(path), ("device",), {})

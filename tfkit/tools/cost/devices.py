@@ -1,7 +1,7 @@
-"""What devices can do: dense matrix products per second by type, memory, and how fast that is read.
+"""The limits of devices: dense matrix products per second by type, memory, and its bandwidth.
 
-The figures are the makers' own, without sparsity; what is reached is less. float32 runs on the tensor cores only as
-TF32, where torch is told to; `float32` is without, `tf32` with.
+The figures are the makers' own, without sparsity; programs reach less. float32 runs on the tensor cores only as TF32,
+if torch is told to; `float32` is without, `tf32` with it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class Device:
     """The limits of one device.
 
     Attributes:
-        name: what it is called here.
-        title: what its maker calls it.
-        driver_name: what its driver calls it; sisters with other figures have other names.
+        name: its name in tfkit.
+        title: the maker's name for it.
+        driver_name: the driver's name for it; related devices with other figures have other names.
         tera_flops: 10^12 FLOPs per second of dense matrix products, by type.
         memory: bytes.
         bandwidth: bytes per second between memory and chip.
-        source: where the figures stand.
+        source: where the figures are published.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Device:
     source: str
 
     def flops(self, dtype: str) -> float:
-        """FLOPs per second in a type; raises ValueError where it cannot compute in it."""
+        """FLOPs per second in a type; raises ValueError if the device cannot compute in it."""
         if dtype not in self.tera_flops:
             raise ValueError(f"{self.title} does not compute in {dtype}: {', '.join(self.tera_flops)}")
         return self.tera_flops[dtype] * 1e12
@@ -122,5 +122,5 @@ DEVICES = {
 
 
 def device_of_driver(name: str) -> Device | None:
-    """The device that its driver calls so; None where it has no figures here."""
+    """The device by its driver's name; None if its figures are not known here."""
     return next((one for one in DEVICES.values() if one.driver_name == name), None)

@@ -1,8 +1,8 @@
-"""What the kernels keep for the backward: on the meta device torch would take those that nobody trains with.
+"""Kernels that keep for the backward what a real device keeps: on the meta device torch would use others.
 
-`scaled_dot_product_attention` is one kernel that keeps queries, keys, values, its output and a number per query; where
-there is none, on the CPU with dropout or a mask that is learned, torch computes it step by step, and so does this. The
-FLOPs are the same. Dropout keeps one byte for each value on CUDA, and its factors in the model's type on the CPU.
+`scaled_dot_product_attention` is one kernel that keeps queries, keys, values, its output and a number per query; if
+there is none, on the CPU with dropout or a learned mask, torch computes it step by step, and so does this. The FLOPs
+are the same. Dropout keeps one byte for each value on CUDA, and its factors in the model's type on the CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class OwnKernels(TorchFunctionMode):
     """Runs attention and dropout as the kernels of a device do.
 
     Args:
-        watch: told the FLOPs of attention.
-        kernels: of which device.
+        watch: receives the FLOPs of attention.
+        kernels: the device with these kernels.
     """
 
     def __init__(self, watch: Watch, kernels: Kernels) -> None:
@@ -50,7 +50,7 @@ class OwnKernels(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-        """What one kernel is given, however it was called; None where there is none."""
+        """The arguments of the fused kernel, however it was called; None if there is none."""
         learned = attn_mask is not None and attn_mask.requires_grad
         fused = self.cuda or (dropout_p == 0 and not learned and query.size(3) == value.size(3))
         return (query, key, value, attn_mask) if fused else None
@@ -65,7 +65,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, watch: Watch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)  # as the kernels have it
+        out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)  # as in the kernels
         ctx.watch, ctx.flops = watch, 2 * q.size(0) * q.size(1) * q.size(2) * k.size(2) * (q.size(3) + v.size(3))
         watch.count(ctx.flops)
         watch.read_all([q, k, v] if mask is None else [q, k, v, mask])
@@ -81,7 +81,7 @@ class Attend(torch.autograd.Function):
             for one, needed in zip((q, k, v), ctx.needs_input_grad[1:4], strict=True)
         ]
         of_mask = None
-        if ctx.needs_input_grad[4]:  # of each sequence and head, before what is shared is added up
+        if ctx.needs_input_grad[4]:  # of each sequence and head, before shared ones are summed
             whole = q.new_empty(*q.shape[:3], k.size(2))
             of_mask = torch.empty_like(mask) if whole.shape != mask.shape else whole
         return None, *grads, of_mask

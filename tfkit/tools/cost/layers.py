@@ -1,4 +1,4 @@
-"""Layers that are alike run once: of each further one, only what it returns, and how much it keeps, is there."""
+"""Equal layers run once: of each further one, only its output exists, and the number of bytes that it keeps."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tfkit.tools.cost.observe import Place, Record, Tally, Watch, tensors_in
 
 
 class Like(NamedTuple):
-    """What a tensor looks like, without its memory."""
+    """The form of a tensor, without its memory."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> Like:
-        """The looks of that tensor."""
+        """The form of that tensor."""
         return cls(tensor.shape, tensor.dtype)
 
     def make(self) -> Tensor:
-        """A tensor that looks so."""
+        """A tensor of that form."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
 class Run(Record):
-    """What one call of a layer did, for all calls like it.
+    """The observations from one call of a layer, for all equal calls.
 
     Attributes:
-        keeps: bytes that its forward leaves behind for the backward, besides what it was given and what it returns.
-        frees: bytes that are not there any more once it keeps what it is given, and nothing else.
-        forward: how far memory rises above where it was when the forward began.
-        backward: the same of the backward.
+        keeps: bytes that its forward leaves for the backward, besides its inputs and outputs.
+        frees: bytes that are freed if it keeps its inputs, and nothing else.
+        forward: the rise of memory above its level when the forward began.
+        backward: that of the backward.
         held: by position, those of its arguments that it keeps for the backward.
-        shared: of these, the ones that other layers are given too, by the component that keeps them.
-        like: what it returns.
+        shared: of these, the ones that other layers receive too, by the component that keeps them.
+        like: the form of its output.
     """
 
     def __init__(self, layer: str) -> None:
@@ -54,12 +54,12 @@ class Moment(NamedTuple):
 
     level: int
     held: int
-    """Of it, what layers keep at that time beside their inputs."""
+    """The share of it that layers keep at that time beside their inputs."""
     run: Run | None = None
     backward: bool = False
 
     def peak(self, *, recompute: bool) -> int:
-        """The most that is there at once, also if layers kept their inputs only, and ran again in the backward."""
+        """The most memory in use at once, also if layers kept only their inputs, and ran again in the backward."""
         level = self.level - self.held * recompute
         if self.run is None:
             return level
@@ -73,8 +73,8 @@ class Gradients(NamedTuple):
     """Bytes of the gradients of a layer's weights.
 
     Attributes:
-        all: of them.
-        added: what a further backward of the same weights takes less than the first: it adds them, one by one.
+        all: bytes of all of them.
+        added: bytes that a further backward of the same weights saves: it adds them, one by one.
     """
 
     all: int
@@ -88,11 +88,11 @@ class Gradients(NamedTuple):
 
 
 class Layers:
-    """Runs the layers of a model, those that are alike once.
+    """Runs the layers of a model, equal ones once.
 
     Args:
-        watch: sees what runs.
-        merge: whether layers that are alike run once.
+        watch: observes the run.
+        merge: True to run equal layers once.
 
     Attributes:
         calls: every call of a layer, and the call that was observed for it.
@@ -114,7 +114,7 @@ class Layers:
         self._anchor = torch.empty(0, device="meta", requires_grad=True)
 
     def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
-        """Call this layer through here from now on; `further` tells it from others that are built like it."""
+        """Route the calls of this layer through here from now on; `further` tells it from others built alike."""
         forward, kind = layer.forward, (signature(layer), further)
         layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
 
@@ -129,7 +129,7 @@ class Layers:
 
     def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
         key, given = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
-        number = self.watch.alive.number
+        number = self.watch.live.number
         run = self._runs.get(key) if self.merge else None
         if run is None:
             run, out = self._observe(path, forward, args, given)
@@ -144,17 +144,17 @@ class Layers:
         return out
 
     def _observe(self, path: str, forward: Callable[..., Any], args: Any, given: list[Tensor]) -> tuple[Run, Tensor]:
-        """Run a layer, and remember what it did."""
-        watch, alive, known = self.watch, self.watch.alive, set(self.watch.kept)
-        number = alive.number
+        """Run a layer, and record its observations."""
+        watch, live, known = self.watch, self.watch.live, set(self.watch.kept)
+        number = live.number
         self._split()
-        level, run = alive.level, Run(path)
+        level, run = live.level, Run(path)
         with watch.inside(Place(run, path)):
             out: Tensor = forward(*args)
         run.like = Like.of(out)
-        run.keeps, run.forward = alive.level - level - nbytes(out), alive.peak - level
+        run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
-        alive.peak = alive.level
+        live.peak = live.level
         run.held = [i for i, one in enumerate(given) if number(one) in watch.kept]
         run.frees = run.keeps - (0 if 0 in run.held else nbytes(given[0]))
         run.shared = list(self._shared_of(run, given, known))
@@ -166,8 +166,8 @@ class Layers:
         return run, out
 
     def _shared_of(self, run: Run, given: list[Tensor], known: set[int]) -> Iterator[tuple[str, int]]:
-        """What the layer was given beside its input, and keeps: others may keep the same."""
-        first, *others = [self.watch.alive.number(one) for one in given]
+        """The tensors besides its input that the layer keeps: others may keep the same ones."""
+        first, *others = [self.watch.live.number(one) for one in given]
         for i, (key, one) in enumerate(zip(others, given[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
             if key not in known and path is not None and key != first:
@@ -175,10 +175,10 @@ class Layers:
                 yield path, i
 
     def _repeat(self, path: str, layer: nn.Module, run: Run, given: list[Tensor]) -> Tensor:
-        """What a layer returns that is like another one."""
-        watch, alive = self.watch, self.watch.alive
+        """The output of a layer that equals another one."""
+        watch, live = self.watch, self.watch.live
         self._split()
-        self.moments.append(Moment(alive.level, self._held, run))
+        self.moments.append(Moment(live.level, self._held, run))
         for one in given:
             watch.read(one, Tally())
         watch.keeps = False
@@ -187,53 +187,53 @@ class Layers:
         watch.keeps = True
         if out.requires_grad:
             for i in run.held:
-                watch.kept.setdefault(alive.number(given[i]), Tally())
-            alive.grow(run.keeps)
+                watch.kept.setdefault(live.number(given[i]), Tally())
+            live.grow(run.keeps)
             self._held += run.frees
-        alive.peak = alive.level
+        live.peak = live.level
         return out
 
     def repeat_backward(self, path: str, layer: nn.Module, run: Run) -> None:
-        """Note what the backward of such a layer frees, and the gradients that it leaves."""
-        alive = self.watch.alive
+        """Record the memory that the backward of such a layer frees, and the gradients that it leaves."""
+        live = self.watch.live
         self._close()
         self._split()
         gradients = self._trained.get(path)
         added = gradients.added if gradients else 0
-        self.moments.append(Moment(alive.level - added, self._held, run, backward=True))
+        self.moments.append(Moment(live.level - added, self._held, run, backward=True))
         self._held -= run.frees
-        alive.grow(-run.keeps)
+        live.grow(-run.keeps)
         if gradients is None:
             self._trained[path] = Gradients.of(layer)
-            alive.grow(self._trained[path].all)
-        alive.peak = alive.level
+            live.grow(self._trained[path].all)
+        live.peak = live.level
 
     def _begin(self, run: Run) -> None:
-        """The backward of a layer begins."""
+        """Begin the backward of a layer."""
         self._close()
         self._split()
-        self._open = run, self.watch.alive.level
+        self._open = run, self.watch.live.level
 
     def _close(self, run: Run | None = None) -> None:
-        """The backward of a layer is over: that of `run`, or of whichever."""
+        """End the backward of a layer: that of `run`, or of any."""
         if self._open is None or (run is not None and self._open[0] is not run):
             return
-        (open_run, level), alive = self._open, self.watch.alive
-        open_run.backward = alive.peak - level
+        (open_run, level), live = self._open, self.watch.live
+        open_run.backward = live.peak - level
         gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
         self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
         self._held -= open_run.frees
-        alive.grow(-gradients.all)  # they are really there now
-        self._open, alive.peak = None, alive.level
+        live.grow(-gradients.all)  # they really exist now
+        self._open, live.peak = None, live.level
 
     def _split(self) -> None:
         """Close a stretch of time."""
-        self.moments.append(Moment(self.watch.alive.peak, self._held))
-        self.watch.alive.peak = self.watch.alive.level
+        self.moments.append(Moment(self.watch.live.peak, self._held))
+        self.watch.live.peak = self.watch.live.level
 
 
 class Twin(torch.autograd.Function):
-    """A layer like one that was observed: something of the same shape, forward and backward."""
+    """A layer equal to an observed one: a stand-in of the same shape, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, layers: Layers, path: str, layer: nn.Module, run: Run, anchor: Tensor, *given: Tensor) -> Any:
@@ -251,7 +251,7 @@ class Twin(torch.autograd.Function):
 
 
 def _signs(tree: Any) -> Iterator[Any]:
-    """What the cost of a call depends on: shapes, types, and whatever is no tensor."""
+    """The properties of a call that its cost depends on: shapes, types, and all arguments that are not tensors."""
     if isinstance(tree, Tensor):
         yield tree.shape, tree.dtype, tree.requires_grad
     elif isinstance(tree, list | tuple):
@@ -263,7 +263,7 @@ def _signs(tree: Any) -> Iterator[Any]:
 
 
 def signature(module: nn.Module) -> tuple[Any, ...]:
-    """Equal for modules that do the same: classes, shapes of parameters, and plain attributes, by name."""
+    """A value equal for modules that do the same: classes, shapes of parameters, and plain attributes, by name."""
     return tuple(
         (path, type(one), tuple(_plain(vars(one).items())), tuple(_shapes(one._parameters)))
         for path, one in module.named_modules()

@@ -1,4 +1,4 @@
-"""Which memory is alive while a model runs on the meta device: nothing is there, but everything has a size."""
+"""The memory that is live while a model runs on the meta device: nothing is allocated, but everything has a size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from itertools import count
 
 from torch import Tensor
 
+from tfkit.torch_private.tensors import storage_key
 
-class Alive:
-    """Bytes of all storages that were made while it watched and are not gone yet.
+
+class LiveMemory:
+    """Bytes of all storages that were made while it watched and still exist.
 
     Attributes:
-        level: bytes that are there now.
+        level: bytes that exist now.
         peak: the most since it was last set.
     """
 
@@ -23,26 +25,26 @@ class Alive:
         self._next = count()
 
     def add(self, tensor: Tensor) -> bool:
-        """Watch the storage of a tensor; whether it was new."""
+        """Watch the storage of a tensor; returns True if it was new."""
         if not self._meet(tensor):
             return False
-        self._sizes[tensor.untyped_storage()._cdata] = nbytes(tensor)
+        self._sizes[storage_key(tensor)] = nbytes(tensor)
         self.grow(nbytes(tensor))
         return True
 
     def number(self, tensor: Tensor) -> int:
-        """A number that tensors have in common if they share memory; one that was there before does not count."""
+        """A number that tensors share if they share memory; earlier storages do not count."""
         self._meet(tensor)
-        return self._numbers[tensor.untyped_storage()._cdata]
+        return self._numbers[storage_key(tensor)]
 
     def grow(self, n: int) -> None:
-        """So many bytes more, or less, which belong to no storage here."""
+        """Add bytes, or remove them, that belong to no storage here."""
         self.level += n
         self.peak = max(self.peak, self.level)
 
     def _meet(self, tensor: Tensor) -> bool:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._numbers:
             return False
         self._numbers[key], self._sizes[key] = next(self._next), 0

@@ -1,4 +1,4 @@
-"""Which pairs of query and key a mask hides, by what the spec says of its extent."""
+"""The share of pairs of query and key that a mask hides, by the extent in the spec."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tfkit.graph.expand import Graph
 
 
 class Extent(NamedTuple):
-    """How many keys before and after its own position a query reads; None is no limit."""
+    """The number of keys before and after its own position that a query reads; None is no limit."""
 
     left: int | None
     right: int | None
 
     def hidden(self, n_queries: int, n_keys: int) -> float:
-        """The share of pairs that is hidden, where the queries are the last of the keys' positions."""
+        """The share of hidden pairs, if the queries are the last of the keys' positions."""
         if self == EVERYTHING:
             return 0.0
         first = n_keys - n_queries
@@ -31,13 +31,13 @@ EVERYTHING = Extent(None, None)
 
 
 def extents(graph: Graph) -> dict[str, Extent]:
-    """The extent of self-attention in each layer, by the layer's path; where a prefix is read by all, of the rest."""
+    """The extent of self-attention in each layer, by the layer's path; after a prefix, that of the rest."""
     found = {}
     for node in graph.nodes:
         config: Any = node.config
-        if not hasattr(config, "plan") or not hasattr(config, "view"):
+        if not hasattr(config, "plan") or not hasattr(config, "context_key"):
             continue
         for i, (_, layer) in enumerate(config.plan()):
-            mask = config.view(layer, node.signals).mask
+            mask = config.context_key(layer, node.signals).mask
             found[f"{node.name}.layers.{i}"] = Extent(mask.left, mask.right)
     return found

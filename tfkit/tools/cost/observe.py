@@ -1,4 +1,4 @@
-"""One run of a model on the meta device, watched: which component computes, keeps and moves how much.
+"""One watched run of a model on the meta device: the work, memory and traffic of each component.
 
 Matrix products are counted as `torch.utils.flop_counter` does, by its own formulas, and belong to the component that is
 running. In the backward, the number of an autograd node tells when it was made, and so to whom it belongs.
@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tfkit.tools.cost.live_memory import Alive, nbytes
+from tfkit.tools.cost.live_memory import LiveMemory, nbytes
 from tfkit.tools.cost.shapes import rule_of
+from tfkit.torch_private import dispatch
 
 
 @dataclass
 class Tally:
-    """What one component did: FLOPs by forward and backward, and bytes."""
+    """The work of one component: FLOPs by forward and backward, and bytes."""
 
     flops: list[int] = field(default_factory=lambda: [0, 0])
     scores: list[int] = field(default_factory=lambda: [0, 0])
     hidden: list[float] = field(default_factory=lambda: [0.0, 0.0])
     saved: int = 0
     read: dict[int, int] = field(default_factory=dict)
-    """Bytes that others had made, by storage."""
+    """Bytes of others that it read, by storage."""
     weights: dict[int, int] = field(default_factory=dict)
     written: int = 0
     learned: int = 0
@@ -43,7 +43,7 @@ class Tally:
 
     @property
     def moved_back(self) -> int:
-        """Bytes of the backward beside what was kept: weights, and gradients of all that has some."""
+        """Bytes of the backward beside the kept ones: weights, and gradients of everything that has some."""
         return 2 * sum(self.weights.values()) + self.learned + self.written
 
 
@@ -60,28 +60,24 @@ class Record:
 
 
 class Place(NamedTuple):
-    """Where a run is: in a component, and there among pairs of query and key, of which a mask hides a share."""
+    """The position of a run: a component, and in it the pairs of query and key, of which a mask hides a share."""
 
     record: Record
     path: str
     hidden: float | None = None
 
 
-class Watch(TorchDispatchMode):
-    """Sees every operation of a run, forward and backward.
+class Watch(dispatch.DispatchMode):
+    """Observes every operation of a run, forward and backward.
 
     Args:
         weights: the parameters of the model.
     """
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to hide from the compiler would import it
-
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.alive = Alive()
-        self.weights = {self.alive.number(weight) for weight in weights}
+        self.live = LiveMemory()
+        self.weights = {self.live.number(weight) for weight in weights}
         self.root = Record()
         self.places = [Place(self.root, "")]
         self.kept: dict[int, Tally] = {}
@@ -91,12 +87,12 @@ class Watch(TorchDispatchMode):
 
     @property
     def place(self) -> Place:
-        """Where the forward is."""
+        """The position of the forward."""
         return self.places[-1]
 
     @contextmanager
     def inside(self, place: Place) -> Iterator[None]:
-        """What runs meanwhile belongs there."""
+        """Assign everything that runs within to that place."""
         self.enter(place)
         try:
             yield
@@ -104,41 +100,41 @@ class Watch(TorchDispatchMode):
             self.leave()
 
     def enter(self, place: Place) -> None:
-        """What runs from now on belongs there."""
+        """Assign everything that runs from now on to that place."""
         self.places.append(place)
-        self._made_in.append((_next_node(), place))
+        self._made_in.append((dispatch.next_number(), place))
 
     def leave(self) -> None:
-        """What runs from now on belongs where it belonged before."""
+        """Assign everything that runs from now on to the previous place."""
         self.places.pop()
-        self._made_in.append((_next_node(), self.place))
+        self._made_in.append((dispatch.next_number(), self.place))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [*tensors_in(args), *tensors_in(kwargs)]
         for one in given:
-            self.alive.number(one)
-        node: Any = torch._C._current_autograd_node()
+            self.live.number(one)
+        node = dispatch.running_node()
         rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.count(formula(*args, **kwargs, out_val=out))
-        made = [one for one in tensors_in(out) if self.alive.add(one)]
+        made = [one for one in tensors_in(out) if self.live.add(one)]
         if node is None:
             self._move(func, given, made)
         return out
 
     def _adds_up(self, func: Any, args: Any) -> bool:
-        """Whether the backward adds one gradient to another: in place, where nobody watches."""
+        """True if the backward adds one gradient to another: in place, as it does unobserved."""
         if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor):
             return False
         alike = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
-        return alike and self.alive.number(args[0]) not in self.kept
+        return alike and self.live.number(args[0]) not in self.kept
 
     def count(self, flops: int) -> None:
         """Add FLOPs to whatever is running."""
-        node: Any = torch._C._current_autograd_node()
+        node = dispatch.running_node()
         place = self.place if node is None else self._maker(node)
         tally, phase = place.record.tally(place.path), int(node is not None)
         tally.flops[phase] += flops
@@ -147,26 +143,26 @@ class Watch(TorchDispatchMode):
             tally.hidden[phase] += flops * place.hidden
 
     def _maker(self, node: Any) -> Place:
-        at = bisect_right(self._made_in, node._sequence_nr(), key=lambda made: made[0])
+        at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda made: made[0])
         return self._made_in[at - 1][1]
 
     def _move(self, func: Any, args: list[Tensor], made: list[Tensor]) -> None:
-        """Note what an operation of the forward reads that others made, and what it writes for others."""
+        """Record the tensors of others that an operation of the forward reads, and those that it writes for others."""
         tally = self.place.record.tally(self.place.path)
         for one in made:
-            self._makers[self.alive.number(one)] = tally
+            self._makers[self.live.number(one)] = tally
         if _is_view(func):
             return
         limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
-        changed = func._schema.is_mutable and bool(args)
-        if changed and self._makers.get(self.alive.number(args[0])) is not tally:
+        changed = dispatch.is_mutable(func) and bool(args)
+        if changed and self._makers.get(self.live.number(args[0])) is not tally:
             tally.written += max((one.nbytes for one in args[1:]), default=0)
         for one in args[1:] if changed else args:
             self.read(one, tally, limit)
 
     def read(self, one: Tensor, tally: Tally, limit: int | None = None) -> None:
-        """Note that a component reads a tensor: it counts for who made it, too."""
-        key, n = self.alive.number(one), one.nbytes if limit is None else limit
+        """Record that a component reads a tensor: it counts for its producer, too."""
+        key, n = self.live.number(one), one.nbytes if limit is None else limit
         if key in self.weights:
             tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(one))
             return
@@ -182,15 +178,15 @@ class Watch(TorchDispatchMode):
             tally.learned += tally.read[key] - before
 
     def keep(self, one: Tensor) -> Tensor:
-        """Note that a tensor is kept for the backward, once for each storage."""
-        key = self.alive.number(one)
+        """Record that a tensor is kept for the backward, once for each storage."""
+        key = self.live.number(one)
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(one)
         return one
 
     def read_all(self, given: Iterable[Tensor]) -> None:
-        """Note that what is running reads tensors."""
+        """Record that the running component reads tensors."""
         for one in given:
             self.read(one, self.place.record.tally(self.place.path))
 
@@ -204,18 +200,13 @@ def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
 """Operations that read no more of a tensor than they return."""
-_VIEWS: dict[Any, bool] = {torch.ops.aten._unsafe_view.default: True}
+_VIEWS: dict[Any, bool] = {}
 
 
 def _is_view(func: Any) -> bool:
     if func not in _VIEWS:
-        returned = [one.alias_info for one in func._schema.returns]
-        _VIEWS[func] = any(alias is not None and not alias.is_write for alias in returned)
+        _VIEWS[func] = dispatch.is_view(func)
     return _VIEWS[func]
-
-
-def _next_node() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""What a model costs, as data: parts that add up, memory, and the least time that a device needs."""
+"""The costs of a model as data: components that add up, memory, and the least time that a device needs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Mode = Literal["train", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class Amounts:
-    """What can be added up. FLOPs count a multiplication and an addition as two; bytes are in the model's type.
+    """Quantities to add up. FLOPs count a multiplication and an addition as two; bytes are in the model's type.
 
     Attributes:
         flops_forward: FLOPs of matrix products, with every pair of query and key, hidden ones too.
-        flops_backward: the same of the backward; 0 unless training. With `recompute`, the second forward is in it.
-        scores_forward: of these, what attention does for pairs of query and key.
-        scores_backward: the same of the backward.
-        visible_forward: FLOPs without the pairs that the mask hides, as of a kernel that skips them.
-        visible_backward: the same of the backward.
-        parameters: weights that belong to it. Those used twice are counted once, where they belong.
-        active_parameters: those that one token is multiplied with: of routed experts, the chosen ones.
+        flops_backward: those of the backward; 0 unless training. With `recompute`, they include the second forward.
+        scores_forward: of these, the FLOPs of attention for pairs of query and key.
+        scores_backward: those of the backward.
+        visible_forward: FLOPs without the pairs that the mask hides, as in a kernel that skips them.
+        visible_backward: those of the backward.
+        parameters: weights that belong to it. Those used twice are counted once, with their owner.
+        active_parameters: those that one token is multiplied by: of routed experts, the chosen ones.
         saved: bytes that the forward keeps for the backward.
-        traffic_forward: the least bytes that are moved: weights, inputs, outputs and cache, each once.
-        traffic_backward: the same of the backward: what is kept, weights, and the gradients of all of them.
+        traffic_forward: the least bytes to move: weights, inputs, outputs and cache, each once.
+        traffic_backward: those of the backward: saved bytes, weights, and the gradients of all of them.
     """
 
     flops_forward: int = 0
@@ -64,12 +64,12 @@ class Amounts:
 
 
 @dataclass(frozen=True)
-class PartCost(Amounts):
-    """One component of the running model; `component`, `label`, `node` and `layer` as in `tfkit.tools.ownership.Part`.
+class ComponentCost(Amounts):
+    """One component of the running model; `component`, `label`, `node` and `layer` as in an `Ownership`.
 
     Attributes:
-        path: of the module, as in the state dict.
-        runs: how many times a step runs it.
+        path: that of the module, as in the state dict.
+        runs: the number of times that a step runs it.
     """
 
     path: str = ""
@@ -82,7 +82,7 @@ class PartCost(Amounts):
 
 @dataclass(frozen=True)
 class Row(Amounts):
-    """Parts of one component, node or layer, added up."""
+    """Components, or all of one node or layer, added up."""
 
     name: str = ""
     label: str = ""
@@ -94,14 +94,14 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers.
-        gradients: of the parameters that are trained.
-        optimizer: its states.
-        activations: what the whole forward keeps for the backward.
-        activations_recomputed: the same where only the inputs of layers are kept, and one layer at a time runs again.
-        cache: keys and values, and whatever else is kept of each token, of all sequences of the batch.
-        cache_per_token: the same of one token of one sequence, as long as it is within every window.
-        peak: the most that is there at one moment of a step.
-        peak_recomputed: the same with recomputed layers.
+        gradients: those of the parameters that are trained.
+        optimizer: the optimizer's states.
+        activations: bytes that the whole forward keeps for the backward.
+        activations_recomputed: those if only the inputs of layers are kept, and one layer at a time runs again.
+        cache: keys and values, and whatever else is cached of each token, for all sequences of the batch.
+        cache_per_token: that of one token of one sequence, as long as it is within every window.
+        peak: the most in use at one moment of a step.
+        peak_recomputed: the peak with recomputed layers.
     """
 
     weights: int
@@ -123,8 +123,8 @@ class Floor:
         device: its name.
         compute: seconds if only FLOPs counted.
         transfer: seconds if only bytes counted.
-        seconds: the larger one for each part, summed up, as parts run one after the other.
-        fits: whether the peak of memory fits into the device.
+        seconds: the larger one of each component, summed up, since components run one after the other.
+        fits: True if the peak of memory fits into the device.
     """
 
     device: str
@@ -136,19 +136,19 @@ class Floor:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step of a model costs: a training step, the reading of a prompt, or one more token.
+    """The costs of one step of a model: a training step, the reading of a prompt, or one more token.
 
     Attributes:
-        name: of the spec.
+        name: that of the spec.
         mode: see `tfkit.cost`.
-        batch: sequences.
-        length: tokens of each: read at once, or, in decode, those that the cache holds with the newest one.
+        batch: number of sequences.
+        length: tokens of each: read at once, or, in decode, those in the cache including the newest one.
         memory_length: tokens that cross-attention reads; None without.
-        dtype: of weights and activations.
-        optimizer: whose states are counted; None unless training.
-        recompute: whether layers run a second time in the backward; `memory` has both.
+        dtype: type of weights and activations.
+        optimizer: the optimizer whose states are counted; None unless training.
+        recompute: True if layers run again in the backward; `memory` has both.
         parts: every component that runs or has parameters, in the order of the model.
-        memory: bytes by what they are for.
+        memory: bytes by their purpose.
     """
 
     name: str
@@ -159,20 +159,20 @@ class Cost:
     dtype: str
     optimizer: str | None
     recompute: bool
-    parts: tuple[PartCost, ...]
+    parts: tuple[ComponentCost, ...]
     memory: Memory
 
     @property
     def total(self) -> Row:
-        """All parts added up."""
+        """The sum of all components."""
         return add_up("total", "total", self.parts)
 
     def rows(self, by: By = "component") -> tuple[Row, ...]:
-        """The parts in rows that add up to `total`."""
+        """The components in rows that add up to `total`."""
         return tuple(row for row, _ in self.groups(by))
 
-    def groups(self, by: By = "component") -> tuple[tuple[Row, list[PartCost]], ...]:
-        """Each of these rows with its parts."""
+    def groups(self, by: By = "component") -> tuple[tuple[Row, list[ComponentCost]], ...]:
+        """Each of these rows with its components."""
         return tuple((add_up(name, label, parts), parts) for name, label, parts in in_rows(self.parts, by))
 
     @property
@@ -180,12 +180,12 @@ class Cost:
         """The most bytes at one moment of the step."""
         return self.memory.peak_recomputed if self.recompute else self.memory.peak
 
-    def floor(self, device: Device, parts: Iterable[PartCost] | None = None, *, visible: bool = False) -> Floor:
+    def floor(self, device: Device, parts: Iterable[ComponentCost] | None = None, *, visible: bool = False) -> Floor:
         """The least time of a step on a device.
 
         Args:
             device: its limits, see `tfkit.tools.cost.devices`.
-            parts: of these parts; of all unless given.
+            parts: the components to sum over; all unless given.
             visible: leave out the pairs of query and key that the mask hides.
 
         Raises:
@@ -210,7 +210,7 @@ def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[in
 
 
 def add_up(name: str, label: str, parts: Iterable[Amounts]) -> Row:
-    """The sum of parts as a row."""
+    """The sum of components as a row."""
     every = list(parts)
     return Row(**{field: sum(getattr(part, field) for part in every) for field in _SUMMED}, name=name, label=label)
 

@@ -1,7 +1,7 @@
-"""What operations return on the meta device.
+"""The results of operations on the meta device.
 
-Torch knows it too, but first imports a computer algebra system, which takes longer than everything else here. What has
-no rule is left to torch; the tests hold every rule against it.
+Torch computes them too, but first imports a computer algebra system, which takes longer than everything else here.
+Operations without a rule are left to torch; the tests compare every rule with it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfkit.torch_private import dispatch
+
 Rule = Callable[..., Any]
 aten: Any = torch.ops.aten
 
 
 def rule_of(func: Any) -> Rule | None:
-    """The rule for an operation; None where it is left to torch."""
+    """The rule for an operation; None if it is left to torch."""
     if func not in _KNOWN:
         rule = RULES.get(func)
         if rule is None and torch.Tag.pointwise in func.tags:
-            rule = _first if func._schema.is_mutable else _Pointwise(func)
+            rule = _first if dispatch.is_mutable(func) else _Pointwise(func)
         _KNOWN[func] = rule
     return _KNOWN[func]
 
@@ -35,7 +37,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def like(one: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape, its axes in the same order in memory where there are no gaps."""
+    """A tensor of the same shape, with its axes in the same memory order if there are no gaps."""
     dtype = dtype or one.dtype
     if one.is_contiguous():
         return empty(one.shape, dtype)
@@ -48,10 +50,10 @@ def like(one: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 class _Pointwise:
-    """Value by value: the shape to which all arguments are repeated."""
+    """Value by value: the shape that all arguments broadcast to."""
 
     def __init__(self, func: Any) -> None:
-        name = func._overloadpacket.__name__
+        name = func.overloadpacket.__name__
         self.compares, self.floats = name in _COMPARISONS, name in _FLOATS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -70,11 +72,11 @@ class _Pointwise:
 
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf"}
 _FLOATS = {"div", "cos", "sin", "exp", "log", "sqrt", "rsqrt", "reciprocal", "tanh", "sigmoid"}
-"""What makes numbers of integers that are none."""
+"""Operations that return real numbers for integers."""
 
 
 def _common(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape that all can be repeated to."""
+    """The shape that all broadcast to."""
     n = max(one.dim() for one in tensors)
     sizes = [[1] * (n - one.dim()) + list(one.shape) for one in tensors]
     return tuple(next((size for size in axis if size != 1), 1) for axis in zip(*sizes, strict=True))
@@ -89,7 +91,7 @@ def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """What is changed in place."""
+    """The argument that is changed in place."""
     return one
 
 
@@ -173,7 +175,7 @@ def _sum(one: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
 
 
 def _copy(one: Tensor, *, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Tensor:
-    """A copy; in order if that is asked for."""
+    """A copy; contiguous if requested."""
     if memory_format is torch.contiguous_format:
         return empty(one.shape, dtype or one.dtype)
     return like(one, dtype)
@@ -204,7 +206,7 @@ def _gather(one: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
 
 
 def _softmax(one: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """Softmax; its third argument is a type, or a word about half precision that is False here."""
+    """Softmax; its third argument is a type, or a flag about half precision that is False here."""
     return empty(one.shape, dtype or one.dtype)
 
 
@@ -244,7 +246,7 @@ RULES: dict[Any, Rule] = {
     aten.empty_like.default: _copy,
     aten.full_like.default: lambda one, value, **kwargs: _copy(one, **kwargs),
     aten.clone.default: _copy,
-    aten._to_copy.default: _copy,
+    dispatch.TO_COPY: _copy,
     aten.copy_.default: _first,
     aten.masked_fill.Scalar: lambda one, mask, value: _plain(one),
     aten.tril.default: _plain,
@@ -267,11 +269,11 @@ RULES: dict[Any, Rule] = {
     aten.flip.default: _same,
     aten.floor_divide.default: _plain,
     aten.searchsorted.Tensor: lambda edges, values, **kwargs: empty(values.shape, torch.int64),
-    aten._softmax.default: _plain,
-    aten._safe_softmax.default: _softmax,
-    aten._log_softmax.default: _plain,
-    aten._softmax_backward_data.default: _second,
-    aten._log_softmax_backward_data.default: _second,
+    dispatch.SOFTMAX: _plain,
+    dispatch.SAFE_SOFTMAX: _softmax,
+    dispatch.LOG_SOFTMAX: _plain,
+    dispatch.SOFTMAX_BACKWARD: _second,
+    dispatch.LOG_SOFTMAX_BACKWARD: _second,
     aten.nll_loss_forward.default: _nll,
     aten.nll_loss_backward.default: _second,
     aten.topk.default: _best,

@@ -1,4 +1,4 @@
-"""What runs in each mode: a training step, the reading of a prompt, one more token."""
+"""The code that runs in each mode: a training step, the reading of a prompt, one more token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept, Signal
+from tfkit.component import Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
-    """Something of the right shape on the meta device for each input."""
+    """A tensor of the right shape on the meta device for each input."""
     shapes = input_shapes(graph, batch=shape.batch, length=shape.length, memory_length=shape.memory_length)
     real = {name for name, config in graph.spec.model.inputs.items() if config.type == "features"}
     return {
@@ -42,13 +42,13 @@ def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
 
 
 def memory_of(node: Node, shape: Shape) -> int:
-    """How many positions a node's cross-attention reads."""
+    """The number of positions that a node's cross-attention reads."""
     memory: Signal | None = node.signals.get("memory")
     return (memory.length if memory else None) or shape.memory_length or 0
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
-    """What to run."""
+    """The function to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
     parts = split_if_decodable(graph_of(model))
@@ -58,7 +58,7 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
 
 
 class _Reading:
-    """A prompt, or one more token, with caches: what `CachedModel` runs, where no text decides how."""
+    """A prompt, or one more token, with caches: the calls of `CachedModel`, without a text to decide them."""
 
     def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: Shape) -> None:
         graph = graph_of(model)
@@ -82,7 +82,7 @@ class _Reading:
         return self.stepping(**given, past=past, cache=self._make_caches(), keep=1)
 
     def _read_once(self) -> dict[str, Tensor]:
-        """What is given once, and what an encoder makes of it."""
+        """The values of inputs that are given once, and an encoder's output for them."""
         if self.reading is None:
             return dict(self.once)
         made = self.reading(**{name: one for name, one in self.once.items() if name in inputs_of(self.reading)})
@@ -92,24 +92,20 @@ class _Reading:
     def _taken(self, values: Inputs) -> Inputs:
         return {name: one for name, one in values.items() if name in inputs_of(self.stepping)}
 
-    def _make_caches(self) -> dict[str, list[Tensor]]:
-        """The caches by node, as long as the sequence."""
-        made = {}
-        for name, (node, pieces) in self.parts.again.items():
-            read = memory_of(node, self.shape)
-            made[name] = [self._slots(one, one.tokens(self.shape.length) + 1) for one in pieces.cache]
-            made[f"{name}.memory"] = [self._slots(one, read) for one in pieces.memory_cache]
-        return {name: tensors for name, tensors in made.items() if tensors}
-
-    def _slots(self, kept: Kept, n: int) -> Tensor:
-        return torch.empty(self.shape.batch, kept.heads, n, kept.width, dtype=self.dtype, device="meta")
+    def _make_caches(self) -> dict[str, list[list[Tensor]]]:
+        """The caches by node and layer, as long as the sequence."""
+        wanted = self.parts.cache_shapes(self.shape.batch, self.shape.length, lambda node: memory_of(node, self.shape))
+        return {
+            name: [[torch.empty(shape, dtype=self.dtype, device="meta") for shape in shapes] for shapes in layers]
+            for name, layers in wanted.items()
+        }
 
 
 def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
-    """Forward, the loss of all positions, in pieces as in `tfkit.Loss`, and backward."""
+    """Forward, the loss of all positions, in chunks as in `tfkit.Loss`, and backward."""
     try:
         loss = Loss(model)
-    except ValueError:  # it has none: the sum of all that it returns stands for it
+    except ValueError:  # it has none: the sum of all outputs stands for it
         return lambda: _total(model(**inputs)).backward()
 
     def step() -> None:
@@ -121,5 +117,5 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
 
 
 def _total(out: Any) -> Tensor:
-    """A number that depends on all that a model returns."""
+    """A number that depends on all outputs of a model."""
     return out.sum() if isinstance(out, Tensor) else torch.stack([_total(one) for one in out]).sum()

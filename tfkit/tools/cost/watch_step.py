@@ -16,17 +16,17 @@ from tfkit.tools.cost.layers import Layers
 from tfkit.tools.cost.mask_share import EVERYTHING, Extent, extents
 from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
 from tfkit.tools.cost.steps import Step
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 
 
 @dataclass
 class Seen:
-    """What was seen of each component, by its path.
+    """The observations about each component, by its path.
 
     Attributes:
-        tallies: one for every time that it ran.
+        tallies: one for each of its runs.
         extra: further bytes that it keeps for the backward.
-        layers: what is known of memory.
+        layers: the observations about memory.
     """
 
     layers: Layers
@@ -38,11 +38,11 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
     """Run a step and watch it.
 
     Args:
-        model: on the meta device; it gets hooks, and is of no other use afterwards.
-        step: what to run.
-        kernels: of which device.
-        train: whether there is a backward.
-        merge: whether layers that are alike run once.
+        model: a model on the meta device; it gets hooks, and is of no other use afterwards.
+        step: the function to run.
+        kernels: the device with these kernels.
+        train: True if there is a backward.
+        merge: True to run equal layers once.
     """
     watch = Watch(model.parameters())
     layers = Layers(watch, merge=merge)
@@ -66,7 +66,7 @@ def layers_of(model: fx.GraphModule) -> set[str]:
 def frames_of(model: fx.GraphModule) -> list[str]:
     """The modules that are told apart: components, and the layers of stacks."""
     layers = layers_of(model)
-    return [path for path, part in parts_of(model).items() if part.owner == path or path in layers]
+    return [path for path, part in owners_of(model).items() if part.owner == path or path in layers]
 
 
 class _Hooks:
@@ -74,12 +74,12 @@ class _Hooks:
 
     def __init__(self, model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self.parts = parts_of(model)
+        self.parts = owners_of(model)
         self.extents = extents(graph_of(model))
         self.watch, self.layers, self.model = watch, layers, model
 
     def place(self) -> None:
-        """Place the hooks."""
+        """Register the hooks."""
         layers = layers_of(self.model)
         for path in frames_of(self.model):
             if path in layers:

@@ -16,16 +16,16 @@ TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
 PAD, ROW, CHIP_ROW = 10.0, 14.5, 13.0
 """Space at the sides of a box, and heights of lines."""
 THIN = 24.0
-"""Height of a box with nothing but a title."""
+"""Height of a box with only a title."""
 PART, PART_GAP = 34.0, 5.0
-"""Height of a box inside a box, and what is between two."""
+"""Height of a box inside a box, and the space between two."""
 
 Differences = Mapping[str, frozenset[str]]
-"""What differs from another picture: keys of notes, by the key of their box, where there is anything."""
+"""Differences from another picture: keys of notes, by the key of their box, for boxes that have any."""
 COUNT = "parameters"
 """The key of the number of parameters among the differences."""
 MISSING = "missing"
-"""What differs about a box that the other picture does not have."""
+"""The key of a difference: the other picture does not have the box."""
 
 
 def count_of(box: Box) -> str:
@@ -35,12 +35,12 @@ def count_of(box: Box) -> str:
 
 
 def runs(notes: Iterable[Note], differing: frozenset[str]) -> list[Run]:
-    """Notes as pieces of text; those that differ are bold."""
+    """Notes as runs of text; different ones are bold."""
     return [Run(note.text, note.key in differing) for note in notes]
 
 
 def natural_width(box: Box) -> float:
-    """A width in which the title, and the longest word of the notes, have their place."""
+    """A width with enough room for the title and for the longest word of the notes."""
     title = width_of(box.title, TITLE, bold=True) + 12 + width_of(count_of(box), SMALL, bold=True)
     notes = [width_of(note.text, SMALL, bold=True) for note in box.notes]
     return 2 * PAD + max([title, *(width for width in notes if width < 200)])
@@ -48,7 +48,7 @@ def natural_width(box: Box) -> float:
 
 @dataclass(frozen=True)
 class Content:
-    """What is in a box, in lines of at most its width."""
+    """The contents of a box, in lines of at most its width."""
 
     box: Box
     width: float
@@ -124,7 +124,7 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
 
 
 def _place_parts(canvas: Canvas, parts: Sequence[Box], left: float, y: float, width: float) -> None:
-    """The parts in a row, each as wide as it needs and a share of what is left."""
+    """The inner boxes in a row, each as wide as it needs plus a share of the remaining space."""
     needs = [_need(part) for part in parts]
     spare = (width - sum(needs) - PART_GAP * (len(parts) - 1)) / len(parts)
     x = left
@@ -142,7 +142,7 @@ def _need(part: Box) -> float:
 
 
 def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
-    """Parts in rows, as many in one as have their place."""
+    """Inner boxes in rows, as many in each as fit."""
     rows: list[list[Box]] = []
     for part in parts:
         if rows and sum(_need(one) + PART_GAP for one in rows[-1]) + _need(part) <= width:

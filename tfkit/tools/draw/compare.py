@@ -1,4 +1,4 @@
-"""What differs between two scenes, box by box."""
+"""The differences between two scenes, box by box."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Said = Mapping[str, object]
 
 
 def differences(a: Scene, b: Scene) -> tuple[Differences, Differences]:
-    """For each of two scenes, by the key of a box, the keys of what is not the same in the other."""
+    """For each of two scenes, the keys of differing notes, by the key of their box."""
     left, right = dict(_contents(a)), dict(_contents(b))
     return _against(left, right), _against(right, left)
 
@@ -28,7 +28,7 @@ def _against(own: Mapping[str, Said], other: Mapping[str, Said]) -> Differences:
 
 
 def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
-    """What stands in each box, frame and mark, by its key."""
+    """The contents of each box, frame and mark, by its key."""
     yield "", {"total": scene.total} | {note.key: note.text for note in scene.facts}
     for box in scene.boxes():
         notes = {note.key: note.text for note in box.notes} | {chip.key: chip.text for chip in box.chips}

@@ -1,4 +1,4 @@
-"""A picture as a file: SVG, PNG, or a page that says more where one points."""
+"""A picture as a file: SVG, PNG, or a page that shows more under the pointer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfkit.tools.draw.style import Theme
 from tfkit.tools.draw.svg import to_svg
 
 ZOOM = 2
-"""Pixels of a PNG for each of the picture's."""
+"""Pixels of a PNG for each pixel of the picture."""
 
 
 def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
-    """A PNG of twice the picture's size, in light colours unless `theme` is dark. No font of the system is needed.
+    """A PNG of twice the picture's size, in light colours unless `theme` is dark. No system font is needed.
 
     Raises:
-        SpecError: what it takes is not installed.
+        SpecError: a required package is not installed.
     """
     try:
         import matplotlib
@@ -42,7 +42,7 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
 
 
 FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, ".png": to_png, ".html": to_html}
-"""What can be written, by the ending of the file's name."""
+"""The formats, by the ending of the file's name."""
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Layers on the canvas: sublayers from bottom to top, each with its norms and the path of its residual."""
+"""Layers on the canvas: sublayers from bottom to top, each with its norms and its residual path."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfkit.tools.draw.text import Run, flow
 from tfkit.tools.units import short
 
 WIDTH = 250.0
-"""Of a box that stands alone."""
+"""Width of a box by itself."""
 GAP, STEP = 10.0, 12.0
-"""Between two boxes of a branch, and around a point where lines meet."""
+"""Space between two boxes of a branch, and around a point where lines meet."""
 TURN = 6.0
-"""From where a line turns upwards to what it leads to."""
+"""From the point where a line turns upwards to its end."""
 BETWEEN = 14.0
-"""Between two branches."""
+"""Space between two branches."""
 RADIUS = 7.0
-"""Of a circle where two lines are added."""
+"""Radius of the circle at an addition."""
 SIDE = 28.0
-"""From the boxes to the sides of a frame; the paths of residuals run in it."""
+"""From the boxes to the sides of a frame; residual paths run in it."""
 RAIL = 13.0
-"""From the boxes to such a path."""
+"""From the boxes to a residual path."""
 
 
 def branch_widths(segment: Segment) -> list[float]:
@@ -36,7 +36,7 @@ def branch_widths(segment: Segment) -> list[float]:
 
 
 def inner_width(layers: Iterable[Layer]) -> float:
-    """Width of the boxes of some layers, beside each other where they are parallel."""
+    """Width of the boxes of some layers, side by side if they are parallel."""
     widths = [WIDTH]
     for layer in layers:
         for segment in layer.segments:
@@ -53,7 +53,7 @@ def side_width(layers: Iterable[Layer]) -> float:
 
 @dataclass(frozen=True)
 class LayerPlacer:
-    """Puts layers around the line x = cx; `inner` is the width that the boxes of all of them need."""
+    """Places layers around the line x = cx; `inner` is the width needed by the boxes of all of them."""
 
     canvas: Canvas
     cx: float
@@ -62,7 +62,7 @@ class LayerPlacer:
     differences: Differences
 
     def place(self, layer: Layer, bottom: float, header: Header) -> float:
-        """Put a layer with its frame above `bottom`; returns its top."""
+        """Place a layer with its frame above `bottom`; returns its top."""
         y = bottom
         for segment in layer.segments:
             y = self._segment(segment, y, bottom - STEP)
@@ -73,7 +73,7 @@ class LayerPlacer:
         return top
 
     def _segment(self, segment: Segment, bottom: float, entrance: float) -> float:
-        """Put a segment above `bottom`; the layer's input can be had at the height `entrance`."""
+        """Place a segment above `bottom`; the layer's input is available at the height `entrance`."""
         canvas, cx = self.canvas, self.cx
         fork = bottom - STEP
         canvas.way((cx, bottom), (cx, fork))
@@ -95,7 +95,7 @@ class LayerPlacer:
         return y if segment.after is None else self._item(segment.after, cx, y, WIDTH)
 
     def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
-        """Put the branches above y; returns where they meet again, and where the first box of the last one ends."""
+        """Place the branches above y; returns where they meet again, and where the first box of the last one ends."""
         widths = branch_widths(segment)
         x = self.cx - (sum(widths) + BETWEEN * (len(widths) - 1)) / 2
         tops, centres, normed = [], [], y
@@ -119,7 +119,7 @@ class LayerPlacer:
         return meet, normed
 
     def _item(self, item: Box | Mark, cx: float, bottom: float, width: float) -> float:
-        """Put a box or a mark above `bottom`, a line in front of it; returns its top."""
+        """Place a box or a mark above `bottom`, with a line before it; returns its top."""
         if isinstance(item, Mark):
             return place_mark(self.canvas, item, cx, bottom, self.differences)
         edge = bottom - GAP
@@ -156,7 +156,7 @@ def place_mark(canvas: Canvas, mark: Mark, cx: float, bottom: float, differences
 
 @dataclass(frozen=True)
 class Header:
-    """What stands at the top of a frame: a name, how many times, and a few notes."""
+    """The head of a frame: a name, the number of repetitions, and a few notes."""
 
     name: str
     times: str
@@ -166,7 +166,7 @@ class Header:
     swatch: int | None = None
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
-        """Put it above `bottom`; returns its top."""
+        """Place it above `bottom`; returns its top."""
         pieces = [*runs(self.notes, self.differing), *map(Run, self.parameters)]
         lines = flow(pieces, width - 24, SMALL)
         height = 27 + 14.5 * len(lines)

@@ -24,7 +24,7 @@ from tfkit.tools.units import short
 BESIDE = 22.0
 """From the line to a box at its side."""
 MARGIN, STRIP = 14.0, 14.0
-"""Around the layers of a stack that differ, and the width of the strip that says which stands where."""
+"""Space around the layers of a stack that differ, and the width of the strip that shows the variant of each layer."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Placer:
         return top
 
     def _strip(self, tower: Tower, x: float, bottom: float, top: float) -> None:
-        """A cell for each layer, the first at the bottom, in the colour of its kind."""
+        """A cell for each layer, the first at the bottom, in the colour of its variant."""
         height = (bottom - top) / len(tower.order)
         gap = 1.0 if height > 3 else 0.0
         for number, kind in enumerate(tower.order):
@@ -113,7 +113,7 @@ class Placer:
 
 
 def extent(node: Node) -> tuple[float, float]:
-    """How far a node reaches to the left and to the right of its line."""
+    """The extent of a node to the left and to the right of its line."""
     if isinstance(node, Tower):
         half = inner_width(node.layers) / 2 + side_width(node.layers)
         if len(node.layers) == 1:
@@ -127,7 +127,7 @@ def extent(node: Node) -> tuple[float, float]:
 
 
 def beside(box: Box) -> Box:
-    """A box as it stands at the side of a line: narrow, its parameters among the notes."""
+    """A box at the side of a line: narrow, its parameters among the notes."""
     if not box.parameters:
         return box
     return replace(box, notes=(*box.notes, Note("parameters", short(box.parameters))), parameters=0)

@@ -1,4 +1,4 @@
-"""What a config says of itself, in a few words for a box and in full for a tip. It knows no kind by name."""
+"""A config in a few words for a box and in full for a tip, without naming any kind."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tfkit.tools.draw.scene import Chip, Note
 from tfkit.tools.show import number, text_of
 
 LONGEST = 40
-"""Characters of a value that is worth a place in a picture."""
+"""Longest value, in characters, that is shown in a picture."""
 USUAL = ("dropout", "eps")
-"""Fields that say nothing about the architecture."""
+"""Fields that do not affect the architecture."""
 Tip = tuple[tuple[str, str], ...]
 
 
 def notes_of(config: Config) -> Iterator[Note]:
-    """What is written in the box of a config: its sizes, and whatever is not as usual."""
+    """The notes in the box of a config: its sizes, and all unusual values."""
     for name, value in sorted(_telling(config), key=lambda field: not field[0].startswith("n_")):
         if isinstance(value, MaskConfig):
             yield from window_of(value)
@@ -37,7 +37,7 @@ def notes_of(config: Config) -> Iterator[Note]:
 
 
 def chips_of(config: Config) -> Iterator[Chip]:
-    """The parts of a config, and the mappings inside it."""
+    """The components inside a config, and the mappings in it."""
     for name, value in _telling(config):
         if isinstance(value, Config) and not isinstance(value, MaskConfig):
             role = value.slot if isinstance(value, Component) else "step"
@@ -45,7 +45,7 @@ def chips_of(config: Config) -> Iterator[Chip]:
 
 
 def window_of(mask: MaskConfig) -> Iterator[Note]:
-    """How far attention reaches; nothing where it reads all, or all that came before."""
+    """The extent of attention; empty if it reads everything, or everything before."""
     if mask.left is not None and mask.causal:
         yield Note("window", f"window {mask.left + 1:,}")
     elif mask.left is not None or mask.right:
@@ -65,17 +65,17 @@ def fact(name: str, value: Any) -> str:
 
 
 def tip_of(config: Config) -> Tip:
-    """What the config is for, then all its values."""
+    """The purpose of a config, then all its values."""
     return (("", first_paragraph(type(config).__doc__ or "")), *_values(config, ""))
 
 
 def _telling(config: Config) -> Iterator[tuple[str, Any]]:
-    """The fields that make this config different from others of its kind."""
+    """The fields that distinguish this config from others of its kind."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(config, Component) and name == config.word_key:
             continue
-        # What is shared by a whole model, or taken from another node, is said there.
+        # Values shared by a whole model, or taken from another node, are shown there.
         if any(marker(info, one) for one in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
             continue
         if value is None or (not info.is_required() and value == info.get_default(call_default_factory=True)):
@@ -85,7 +85,7 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _described(name: str, config: Config) -> str:
-    """`rope: theta 10,000, linear`; the field's name is only said where the slot's is not enough."""
+    """`rope: theta 10,000, linear`; the field's name appears only if the slot's is not enough."""
     own = isinstance(config, Component)
     words = name.replace("_", " ")
     if isinstance(config, Component):

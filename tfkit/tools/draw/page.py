@@ -1,4 +1,4 @@
-"""A picture as a page of its own: whoever points at a box sees what it is for and all its values."""
+"""A picture as a self-contained page: pointing at a box shows its purpose and all its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole model on the canvas: its columns beside each other, inputs below, outputs above, and its title."""
+"""A whole model on the canvas: its columns side by side, inputs below, outputs above, and its title."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfkit.tools.draw.text import Run, cut, flow, wrap
 from tfkit.tools.draw.wires import GUTTER, TRACK, Places, Route, draw_route, routes_of
 
 BETWEEN = 26.0
-"""From a node to the one above it."""
+"""Space between a node and the one above it."""
 APART = 24.0
-"""Between two columns without wires."""
+"""Space between two columns without wires."""
 LEAST = 330.0
-"""Width of a picture: its title wants some room."""
+"""Least width of a picture: its title needs some room."""
 NAME, WORDS = 19.0, 12.0
 """Sizes of fonts."""
 
@@ -66,7 +66,7 @@ def _gutter_width(tracks: int) -> float:
 
 
 def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) -> float:
-    """Where a node begins: above the node below it, its input, or what it reads in another column."""
+    """The height where a node begins: above the node below it, its input, or its source in another column."""
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
@@ -81,7 +81,7 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
 
 
 def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
-    """What leaves the model at the top of a node; returns the top of its name."""
+    """Place the outputs of the model at the top of a node; returns the top of their names."""
     canvas.way((cx, top), (cx, top - 20), arrow=True)
     canvas.text(cx, top - 26, text, WORDS, "muted", "middle")
     return top - 40

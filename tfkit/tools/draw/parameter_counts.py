@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from tfkit.builder import build
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.tools.params import count_params
 
 
-class Tally:
-    """Counts the parameters of a model, and what is not in any box yet.
+class ParameterCounts:
+    """Counts the parameters of a model, and those not in any box yet.
 
     Attributes:
         total: the parameters of the whole model.
@@ -26,18 +26,18 @@ class Tally:
         self.components: Mapping[str, Component] = model.meta["components"]
         self._left = {row.name: row.parameters for row in counted.rows}
         self._names = tuple(self._left)
-        self._labels = {path: part.label for path, part in parts_of(model).items()}
+        self._labels = {path: part.label for path, part in owners_of(model).items()}
 
     def take(self, path: str) -> int:
-        """The parameters of a module and of all that it holds; they belong to the caller from now on."""
+        """The parameters of a module and of everything in it; they belong to the caller from now on."""
         inside = [name for name in self._left if name == path or name.startswith(f"{path}.")]
         return sum(self._left.pop(name) for name in inside)
 
     def label(self, path: str) -> str:
-        """What the component of a module is called: the class of a norm, else its slot."""
+        """The name of a module's component: the class of a norm, else its slot."""
         return self._labels.get(path, "")
 
     def children(self, path: str) -> list[str]:
-        """The names of the modules with weights right inside one, in their order."""
+        """The names of the modules with weights directly inside one, in order."""
         inside = [name[len(path) + 1 :] for name in self._names if name.startswith(f"{path}.")]
         return list(dict.fromkeys(name.partition(".")[0] for name in inside))

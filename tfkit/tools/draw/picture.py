@@ -1,4 +1,4 @@
-"""Scenes to a picture: one model, or two side by side with what differs marked."""
+"""Scenes to a picture: one model, or two side by side with the differences marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfkit.tools.draw.shapes import Canvas, Picture, Rect
 
 BELOW_TITLE = 16.0
 MARGIN, APART = 22.0, 56.0
-"""Around a picture, and between two models."""
+"""Space around a picture, and between two models."""
 
 
 @checked
@@ -26,7 +26,7 @@ def draw(*graphs: AnySpec) -> Picture:
     Nothing is allocated: parameters are counted on the meta device.
 
     Raises:
-        ValueError: no graph, or more than two.
+        ValueError: there is no graph, or more than two.
     """
     if len(graphs) not in (1, 2):
         raise ValueError(f"a picture shows one model or two, not {len(graphs)}")
@@ -34,7 +34,7 @@ def draw(*graphs: AnySpec) -> Picture:
 
 
 def picture_of(scenes: Sequence[Scene]) -> Picture:
-    """The same for scenes."""
+    """The picture of scenes, as `draw` makes it of models."""
     canvas = Canvas()
     marked: tuple[Differences, ...] = ({},)
     if len(scenes) == 2:
@@ -55,7 +55,7 @@ def picture_of(scenes: Sequence[Scene]) -> Picture:
 
 
 def _in_words(scenes: Sequence[Scene]) -> str:
-    """What is seen, for those who do not see it."""
+    """A description of the picture for those who cannot see it."""
     texts = []
     for scene in scenes:
         boxes = ", ".join(box.title for box in scene.boxes())

@@ -1,6 +1,6 @@
-"""What a picture of a model shows, as data: boxes, what is written in them, and what leads where. Nothing has a place.
+"""The contents of a model's picture as data: boxes, their texts, and the wires. Nothing has a place.
 
-Every box names the weights that it stands for, so that the numbers in a picture add up to the model's.
+Every box names its weights, so that the numbers in a picture add up to the model's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Chip:
-    """A part inside a box, in the colour of its slot. `parameters` are those that the box does not count."""
+    """A component inside a box, in the colour of its slot. `parameters` are those that the box does not count."""
 
     key: str
     role: str
@@ -33,16 +33,16 @@ class Box:
     """A component, or a step that has weights.
 
     Attributes:
-        key: what it is compared by with the box of another picture.
+        key: the key to compare it with the box of another picture.
         role: the slot that it fills, which decides its colour.
-        title: what it is called.
+        title: its name.
         notes: its kind and sizes.
         chips: components inside it that have a slot of their own.
-        parts: boxes inside it; their parameters are among its own.
-        parameters: how many it has.
-        times: how many boxes like this one the model has, each with weights of its own.
-        tied: whether it uses the weights of another box.
-        tip: every value of its config, for whoever points at it.
+        parts: boxes inside it; its own parameters include theirs.
+        parameters: their number.
+        times: the number of boxes like this one in the model, each with its own weights.
+        tied: True if it uses the weights of another box.
+        tip: every value of its config, shown under the pointer.
     """
 
     key: str
@@ -64,7 +64,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Mark:
-    """A number that multiplies what flows along a line."""
+    """A number that multiplies the values on a line."""
 
     key: str
     text: str
@@ -82,12 +82,12 @@ class Segment:
     """Sublayers whose outputs are added to the residual stream together: one, or several in parallel.
 
     Attributes:
-        branches: what each of them goes through, bottom to top.
-        stem: the norm in front of all of them.
-        reads_input: whether they read what the layer got, and not the sum so far.
-        onto: what they are added to: the stream in front of the segment, or what stands behind the first box.
-        factor: a learned factor of what they are added to.
-        after: the norm behind the sum.
+        branches: the boxes of each of them, bottom to top.
+        stem: the norm before all of them.
+        reads_input: True if they read the layer's input, and not the sum so far.
+        onto: the value that they are added to: the stream before the segment, or the output of the first box.
+        factor: a learned factor of that value.
+        after: the norm after the sum.
     """
 
     branches: tuple[tuple[Box | Mark, ...], ...]
@@ -105,7 +105,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layer:
-    """Layers of a stack that are alike."""
+    """Equal layers of a stack."""
 
     key: str
     name: str
@@ -122,7 +122,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tower:
-    """A stack. `order` has for each layer the number of its kind among `layers`; `rest` is what no box counts."""
+    """A stack. `order` has the index in `layers` for each layer; `rest` are parameters outside all boxes."""
 
     key: str
     name: str
@@ -144,7 +144,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Chain:
-    """A node that is no stack: what its input goes through, bottom to top; nothing, if it is an input itself."""
+    """A node that is not a stack: the boxes that its input passes, bottom to top; empty for an input of the model."""
 
     key: str
     name: str
@@ -164,7 +164,7 @@ WireKind = Literal["up", "side", "memory", "tie"]
 
 @dataclass(frozen=True)
 class Wire:
-    """What leads from a node to another: up to the next, to the side of one or of its cross-attention; or a table."""
+    """A wire from a node to another: up to the next, to the side of one or of its cross-attention; or a table."""
 
     source: str
     target: str
@@ -177,8 +177,8 @@ class Scene:
 
     Attributes:
         columns: names of nodes, bottom to top.
-        inputs: what the lowest node of a column reads, by the node's name.
-        outputs: what leaves the model, by the node's name.
+        inputs: the inputs of the lowest node of a column, by the node's name.
+        outputs: the outputs of the model, by the node's name.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a picture is made of once everything has its place: rectangles, texts and lines, in pixels, y downwards."""
+"""The elements of a picture after everything has its place: rectangles, texts and lines, in pixels, y downwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Words:
     anchor: Anchor = "start"
 
     def box(self) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of what it covers at most."""
+        """Left, top, right and bottom of the area that it covers at most."""
         width = line_width(self.line, self.size)
         left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
         return left, self.y - 0.8 * self.size, left + width, self.y + 0.22 * self.size
@@ -67,7 +67,7 @@ class Disc:
 
 @dataclass(frozen=True)
 class Group:
-    """The shapes of one box, and what to say about it."""
+    """The shapes of one box, and its tip."""
 
     key: str
     title: str
@@ -92,7 +92,7 @@ class Canvas:
     anchors: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
-        """A text in one weight, bold where `look` says so."""
+        """A text in one weight, bold if `look` says so."""
         self.front.append(Words(x, y, (Run(text, "bold" in look.split()),), size, look, anchor))
 
     def way(self, *points: Point, look: str = "line", arrow: bool = False, start: str = "", end: str = "") -> None:
@@ -101,7 +101,7 @@ class Canvas:
 
     @contextmanager
     def group(self, key: str, title: str, tip: tuple[tuple[str, str], ...]) -> Iterator[None]:
-        """What is put in front here belongs together."""
+        """Group the shapes that are drawn within."""
         outer, self.front = self.front, []
         yield
         outer.append(Group(key, title, tip, tuple(self.front)))
@@ -110,7 +110,7 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing from (x, y) on; `title` and `description` say in words what it shows."""
+    """A drawing from (x, y) on; `title` and `description` describe it in words."""
 
     x: float
     y: float
@@ -121,7 +121,7 @@ class Picture:
     description: str
 
     def flat(self) -> Iterator[Shape]:
-        """All shapes, those of groups too."""
+        """All shapes, including those of groups."""
         pending = list(reversed(self.shapes))
         while pending:
             shape = pending.pop()

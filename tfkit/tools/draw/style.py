@@ -22,7 +22,7 @@ FILLS = {
 PLAIN = "step"
 """The colours of every other role."""
 CELLS = (("#7b8794", "#8b96a3"), ("#d9964a", "#b9813f"), ("#6ca4d4", "#5590c4"), ("#9683d6", "#8675c4"))
-"""Of layers that differ, light and dark."""
+"""The colours of layers that differ, light and dark."""
 INKS = {
     # name: light, dark
     "text": ("#1c2127", "#edf1f5"),

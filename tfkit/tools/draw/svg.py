@@ -1,4 +1,4 @@
-"""A picture as SVG: text stays text, no font, file or script is asked for, and both colour schemes are in it."""
+"""A picture as SVG: text stays text, no font, file or script is requested, and both colour schemes are included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SVG = "http://www.w3.org/2000/svg"
 
 
 def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:
-    """The text of an SVG document; with `tips`, what is known about each box stands in its attributes."""
+    """The text of an SVG document; with `tips`, the tip of each box is in its attributes."""
     width, height = _number(math.ceil(picture.width)), _number(math.ceil(picture.height))
     root = ET.Element(
         "svg",

@@ -1,6 +1,7 @@
-"""How wide a text is, before anybody knows in which font it will be shown.
+"""The width of a text in an unknown font.
 
-The advances are those of DejaVu Sans, wider than the sans-serif fonts of common systems: what fits in it fits in those.
+The advances are those of DejaVu Sans, wider than the sans-serif fonts of common systems: a text that fits in it fits in
+those.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _BOLD = """
 652 924 645 652 582 712 365 712 838
 """
 FIRST = 32
-"""The code of the first character of the tables; a thousandth of the font's size is their unit."""
+"""The code of the first character of the tables; their unit is a thousandth of the font's size."""
 PLAIN, BOLD = ([int(width) for width in table.split()] for table in (_PLAIN, _BOLD))
 MIDDLE_DOT = {False: 318, True: 380}
 UNKNOWN = 1050
-"""For every other character, which is wider than any of them but ideographs, and as wide as those."""
+"""The advance of every other character: wider than all others but ideographs, and as wide as those."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def line_width(line: Iterable[Run], size: float) -> float:
 
 
 def flow(items: Sequence[Run], width: float, size: float, separator: str = " · ") -> list[Line]:
-    """Short texts in lines of at most `width`, a separator between those that share a line.
+    """Short texts in lines of at most `width`, with a separator between those on one line.
 
-    A text that is wider than a line is broken between its words, and cut where a word is.
+    A text that is wider than a line is broken between its words; a word that is wider is cut.
     """
     lines: list[list[Run]] = []
     for item in items:
@@ -88,7 +89,7 @@ def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[st
 
 
 def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
-    """A text that is no wider than `width`, with dots for what is left out."""
+    """A text no wider than `width`, with dots in place of the rest."""
     if width_of(text, size, bold=bold) <= width:
         return text
     while text and width_of(f"{text}...", size, bold=bold) > width:

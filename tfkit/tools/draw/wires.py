@@ -1,4 +1,4 @@
-"""What leads from one node to another, beside the columns: memories, further inputs, tied tables."""
+"""Wires from one node to another, beside the columns: memories, further inputs, tied tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tfkit.tools.draw.scene import Scene, WireKind
 from tfkit.tools.draw.shapes import Canvas, Disc, Point
 
 EXIT = 10.0
-"""From the top of a node to where a wire leaves the line to the next one."""
+"""From the top of a node to the point where a wire leaves the line to the next one."""
 GUTTER, TRACK = 14.0, 11.0
-"""Beside a column, and for each wire that runs there."""
+"""Space beside a column, and for each wire that runs there."""
 CLEAR = 3.0
 """Between a wire and a box that it passes."""
 ASIDE = 14.0
@@ -30,12 +30,12 @@ class Route:
 
 @dataclass
 class Places:
-    """Where things are: the line of each column, bottoms and tops of nodes, and how many tracks of gutters are taken.
+    """The places of things: the line of each column, bottoms and tops of nodes, and the tracks taken in gutters.
 
     Attributes:
         column: the number of a node's column.
         centres: the x of the line of each column.
-        gutters: where the space in front of each column begins, and that behind the last.
+        gutters: where the space before each column begins, and the one after the last.
     """
 
     column: dict[str, int]
@@ -46,7 +46,7 @@ class Places:
     taken: dict[int, int] = field(default_factory=dict)
 
     def gutter(self, route: Route) -> int:
-        """Where a route runs: beside its target, on the side where it comes from; outside, within one column."""
+        """The gutter of a route: beside its target, on the side of its source; outside, within one column."""
         source, target = self.column[route.source], self.column[route.target]
         if source == target:
             return 0 if target == 0 else target + 1
@@ -60,13 +60,13 @@ class Places:
         return self.gutters[gutter] + GUTTER + TRACK * number
 
     def leave(self, route: Route) -> tuple[Point, Point]:
-        """The top of the source, and where a wire leaves the line above it."""
+        """The top of the source, and the point where a wire leaves the line above it."""
         x, top = self.centres[self.column[route.source]], self.tops[route.source]
         return (x, top), (x, top - EXIT)
 
 
 def routes_of(scene: Scene) -> Iterator[Route]:
-    """All wires that are more than a step from a node to the one above it."""
+    """All wires that lead further than from a node to the one above it."""
     columns = {name: number for number, column in enumerate(scene.columns) for name in column}
     for wire in scene.wires:
         if wire.way == "tie":
@@ -91,7 +91,7 @@ def _nearest(scene: Scene, source: str, target: str) -> str:
 
 
 def draw_route(canvas: Canvas, scene: Scene, route: Route, places: Places) -> None:
-    """Put a wire on the canvas, on which all nodes stand."""
+    """Put a wire on the canvas, after all nodes are on it."""
     if route.way == "tie":
         _tie(canvas, scene, route, places)
         return
@@ -110,7 +110,7 @@ def draw_route(canvas: Canvas, scene: Scene, route: Route, places: Places) -> No
 
 
 def _across(canvas: Canvas, places: Places, route: Route, leave: Point, x: float) -> list[Point]:
-    """From where a wire leaves to the height of that point at `x`, or to another one where boxes are in its way."""
+    """From the point where a wire leaves to that height at `x`, or to another one if boxes are in its way."""
     if _free(canvas, leave[1], leave[0], x):
         return [leave, (x, leave[1])]
     column = places.column[route.source]
@@ -121,7 +121,7 @@ def _across(canvas: Canvas, places: Places, route: Route, leave: Point, x: float
 
 
 def _enter(canvas: Canvas, key: str, x: float) -> list[Point]:
-    """Into the side of a box; from above where others stand beside it."""
+    """Into the side of a box; from above if others are beside it."""
     left, top, right, bottom = canvas.anchors[key]
     middle, end = (top + bottom) / 2, left if x < left else right
     between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _spans(box, x, end)]
@@ -137,7 +137,7 @@ def _free(canvas: Canvas, y: float, start: float, end: float) -> bool:
 
 
 def _spans(box: tuple[float, float, float, float], start: float, end: float) -> bool:
-    """Whether a box stands somewhere between two x."""
+    """True if a box is somewhere between two x."""
     return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
 
 

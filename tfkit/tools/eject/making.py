@@ -15,6 +15,7 @@ from tfkit.tools.eject.cleanup import Replaced, reads
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.symbols import text_of
 from tfkit.tools.eject.torch_modules import OF_PARAMETERS, arguments_of, is_container, made_by_torch, name_of
+from tfkit.torch_private.tensors import storage_key
 
 
 class Making:
@@ -35,7 +36,7 @@ class Making:
 
     def sizes(self, tensor: Tensor) -> tuple[Any, ...]:
         """The shape of a tensor, in numbers that know their names where it was made with such."""
-        found = self.shapes.get(tensor.untyped_storage()._cdata, ())
+        found = self.shapes.get(storage_key(tensor), ())
         return found if found == tuple(tensor.shape) else tuple(tensor.shape)
 
     def empty(self, sizes: str, tensor: Tensor) -> str:

@@ -26,6 +26,7 @@ from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.functions import INDENT, docs_text, function_text, in_docs, record_text, steps_text
 from tfkit.tools.eject.inline import drawn_in
+from tfkit.tools.eject.rearranged import lend_sizes
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.symbols import with_names
@@ -38,6 +39,7 @@ from tfkit.tools.eject.torch_modules import (
     remembering,
 )
 from tfkit.tools.inputs import random_inputs
+from tfkit.torch_private.tensors import storage_key
 
 
 @checked
@@ -56,6 +58,7 @@ def eject(graph: AnySpec) -> str:
     sizes = _Sizes()
     with torch.device("meta"), sizes, remembering():
         model = assemble(named)
+    lend_sizes(model)
     _check_apart(model)
     whole = Specialiser(model)
     whole.run()
@@ -89,7 +92,7 @@ class _Sizes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in _MAKERS and args:
             sizes = args[0] if isinstance(args[0], tuple | list) else args
-            self.found[result.untyped_storage()._cdata] = tuple(sizes)
+            self.found[storage_key(result)] = tuple(sizes)
             self._kept.append(result)
         return result
 

@@ -1,4 +1,4 @@
-"""A model in words, in the order in which data flows through it: what each part is, its sizes, and what it costs."""
+"""A model in words, in the order in which data flows through it: each component, its sizes, and its costs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import rows_of
 from tfkit.graph.tables import table_owner
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.cost import PartCost, cost
-from tfkit.tools.explain.parts import Part, part_of
-from tfkit.tools.explain.stack import stack_part
+from tfkit.tools.cost import ComponentCost, cost
+from tfkit.tools.explain.explanation import Explanation, explain_component
+from tfkit.tools.explain.stack import explain_stack
 
-__all__ = ["Explained", "Part", "explain"]
+__all__ = ["Explained", "Explanation", "explain"]
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A model for a person who meets it for the first time.
+    """A model for a person who sees it for the first time.
 
     Attributes:
-        name: what it is called.
-        description: what is special about it, in its spec's words.
+        name: its name.
+        description: its distinctive features, in its spec's words.
         source: the paper or the reference implementation that its spec names.
-        parameters: of the whole model; those of all parts, and of what is inside them, add up to it.
-        active: of these, those that one token is multiplied with: of routed experts, the chosen ones.
-        flops: of one forward over `length` tokens; those of all parts add up to it.
+        parameters: their number in the whole model; those of all nodes, and of everything inside them, add up to it.
+        active: of these, those that one token is multiplied by: of routed experts, the chosen ones.
+        flops: FLOPs of one forward over `length` tokens; those of everything in it add up to it.
         length: tokens of that forward.
-        inputs: what goes in, a sentence each.
-        nodes: the parts, in the order in which data flows.
-        init: how the weights start.
-        cache: what is kept of one sequence while it is decoded.
+        inputs: the inputs, a sentence each.
+        nodes: the nodes, in the order in which data flows.
+        init: the initialization of the weights.
+        cache: the KV cache of one sequence.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Explained:
     flops: int
     length: int
     inputs: tuple[str, ...]
-    nodes: tuple[Part, ...]
-    init: Part
+    nodes: tuple[Explanation, ...]
+    init: Explanation
     cache: CacheSize | None
 
 
@@ -56,8 +56,8 @@ class Explained:
 def explain(graph: AnySpec) -> Explained:
     """Explain a model, or that of a spec: every component in the words of its own docstrings, with sizes and costs.
 
-    FLOPs are those of a forward over as many tokens as `cost` takes by itself. Raises SpecError when the model cannot
-    be built.
+    FLOPs are those of a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot be
+    built.
     """
     graph = as_graph(graph)
     found = cost(graph)
@@ -74,32 +74,34 @@ def explain(graph: AnySpec) -> Explained:
         length=found.length,
         inputs=tuple(_input(graph, name, signal) for name, signal in graph.inputs.items()),
         nodes=nodes,
-        init=part_of("init", spec.init),
+        init=explain_component("init", spec.init),
         cache=cache_size(graph),
     )
 
 
 def _input(graph: Graph, name: str, signal: Signal) -> str:
-    """What an input holds."""
+    """The contents of an input."""
     what = {"tokens": "token ids", "sequence": "vectors", "lengths": "a length for each sequence"}[signal.type]
     rows = rows_of(graph, name) if signal.type == "tokens" else None
     what += f" below {rows:,}" if rows else f" of width {signal.width:,}" if signal.width else ""
     what += f", always {signal.length:,} positions" if signal.length else ""
-    return f"{name}: {what}{', may be left out' if signal.optional else ''}"
+    return f"{name}: {what}{', optional' if signal.optional else ''}"
 
 
-def _node(graph: Graph, node: Node) -> Part:
+def _node(graph: Graph, node: Node) -> Explanation:
     """A node in words."""
     if hasattr(node.config, "plan"):
-        part = stack_part(node)
+        part = explain_stack(node)
     else:
-        part = part_of(node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"}))
+        part = explain_component(
+            node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"})
+        )
     reads = [name for field, source in node.wires.items() if field != "tie" for name in as_list(source)]
     return replace(part, where=f"reads {' and '.join(dict.fromkeys(reads))}")
 
 
 def _facts(graph: Graph, node: Node) -> Iterator[str]:
-    """The sizes of a node that is no stack, and whose table it uses."""
+    """The sizes of a node that is not a stack, and the owner of the table that it uses."""
     table = node.config.table()
     tie = node.wires.get("tie")
     if table is not None and table.rows and table.width:
@@ -110,11 +112,11 @@ def _facts(graph: Graph, node: Node) -> Iterator[str]:
         yield f"tied: it uses the table of {table_owner(graph, tie)} and has none of its own"
 
 
-def _with_costs(part: Part, costs: list[PartCost]) -> Part:
-    """A node whose parts have their costs; what none of them accounts for is the node's own."""
+def _with_costs(part: Explanation, costs: list[ComponentCost]) -> Explanation:
+    """A node whose components have their costs; the remainder is the node's own."""
     left = list(costs)
 
-    def claimed(one: Part, layers: tuple[int, ...]) -> Part:
+    def claimed(one: Explanation, layers: tuple[int, ...]) -> Explanation:
         layers = one.layers or layers
         mine = [] if one is part else [cell for cell in left if cell.component == one.name and _in(cell, layers)]
         for cell in mine:
@@ -129,15 +131,15 @@ def _with_costs(part: Part, costs: list[PartCost]) -> Part:
 _LAYER = re.compile(r"\blayers\.(\d+)")
 
 
-def _in(cell: PartCost, layers: tuple[int, ...]) -> bool:
-    """Whether what a cost is of lies in one of the layers; in any where they are not named."""
+def _in(cell: ComponentCost, layers: tuple[int, ...]) -> bool:
+    """True if the module of a cost is in one of the layers, or no layers are given."""
     match = _LAYER.search(cell.layer)
     return not layers or match is None or int(match[1]) in layers
 
 
-def _parameters(costs: list[PartCost]) -> int:
+def _parameters(costs: list[ComponentCost]) -> int:
     return sum(cell.parameters for cell in costs)
 
 
-def _flops(costs: list[PartCost]) -> int:
+def _flops(costs: list[ComponentCost]) -> int:
     return sum(cell.flops_forward for cell in costs)

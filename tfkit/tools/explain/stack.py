@@ -1,4 +1,4 @@
-"""Stacks in words: what one layer does step by step, and the parts of its layers, each once."""
+"""Stacks in words: the steps of one layer, and the components of its layers, each once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tfkit.component import Component
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.tools.explain.parts import Part, attention_part, differing, many, part_of
+from tfkit.tools.explain.explanation import Explanation, differing, explain_attention, explain_component, many
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
 from tfkit.tools.show import number
 
@@ -17,17 +17,17 @@ SLOTS = ("attention", "cross_attention", "ffn")
 NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
 STACK = frozenset({*SLOTS, "norm", "layers", "placement", "residual", "sublayers", "final_norm", "input_norm"})
 FEW = 28
-"""The longest list of layers that is written out, in letters; a pattern may have twice as many."""
+"""The longest list of layers, in letters, that is written out; a pattern may have twice as many."""
 
 
-def stack_part(node: Node) -> Part:
+def explain_stack(node: Node) -> Explanation:
     """A stack of layers."""
     config: Any = node.config
     plan = [(name, layer) for name, layer in config.plan() for _ in range(config.repeats())]
-    own = part_of(node.name, config, leave_out=STACK)
+    own = explain_component(node.name, config, leave_out=STACK)
     facts = [_size(config), *_sharing(config, plan), *own.facts]
     parts = [part for slot in SLOTS for part in _slot_parts(slot, config, node, plan)]
-    return Part(
+    return Explanation(
         node.name,
         config.kind_name(),
         says=doc_of(config),
@@ -43,7 +43,7 @@ def _size(config: Any) -> str:
 
 
 def _sharing(config: Any, plan: Sequence[tuple[str, Any]]) -> Iterator[str]:
-    """How layers differ or share."""
+    """The ways in which layers differ or share."""
     if config.repeats() > 1:
         sets = "one set of weights" if len(config.plan()) == 1 else f"{len(config.plan())} sets of weights"
         papers = field_papers(config.layers, "groups", None)
@@ -54,7 +54,7 @@ def _sharing(config: Any, plan: Sequence[tuple[str, Any]]) -> Iterator[str]:
         papers = field_papers(config.layers, "pattern", None)
         listed = ", ".join(pattern) if isinstance(pattern, tuple) else ""
         repeated = f", in the pattern [{listed}]" if 0 < len(listed) <= 2 * FEW else ""
-        yield " ".join([f"layers of {len(set(names))} sorts{repeated}: {_counts(names)}", *papers])
+        yield " ".join([f"layers of {len(set(names))} variants{repeated}: {_counts(names)}", *papers])
 
 
 def _counts(names: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def _counts(names: Sequence[str]) -> str:
 
 
 def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
-    """Which layers are of these sorts: their numbers if those are few, else their sorts; empty for all."""
+    """The layers of these variants: their numbers if those are few, else their variants; empty for all."""
     indices = [i for i, (name, _) in enumerate(plan) if name in names]
     if len(indices) == len(plan):
         return ""
@@ -72,9 +72,9 @@ def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
     return f"{what} ({sorts})"
 
 
-def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Part]:
-    """What fills a slot, once for all layers where it is the same; of others what differs."""
-    found: list[tuple[Part, set[str]]] = []
+def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Explanation]:
+    """The component in a slot, once for all layers if it is the same; for others the differences."""
+    found: list[tuple[Explanation, set[str]]] = []
     for name in dict.fromkeys(name for name, _ in plan):
         layer = next(layer for other, layer in plan if other == name)
         part = _slot_part(slot, config, layer, memory="memory" in node.wires)
@@ -93,15 +93,15 @@ def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, An
         yield replace(shown, where=_where(names, plan), layers=() if everywhere else layers)
 
 
-def _slot_part(slot: str, config: Any, layer: Any, *, memory: bool) -> Part | None:
+def _slot_part(slot: str, config: Any, layer: Any, *, memory: bool) -> Explanation | None:
     if not any(step.sublayer == slot for step in layer.steps(memory=memory)):
         return None
     if slot == "ffn":
-        return part_of(slot, layer.ffn)
-    return attention_part(slot, layer.attention_of(slot), config.default_mask() if slot == "attention" else None)
+        return explain_component(slot, layer.ffn)
+    return explain_attention(slot, layer.attention_of(slot), config.default_mask() if slot == "attention" else None)
 
 
-def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[Part]:
+def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[Explanation]:
     """The norms of the residual stream, each kind once."""
     norms: dict[str, Component] = {}
     for _, layer in {name: (name, layer) for name, layer in plan}.values():
@@ -112,11 +112,11 @@ def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Ite
     if (last := config.closing_norm()) is not None:
         norms.setdefault(last.kind_name(), last)
     for norm in norms.values():
-        yield part_of("norm", norm)
+        yield explain_component("norm", norm)
 
 
 def _programs(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[str]:
-    """What the layers do, a line a step; those of layers that differ one after the other."""
+    """The steps of the layers, a line each; those of layers that differ one after the other."""
     programs: dict[tuple[str, ...], set[str]] = {}
     for name, layer in plan:
         programs.setdefault(tuple(_steps(layer, memory=memory)), set()).add(name)
@@ -153,8 +153,8 @@ def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
 
 
 def _add(residual: Any) -> str:
-    """How what a sublayer gives is added."""
+    """The addition of a sublayer's output, in words."""
     scale = "" if residual.scale == 1 else f"{number(residual.scale)} times "
     learned = "" if residual.learned == "none" else f"a learned {residual.learned} times "
     what = f"{scale}{learned}it " if scale or learned else ""
-    return f"add {what}to {'what was normalized' if residual.onto == 'normed' else 'the stream'}"
+    return f"add {what}to {'the normalized value' if residual.onto == 'normed' else 'the stream'}"

@@ -1,8 +1,8 @@
-"""What components say about themselves: the first sentence of their docstrings, and the papers that these name.
+"""Components in their own words: the first sentence of their docstrings, and the papers cited there.
 
-A paper belongs to a component when it stands in the docstring of its class; or in that of its module, behind a label
-that is its kind, its class or a field (`Grouped-query: https://...`), or without a label. So a plugin's part is
-explained as the built-in ones are, from what its author wrote.
+A paper belongs to a component if it is in the docstring of its class; or in that of its module, after a label that is
+its kind, its class or a field (`Grouped-query: https://...`), or without a label. So a plugin's component is explained
+like the built-in ones, from its author's words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sentence(text: str) -> str:
 
 
 def doc_of(config: Config | type[Config]) -> str:
-    """What a component is, in a sentence of its own or of its class; empty where that does not say."""
+    """The description of a component, a sentence of its own or of its class; empty if there is none."""
     if isinstance(config, Config) and (own := config.in_words()) is not None:
         return own
     cls = config if isinstance(config, type) else type(config)
@@ -36,7 +36,7 @@ def doc_of(config: Config | type[Config]) -> str:
 
 
 def papers_of(config: Config) -> tuple[str, ...]:
-    """Where a component comes from."""
+    """The papers of a component."""
     cls = type(config)
     own = [link for _, link in _links(cls.__doc__ or "")]
     if own:
@@ -51,12 +51,12 @@ def papers_of(config: Config) -> tuple[str, ...]:
 
 
 def field_words(config: Config, name: str) -> str:
-    """What a field is for, in a sentence."""
+    """The purpose of a field, in a sentence."""
     return sentence(field_docs(type(config)).get(name, ""))
 
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
-    """Where what a field says comes from: by the links of its own text, or else by its name or value in a module's."""
+    """The papers of a field's value: the links of its own text, or else those at its name or value in a module's."""
     own = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
     for cls in [] if own else type(config).__mro__:
@@ -72,12 +72,12 @@ def _module_doc(cls: type) -> str:
 
 @cache
 def _links(text: str) -> tuple[tuple[str, str], ...]:
-    """The links of a text, each with the label in front of it or an empty one."""
+    """The links of a text, each with the label before it or an empty one."""
     return tuple((match[1] or "", match[2]) for match in _LINK.finditer(text))
 
 
 def _names(label: str, words: Iterable[str]) -> bool:
-    """Whether a label (`YaRN and NTK`) names one of the words, whatever their case and signs."""
+    """True if a label (`YaRN and NTK`) names one of the words, ignoring case and punctuation."""
     labels = set(_folded(re.split(r",| and | or ", label)))
     return any(word in labels for word in _folded(words))
 

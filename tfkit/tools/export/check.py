@@ -1,4 +1,4 @@
-"""Whether a file is its model: the same weights, and the same outputs at shapes that it was not made with."""
+"""The check of a file against its model: equal weights, and equal outputs at shapes that it was not made with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
 
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
@@ -17,13 +16,14 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.tools.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
 from tfkit.tools.export.format import Call, Format, Inputs, Opened
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
+from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
-"""What counts as equal in short types, whose rounding differs when a program does things in another order."""
+"""The tolerance for short types, whose rounding differs if a program does things in another order."""
 
 
-HELP = "nothing was written; another --format may do"
+HELP = "nothing was written; another --format may work"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Check:
     """One comparison of a file with its model.
 
     Attributes:
-        case: what both got: batch x length, and padding.
-        difference: the largest one of their outputs, in times of the largest value where that is above 1.
+        case: the inputs of both: batch x length, and padding.
+        difference: the largest one of their outputs, relative to the largest value if that is above 1.
     """
 
     case: str
@@ -66,7 +66,7 @@ def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> Non
     ours = model.state_dict()
     for name, tensor in opened.weights().items():
         if name in ours and not torch.equal(tensor, ours[name]):
-            raise _differs(model, format, name.rpartition(".")[0], f"its weight `{name}` is another one in the file")
+            raise _differs(model, format, name.rpartition(".")[0], f"its weight `{name}` differs in the file")
 
 
 def _sequences(model: fx.GraphModule, opened: Opened) -> Iterator[Sequences]:
@@ -99,7 +99,7 @@ def _check_cached(
 def _first_cached(
     model: fx.GraphModule, opened: Opened, sequences: Sequences, number: int, tolerance: float
 ) -> str | None:
-    """The first component that differs in a piece, or in the same tokens read as a whole."""
+    """The first component that differs in a step, or for the same tokens read as a whole."""
     cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.pieces[0]))
     cached.start(sequences.pieces[0][main].size(0), **sequences.once)
 
@@ -114,15 +114,15 @@ def _first_cached(
 
 
 def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, Call], dict[str, Tensor]]:
-    """What each module was called with and returned, in the order in which they returned."""
+    """The arguments and results of each module, in the order in which they returned."""
     given: dict[str, Call] = {}
     returned: dict[str, Tensor] = {}
     handles = []
     for path, module in model.named_modules():
 
         def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            copied = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-            given[path] = Call(*copied)  # a cache is changed once it is read
+            copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+            given[path] = Call(*copied)  # a cache is changed after it is read
 
         def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:
             if isinstance(output, Tensor):
@@ -140,7 +140,7 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
 
 
 def _first(found: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: float) -> str | None:
-    """The first module whose output is another one in the file."""
+    """The first module with another output in the file."""
     for path, output in want.items():
         if path in found and found[path].shape == output.shape and not _gap(found[path], output) <= tolerance:
             return path
@@ -148,7 +148,7 @@ def _first(found: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: f
 
 
 def _distance(model: fx.GraphModule, inputs: Inputs, found: list[Tensor], want: list[Tensor]) -> float:
-    """The largest difference of outputs, where there is no padding."""
+    """The largest difference of outputs, outside padding."""
     graph, largest = graph_of(model), 0.0
     for name, one, other in zip(graph.outputs, found, want, strict=True):
         mask = inputs.get(str(graph.node(name).output.mask))
@@ -160,7 +160,7 @@ def _distance(model: fx.GraphModule, inputs: Inputs, found: list[Tensor], want: 
 
 
 def _gap(found: Tensor, want: Tensor) -> float:
-    """The largest difference, in times of the largest value where that is above 1; infinite for NaN on one side."""
+    """The largest difference, relative to the largest value if that is above 1; infinite for NaN on one side."""
     if not want.numel():
         return 0.0
     same = (found == want) | (found.isnan() & want.isnan())
@@ -169,14 +169,14 @@ def _gap(found: Tensor, want: Tensor) -> float:
 
 
 def _amount(check: Check, tolerance: float) -> str:
-    return f"{check.case}: the outputs differ by {check.difference:.1e}, and {tolerance:.0e} is allowed"
+    return f"{check.case}: the outputs differ by {check.difference:.1e}; {tolerance:.0e} is allowed"
 
 
 def _differs(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
-    """The file is not the model."""
-    what = f"what was written as {format.name} is not {quoted(graph_of(model).name)}"
-    parts = parts_of(model)
+    """The error of a file that differs from its model."""
+    what = f"the {format.name} file differs from {quoted(graph_of(model).name)}"
+    parts = owners_of(model)
     if path is None:
-        return SpecError(Diagnostic(f"{what}, and no single component is to blame", None, "", (how,), HELP))
+        return SpecError(Diagnostic(f"{what}, but no single component is at fault", None, "", (how,), HELP))
     label = f"{parts[path].label} " if path in parts else ""
     return SpecError(Diagnostic(f"{what}: the first component that differs is {label}`{path}`", None, "", (how,), HELP))

@@ -1,4 +1,4 @@
-"""Write a model to a file of another format: all of it or nothing, and only what is equal to the model."""
+"""Write a model to a file of another format: completely or not at all, and only if it equals the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
-from tfkit.tools.atomic_files import check_file, fresh_file, parts_of
+from tfkit.tools.atomic_files import check_file, extras_of, fresh_file
 from tfkit.tools.comparison_inputs import example
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
@@ -25,20 +25,20 @@ from tfkit.tools.units import bytes_text
 from tfkit.wrapped import whole
 
 MARGIN = 2**24
-"""Bytes that a file has beside the weights, at most."""
+"""The most bytes that a file has beside the weights."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it was proved.
+    """The files that were written, and the proof.
 
     Attributes:
-        name: of the model.
-        format: by its name.
-        files: what was written; the first is the one that was asked for.
-        bytes: of all of them.
+        name: that of the model.
+        format: its name.
+        files: the files written; the first is the requested one.
+        bytes: the size of all of them.
         checks: the comparisons of the file, read again, with the model.
-        difference: the largest one.
+        difference: the largest difference.
     """
 
     name: str
@@ -57,23 +57,23 @@ def export(
 
     The file is written to a folder beside it, read again and compared with the model at shapes that it was not made
     with, and put in its place only if it is equal: an error, an interrupt or a full disk leaves nothing behind, and a
-    file that was there as it was.
+    former file as it was.
 
     Args:
-        model: what `tfkit.build` returned; it is written in eval mode.
+        model: a model that `tfkit.build` returned; it is written in eval mode.
         path: the file; its folder must exist.
         format: `torchscript`, `pt2`, `aoti`, `onnx` or `safetensors`; that of the suffix unless given.
-        stage: called with the name of what begins.
+        stage: called with the name of each stage as it begins.
 
     Raises:
-        SpecError: the format cannot take the model, or what was written differs from it: the message names the first
+        SpecError: the format cannot represent the model, or the file differs from it: the message names the first
             component that does; or the file cannot be written.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
     name = format or name_by_suffix(path)
     check_file(path, device=False)
-    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is replaced, not the link
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
     made = format_of(name)
     with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")
@@ -83,7 +83,7 @@ def export(
         stage("comparing it with the model")
         with _readable(path, name, "read again"):
             checks = check(model, made.open(new, model), made)
-        parts = sorted(file.relative_to(new.parent) for file in parts_of(new).rglob("*"))
+        parts = sorted(file.relative_to(new.parent) for file in extras_of(new).rglob("*"))
     files = [path, *(path.parent / part for part in parts)]
     size = sum(file.stat().st_size for file in files)
     largest = max((one.difference for one in checks), default=0.0)
@@ -91,14 +91,14 @@ def export(
 
 
 def check_format(graph: Graph, name: str) -> None:
-    """Raise SpecError where a format cannot take a model, before its weights are read."""
+    """Raise SpecError if a format cannot represent a model, before its weights are read."""
     reasons = format_of(name).refusals(build(graph, device="meta").eval())
     if reasons:
         raise SpecError(*reasons)
 
 
 def _check_room(model: fx.GraphModule, folder: Path) -> None:
-    """Raise OSError where the disk does not hold the file: torch's writers end the process when it is full."""
+    """Raise OSError if the disk does not have room for the file: torch's writers end the process when it is full."""
     needed = size_of(model) + MARGIN
     probe = folder / "room"
     if not hasattr(os, "posix_fallocate"):  # macOS
@@ -114,7 +114,7 @@ def _check_room(model: fx.GraphModule, folder: Path) -> None:
 
 @contextmanager
 def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
-    """Make one error of whatever goes wrong in a format."""
+    """Turn any error of a format into a readable one."""
     try:
         yield
     except SpecError:

@@ -1,4 +1,4 @@
-"""Which component of a model an exporter does not take, in the words of its spec."""
+"""The component of a model that an exporter fails on, in the words of its spec."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 from torch import fx, nn
-from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
+from tfkit.torch_private.programs import decomposed
 
 ANSI = re.compile(r"\x1b\[\d*m")
 
 
 def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
-    """What to say when an exporter fails.
+    """The error to raise when an exporter fails.
 
     Args:
-        model: what should have been exported.
-        path: of the module that is to blame; None where nobody knows.
-        error: what was raised.
+        model: the model to be exported.
+        path: that of the module at fault; None if it is not known.
+        error: the exporter's error.
         exporter: its name.
     """
-    part = parts_of(model).get(path or "")
+    part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
         return SpecError(Diagnostic(message, help="another --format may take it"))
@@ -41,7 +41,7 @@ def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter:
 
 
 def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
-    """The path of the innermost module that is running when `run` fails; None where there is none."""
+    """The path of the innermost module running when `run` fails; None if there is none."""
     running: list[str] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -64,13 +64,13 @@ def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
 
 
 def using(program: ExportedProgram, error: Exception) -> str | None:
-    """The path of the first module with the operation that an error names, or with one that is made of it."""
+    """The path of the first module with the operation that an error names, or with one derived from it."""
     named = re.search(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", str(error))
     if named is None:
         return None
     wanted = ".".join((named[1] or named[2]).split(".")[:2])
     with quiet():
-        made_of = program.run_decompositions(dict(decomposition_table))
+        made_of = decomposed(program)
     for node in (*program.graph.nodes, *made_of.graph.nodes):
         stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if stack and str(node.target).startswith(f"{wanted}."):
@@ -79,7 +79,7 @@ def using(program: ExportedProgram, error: Exception) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """One line of what an exporter says: what it quotes last, because that is where it began."""
+    """The reason of an exporter's error, in one line: the error that it quotes last, where it began."""
     text = ANSI.sub("", str(error))
     _, _, summary = text.partition("## Exception summary")
     quoted = re.findall(r"<class '[\w.]*?(\w+)'>: ([^\n]+)", summary)
@@ -90,7 +90,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what an exporter says about itself, and the whole program that it prints before it raises an error."""
+    """Suppress an exporter's messages about itself, and the whole program that it prints before an error."""
     level = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

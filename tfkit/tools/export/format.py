@@ -1,4 +1,4 @@
-"""What a format of `tfkit export` must be able to do, and what all of them share."""
+"""The interface of a format of `tfkit export`, and code that all of them share."""
 
 from __future__ import annotations
 
@@ -15,93 +15,95 @@ from tfkit.errors import Diagnostic
 from tfkit.spec.render import render
 
 Inputs = Mapping[str, Tensor]
-"""By the names of the model's forward: tokens [b, t], features [b, t, width], and bool masks [b, t] as `NAME_mask`."""
+"""Tensors by the names of the model's forward: tokens [b, t], features [b, t, width], and bool masks [b, t] as
+`NAME_mask`."""
 
 
 class Call(NamedTuple):
-    """What a module of the model was called with."""
+    """The arguments of a call of a module."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
 class Reader(Protocol):
-    """Reads sequences in pieces, as `tfkit.CachedModel` does: see its `start` and `__call__`."""
+    """Reads sequences in steps, as `tfkit.CachedModel` does: see its `start` and `__call__`."""
 
     def start(self, batch: int, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read what is given once for new ones."""
+        """Forget all sequences, and read the inputs that are given once for new ones."""
 
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Any) -> Any:
-        """What the model returns for the next tokens [b, t]; the mask is False where there is padding."""
+        """The outputs for the next tokens [b, t]; the mask is False where there is padding."""
 
 
 class Opened(ABC):
-    """A file that was written, read again from the disk alone."""
+    """A written file, read again from the disk."""
 
     @abstractmethod
     def forward(self, inputs: Inputs) -> list[Tensor]:
-        """All that the model returns.
+        """All outputs of the model.
 
-        Masks and optional inputs may be missing: the file then does what the model does with None.
+        Masks and optional inputs may be missing: the file then acts as the model does for None.
         """
 
     def cached(self, length: int) -> Reader | None:
-        """What reads up to `length` tokens in pieces; None where the format has no cached decoding."""
+        """A reader of up to `length` tokens in steps; None if the format has no cached decoding."""
         return None
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights in the file by their names in the model's state dict, those that it keeps as they are."""
+        """The weights in the file by their names in the model's state dict, if it keeps them unchanged."""
         return {}
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        """What modules return by their paths in the model, of as many as the format can tell.
+        """The outputs of modules by their paths in the model, as far as the format can provide them.
 
-        Asked for only when the file differs from the model, to name the first component that does.
+        Used only if the file differs from the model, to name the first component that does.
 
         Args:
-            inputs: of the model.
-            calls: what each module of the model was called with when it got these inputs, in the order in which they
-                returned: for a format whose modules can be called one by one.
+            inputs: those of the model.
+            calls: the arguments of each module of the model for these inputs, in the order in which they returned: for
+                a format whose modules can be called one by one.
         """
         return {}
 
 
 class Format(ABC):
-    """A format: how a model is written to a file, and how that is read again.
+    """A format: its way to write a model to a file, and to read that file again.
 
     Attributes:
         name: as in `--format`.
-        tolerance: what counts as equal in float32, in times of the largest value where that is above 1.
+        tolerance: the largest difference that counts as equal in float32, relative to the largest value if that is
+            above 1.
     """
 
     name: ClassVar[str]
     tolerance: ClassVar[float] = 1e-5
 
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
-        """Why this model cannot be written, found before its weights are read: it is on the meta device."""
+        """The reasons why this model cannot be written, found before its weights are read: it is on the meta device."""
         return []
 
     @abstractmethod
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         """Write the model to `path`, whose name is that of the final file.
 
-        Further files go to the folder `parts_of(path)`, whose name must stand in the file: so they belong to it.
-        The folder of `path` is empty, and is taken away when anything fails. Errors of whatever kind may leave this
-        function: `export` makes one message of them.
+        Further files go to the folder `extras_of(path)`, whose name the file must contain: so they belong to it. The
+        folder of `path` is empty, and is removed if anything fails. This function may raise any error: `export` turns
+        it into a message.
 
         Args:
-            model: in eval mode.
-            inputs: examples of all inputs and masks, for formats that watch the model run.
-            path: where to.
+            model: the model, in eval mode.
+            inputs: examples of all inputs and masks, for formats that trace the model.
+            path: the file to write.
         """
 
     @abstractmethod
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
-        """Read what `write` wrote. The model serves for its structure and names, not for its weights."""
+        """Read a file of `write`. The model provides its structure and names, not its weights."""
 
 
 def metadata(model: fx.GraphModule) -> dict[str, str]:
-    """What every file says about itself, where its format has a place for it: texts by name."""
+    """The metadata in every file whose format has a place for it: texts by name."""
     from importlib.metadata import PackageNotFoundError, version
 
     graph = graph_of(model)

@@ -1,4 +1,4 @@
-"""The formats by name. What a format needs is imported when it is used."""
+"""The formats by name. A format's dependencies are imported when it is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "pt2": ("pt2", "Pt2"),
     "aoti": ("aoti", "Aoti"),
     "onnx": ("onnx", "Onnx"),
-    "safetensors": ("plain", "Safetensors"),
+    "safetensors": ("safetensors", "Safetensors"),
 }
 """Module and class of each format."""
 SUFFIXES: dict[str, FormatName] = {
@@ -37,9 +37,9 @@ def format_of(name: str) -> Format:
 
 
 def name_by_suffix(path: Path) -> FormatName:
-    """The name of the format that a file's suffix means; raises SpecError where it means none."""
+    """The name of the format that a file's suffix stands for; raises SpecError if there is none."""
     if path.suffix in SUFFIXES:
         return SUFFIXES[path.suffix]
     known = listing(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
-    message = f"the suffix of {quoted(path.name)} says no format"
+    message = f"the suffix of {quoted(path.name)} does not name a format"
     raise SpecError(Diagnostic(message, notes=(f"those that do: {known}",), help=f"--format {listing(FORMATS)}"))

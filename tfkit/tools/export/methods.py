@@ -1,10 +1,10 @@
-"""A model as one module with the methods of a TorchScript file: `forward`, and `start` and `step` for cached decoding.
+"""A model as one module with the methods of a TorchScript file: `forward`, and `start` and `step` for decoding.
 
-    state = start(batch, length, source, source_mask)   # what is read once, and its masks, where the model has such
+    state = start(batch, length, source, source_mask)   # inputs read once, and their masks, if the model has any
     logits = step(state, tokens, tokens_mask, keep)     # the next tokens; `state` is changed
 
-All methods call the same children, which are the model's: a weight is in the file once, by its own name. `read` and
-`piece`, which they call, are the modules of `tfkit.CachedModel`.
+All methods call the model's own children: a weight is in the file once, by its own name. `read` and `piece`, which they
+call, are the modules of `tfkit.CachedModel`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept
+from tfkit.component import Cached
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.nn.program import written_forward
 from tfkit.tools.export import state
 
-STATE = "dict[str, list[Tensor]]"
+STATE = "dict[str, list[list[Tensor]]]"
 OPTIONAL = "Tensor | None = None"
+Layer = tuple[Cached, ...]
 
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
-    """The module to be scripted; without `start` and `step` where the model needs its sequence as a whole."""
+    """The module to script; without `start` and `step` if the model needs its sequence as a whole."""
     name, parts = type(model).__name__, split_if_decodable(graph_of(model))
     methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
     if parts is not None:
@@ -42,7 +43,7 @@ def with_methods(model: fx.GraphModule) -> nn.Module:
 
 
 def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
-    """These inputs and their masks as arguments with annotations, those that may be left out behind the others."""
+    """These inputs and their masks as arguments with annotations, the optional ones last."""
     inputs, taken = graph_of(model).inputs, inputs_of(model)
     masks = [f"{name}_mask" for name in names if f"{name}_mask" in taken]
     needed = {name: "Tensor" for name in names if not inputs[name].optional}
@@ -50,7 +51,7 @@ def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
 
 
 def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
-    """The methods that read a sequence in pieces."""
+    """The methods that read a sequence in steps."""
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
     methods = {"piece": _forward_of(stepping, "piece")}
@@ -76,7 +77,7 @@ def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> A
 
 
 def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
-    """The method that reads a piece; `kept` comes from the state, as the masks and lengths do in every piece."""
+    """The method that runs a step; `kept` comes from the state, as the masks and lengths do in every step."""
     inputs, given, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
     given.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
@@ -92,25 +93,31 @@ def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept:
 
 
 def _forward_of(module: fx.GraphModule, name: str) -> Any:
-    """What a module does, as a method of another name."""
+    """The forward of a module, as a method of another name."""
     forward, _ = written_forward(module.graph, f"{type(module).__name__} {name}")
     forward.__name__ = name  # TorchScript calls it by this one
     return forward
 
 
 def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
-    """The lines that make the caches, equal ones by one call."""
+    """The lines that make the caches, equal ones in one call."""
     for name, (node, pieces) in parts.again.items():
-        for kept, count in _runs(pieces.cache):
-            slots = "length" if kept.window is None else f"min(length, {kept.window})"
-            yield f"add_caches(state, {name!r}, {count}, {kept.heads}, {slots} + 1, {kept.width}, like)"
-        for kept, count in _runs(pieces.memory_cache):
-            slots = f"{values[str(node.wires['memory'])]}.size(1)"
-            yield f"add_caches(state, '{name}.memory', {count}, {kept.heads}, {slots}, {kept.width}, like)"
+        for layer, count in _runs(pieces.caches):
+            slots = [f"{'length' if one.window is None else f'min(length, {one.window})'} + 1" for one in layer]
+            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, slots)}, like)"
+        for layer, count in _runs(pieces.memory_caches):
+            slots = [f"{values[str(node.wires['memory'])]}.size(1)"] * len(layer)
+            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, slots)}, like)"
 
 
-def _runs(every: Sequence[Kept]) -> list[tuple[Kept, int]]:
-    return [(kept, len(list(run))) for kept, run in groupby(every)]
+def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+    return [(layer, len(list(run))) for layer, run in groupby(layers)]
+
+
+def _sizes(layer: Layer, slots: Sequence[str]) -> str:
+    """Heads, slots and width of the caches of a layer, as an argument."""
+    sizes = [f"({one.heads}, {n}, {one.width})" for one, n in zip(layer, slots, strict=True)]
+    return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
 
 
 def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:

@@ -1,10 +1,10 @@
 """ONNX: graphs that ONNX Runtime and others run, by torch's exporter of programs. See https://onnx.ai/onnx/.
 
-FILE.onnx is the whole model. Where it can be decoded token by token, a folder stands beside it, which its metadata name
-as `parts`: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has
-the weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the parts of
-another model. A graph changes nothing in place: caches go in as `cache_NODE_NUMBER`, and come out as
-`new_cache_NODE_NUMBER`.
+FILE.onnx is the whole model. If it can be decoded token by token, there is a folder beside it, named as `parts` in its
+metadata: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has the
+weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the folder of
+another model. A graph changes nothing in place: caches go in as `cache_NODE_LAYER_NUMBER`, and come
+out as `new_cache_NODE_LAYER_NUMBER`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.tools.atomic_files import parts_of
+from tfkit.tools.atomic_files import extras_of
 from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
+from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where the exporter notes which modules an operation is part of."""
+"""The metadata in which the exporter notes the modules that an operation belongs to."""
 FOLDER = "session.model_external_initializers_file_folder_path"
-"""ONNX Runtime's option for where the weights of a graph are that is in memory."""
+"""ONNX Runtime's option for the folder with the weights of a graph in memory."""
 PARTS, WEIGHTS = "parts", "weights.data"
-"""What the metadata of a graph call the folder of further files, and one of these."""
+"""Keys of the metadata: the folder of further files, and one of these."""
 MOST_IN_A_GRAPH = 2**30
-"""Bytes of weights; protobuf has no messages beyond 2 GiB."""
+"""Most bytes of weights in a graph; protobuf messages are limited to 2 GiB."""
 
 
 class Onnx(Format):
-    """Graphs of ONNX with free shapes: the whole sequence, and the pieces of cached decoding."""
+    """Graphs of ONNX with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "onnx"
 
@@ -58,7 +59,7 @@ class Onnx(Format):
 
         made = programs(model, inputs, in_place=False)
         size = sum(tensor.nbytes for tensor in made[MODEL].state_dict.values())
-        parts = parts_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        parts = extras_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
         if parts is not None:
             parts.mkdir()
         written: dict[Any, Any] = {}
@@ -72,7 +73,7 @@ class Onnx(Format):
             for key, value in graph.graph.initializers.items():
                 value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
             beside = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
-            ir.save(graph, path if name == MODEL else parts_of(path) / f"{name}.onnx", external_data=beside)
+            ir.save(graph, path if name == MODEL else extras_of(path) / f"{name}.onnx", external_data=beside)
             if name == MODEL and len(made) > 1:
                 tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
                 written = {_content(one): one for one in tensors if isinstance(one, ir.ExternalTensor)}
@@ -88,7 +89,7 @@ def _check_installed() -> None:
 
 
 def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
-    """A program as a model of `onnx_ir`, its weights not copied; the program is changed for that."""
+    """A program as a model of `onnx_ir`, its weights not copied; the program is changed for it."""
     from tfkit.tools.export.operations import TRANSLATIONS
 
     assert program.example_inputs is not None
@@ -114,10 +115,10 @@ def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
 
 
 def _prepare(program: ExportedProgram) -> None:
-    """Change what the exporter would stumble over."""
+    """Change operations that the exporter cannot handle."""
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.flatten.using_ints):
-        # What torch's attention returns can be flattened as it lies in memory, what its translation returns cannot.
+        # The result of torch's attention can be flattened as it is in memory, that of its translation cannot.
         with graph.inserting_before(node):
             layout = {"memory_format": torch.contiguous_format}
             dense = graph.call_function(torch.ops.aten.clone.default, (node.args[0],), layout)
@@ -129,17 +130,17 @@ def _prepare(program: ExportedProgram) -> None:
 
 
 def _call(call: str, path: str) -> str:
-    """The path of a module; of its second call, one that no module has: the exporter notes nothing else of a call."""
+    """The path of a module; for a second call one that no module has, since the exporter notes only the path."""
     return f"{path}@" if "@" in call else path
 
 
 def _content(tensor: Any) -> Any:
-    """What two tensors have in common only if they are equal."""
+    """A value that two tensors share only if they are equal."""
     return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
 
 
 def _again(tensor: Any, written: Any, name: str) -> Any:
-    """A tensor, where it was written before as a place in that file. The exporter has names of its own for some."""
+    """A tensor, as a place in the file if it was written before. The exporter uses its own names for some."""
     import onnx_ir as ir
 
     if written is None:
@@ -149,25 +150,26 @@ def _again(tensor: Any, written: Any, name: str) -> Any:
 
 
 def _new_caches(program: ExportedProgram) -> Iterator[str]:
-    """What the caches are called that a program returns."""
+    """The names of the caches that a program returns."""
     returns = program.call_spec.out_spec
     assert program.example_inputs is not None
     if returns is None or "cache" not in program.example_inputs[1]:
         return
     caches = returns.child(1)
-    for name, tensors in zip(caches.context, caches.children(), strict=True):
-        yield from (f"new_{_place(name, i)}" for i in range(tensors.num_children))
+    for name, layers in zip(caches.context, caches.children(), strict=True):
+        for layer, tensors in enumerate(layers.children()):
+            yield from (f"new_{_place(name, layer, i)}" for i in range(tensors.num_children))
 
 
-def _place(name: str, i: int) -> str:
-    """What a cache is called in a graph."""
-    return f"cache_{name.replace('.', '_')}_{i}"
+def _place(name: str, layer: int, i: int) -> str:
+    """The name of a cache in a graph."""
+    return f"cache_{name.replace('.', '_')}_{layer}_{i}"
 
 
 def _sizes(name: str, value: Any) -> Any:
-    """What the free sizes of an argument are called in the graph."""
+    """The names of the free sizes of an argument in the graph."""
     if isinstance(value, dict):
-        return {key: [{0: "batch", 2: "slots"} for _ in tensors] for key, tensors in value.items()}
+        return map_nested(lambda _: {0: "batch", 2: "slots"}, value)
     if value.dim() == 1:
         return {0: "batch"}
     return {0: "batch", 1: f"{name.removesuffix('_mask')}_length"}
@@ -194,23 +196,29 @@ class _Sessions(Programs):
         return self._sessions[name]
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
         return ["cache", *(one.name for one in self.session(name).get_inputs())]
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns; the caches of `given` are changed."""
+        """The results of a program; the caches of `given` are changed."""
         cache: Cache = given.get("cache", {})
-        places = {_place(key, i): (key, i) for key in cache for i in range(len(cache[key]))}
+        places = {
+            _place(name, layer, i): (tensors, i)
+            for name, layers in cache.items()
+            for layer, tensors in enumerate(layers)
+            for i in range(len(tensors))
+        }
         feeds = {key: value for key, value in given.items() if key != "cache"}
-        feeds |= {key: cache[name][i] for key, (name, i) in places.items()}
+        feeds |= {key: tensors[i] for key, (tensors, i) in places.items()}
         session = self.session(name)
         found = session.run(None, {one.name: feeds[one.name].numpy() for one in session.get_inputs()})
         results = []
         for one, value in zip(session.get_outputs(), found, strict=True):
-            if (place := places.get(one.name.removeprefix("new_"))) is None:
-                results.append(torch.from_numpy(value))
+            if one.name.removeprefix("new_") in places:
+                tensors, i = places[one.name.removeprefix("new_")]
+                tensors[i] = torch.from_numpy(value)
             else:
-                cache[place[0]][place[1]] = torch.from_numpy(value)
+                results.append(torch.from_numpy(value))
         return results
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -250,7 +258,7 @@ class _Sessions(Programs):
 
 
 def _session(graph: Path | bytes, folder: Path) -> Any:
-    """A session of ONNX Runtime for a graph whose weights are in that folder."""
+    """A session of ONNX Runtime for a graph with its weights in that folder."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""Operations of torch in those of ONNX, where the exporter's own translation is none or another function."""
+"""Operations of torch in those of ONNX, if the exporter's own translation is missing or differs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from onnxscript import opset20
 
 op: Any = opset20
-"""Its annotations are those of the operations' text, which say nothing about what is being translated."""
+"""Its annotations concern the text of the operations, not the model being translated."""
 
 
 def remainder(self: Any, other: Any) -> Any:
-    """The exporter's own takes constants alone, and the number of slots of a cache is none."""
+    """The exporter's own translation takes only constants; the number of a cache's slots is not one."""
     return op.Mod(self, op.CastLike(other, self))
 
 
@@ -28,7 +28,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention; a query that may read nothing gets zeros, where the exporter's own gives NaN.
+    """Scaled dot-product attention; a query that may not read anything gets zeros; the exporter's own gives NaN.
 
     b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
 
@@ -36,10 +36,10 @@ def attention(
         query: [b, h, q, d].
         key: [b, g, k, d].
         value: [b, g, k, d].
-        attn_mask: bool, True to read, or added to the scores; what spreads to [b, h, q, k].
+        attn_mask: bool, True to read, or added to the scores; broadcast to [b, h, q, k].
         dropout_p: always 0 here.
         is_causal: hide later keys.
-        scale: of the scores; d ** -0.5 unless given.
+        scale: factor of the scores; d ** -0.5 unless given.
         enable_gqa: groups of query heads share a head of keys and values.
     """
     if enable_gqa:

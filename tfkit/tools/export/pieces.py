@@ -1,4 +1,4 @@
-"""Sequences read in pieces by the programs of a file: the same calls for every format that has them."""
+"""Sequences read in steps by the programs of a file: the same calls for every format that has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfkit.tools.export.programs import DECODE, MODEL, PREFILL, READ, Caches, ca
 
 
 class PieceReader:
-    """Reads up to `length` tokens of each sequence in pieces: the first by one program, then token by token."""
+    """Reads up to `length` tokens of each sequence in steps: the first by one program, then token by token."""
 
     def __init__(self, graph: Graph, caches: Caches, programs: Programs, *, length: int, like: Tensor) -> None:
         self._graph = graph
@@ -33,7 +33,7 @@ class PieceReader:
         self._used = 0
 
     def start(self, batch: int, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read what is given once for new ones."""
+        """Forget all sequences, and read the inputs that are given once for new ones."""
         parts, values = self._caches.parts, dict(inputs)
         if parts.once:
             given = complete(self._graph, inputs, self._programs.takes(READ))
@@ -46,15 +46,15 @@ class PieceReader:
         self._batch, self._lengths, self._used = batch, None, 0
 
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
-        """What the model returns for the next tokens [b, t]; the mask is False where there is padding.
+        """The outputs for the next tokens [b, t]; the mask is False where there is padding.
 
         Raises:
-            ValueError: no place is left.
+            ValueError: the cache is full.
         """
         if self._batch is None:
             self.start(tokens.size(0))
         if self._used + tokens.size(1) > self._length:
-            raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} are read")
+            raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} have been read")
         main = self._caches.parts.given_again[0]
         known = is_token(mask, f"{main}_mask")
         mask = torch.ones_like(tokens, dtype=torch.bool) if known is None else known
@@ -81,7 +81,7 @@ class PieceReader:
 
 
 def complete(graph: Graph, inputs: Inputs, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """What a program wants, of what is given: masks that are missing hide nothing, optional tokens are 0."""
+    """All arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
     found = dict(inputs)
     wanted = list(wanted)
     for name in wanted:
@@ -95,7 +95,7 @@ def complete(graph: Graph, inputs: Inputs, wanted: Iterable[str]) -> dict[str, T
 
 
 def _beside(graph: Graph, name: str) -> str:
-    """The input whose tokens an optional one says something about."""
+    """The input whose tokens an optional one describes."""
     for node in graph.nodes:
         if any(name in as_list(source) for source in node.wires.values()):
             return str(node.wires["input"])
@@ -106,7 +106,7 @@ class Programs(Opened):
     """The programs of a file, see `tfkit.tools.export.programs`.
 
     Args:
-        graph: of the model that was written.
+        graph: that of the model that was written.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -114,11 +114,11 @@ class Programs(Opened):
 
     @abstractmethod
     def takes(self, name: str) -> Iterable[str]:
-        """The names of what a program is called with."""
+        """The argument names of a program."""
 
     @abstractmethod
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns; the tensors in `cache` are changed."""
+        """The results of a program; the tensors in `cache` are changed."""
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
         return self.run(MODEL, complete(self.graph, inputs, self.takes(MODEL)))

@@ -1,13 +1,13 @@
-"""A model as programs of `torch.export`, whose shapes are free: the whole sequence, and the pieces of cached decoding.
+"""A model as programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding.
 
-    model      all inputs, all masks                          -> what the model returns
-    read       what is given once, with its masks             -> what the pieces read of it: an encoder's output
-    prefill    the first piece, its masks, `cache`            -> the same as the model, of the piece
-    decode     one token, its masks, `cache`, `past` [b]      -> the same of the token
+    model      all inputs, all masks                          -> the model's outputs
+    read       inputs given once, with their masks             -> the values that the steps read: an encoder's output
+    prefill    the first step, its masks, `cache`             -> the model's outputs for the step
+    decode     one token, its masks, `cache`, `past` [b]      -> the model's outputs for the token
 
 `past` counts the tokens of each sequence that were read before, without padding. A program has one signature, so masks
-are always there: all True where nothing is hidden. Batch, lengths and the size of the caches are free. The caches are
-written in place, or come back as a second result where a format has no such thing.
+are always present: all True if nothing is hidden. Batch, lengths and the size of the caches are free. The caches are
+written in place, or returned as a second result if a format cannot do that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from tfkit.builder import graph_of, inputs_of
-from tfkit.component import Kept
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
@@ -33,69 +32,67 @@ from tfkit.tools.export.failing_component import failing, quiet, refused
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
 UNLIMITED = 2**31
-Cache = dict[str, list[Tensor]]
+Cache = dict[str, list[list[Tensor]]]
 
 
 class Caches:
-    """The caches of a model whose sequences are read in pieces.
+    """The caches of a model whose sequences are read in steps.
 
     Attributes:
-        parts: what runs once, and what runs for each piece.
-        first: what is read once and given with the first piece alone.
-        of_memory: the names of those that hold a memory, and are written with the first piece alone.
-        limit: the model's `max_len`; None where it has none.
-        least: they hold at least so many tokens: more than any sliding window.
-        full: name and number of one that holds all tokens; None where all are windows.
+        parts: the nodes that run once, and those that run at every step.
+        first: the values that are read once and given only at the first step.
+        of_memory: the names of those that hold a memory, and are written only at the first step.
+        limit: the model's `max_len`; None if it has none.
+        least: the number of tokens that they hold at least: more than any sliding window.
+        full: node, layer and number of one that holds all tokens; None if all are windows.
     """
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
-        again = [(name, pieces) for name, (_, pieces) in self.parts.again.items()]
-        self._kept: dict[str, tuple[Kept, ...]] = {name: pieces.cache for name, pieces in again if pieces.cache}
-        self._memory = {f"{name}.memory": pieces.memory_cache for name, pieces in again if pieces.memory_cache}
+        own = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
+        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
         given_once = [name for name in self.parts.read_once if name in graph.inputs]
         lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
         self.first = tuple(name for name in self.parts.read_once if name not in lengths)
-        self.of_memory = [*self._memory]
         self.limit = max_len(graph)
-        windows = [one.window for kept in self._kept.values() for one in kept if one.window]
+        places = [
+            ((name, layer, i), one)
+            for name, layers in own.items()
+            for layer, cached in enumerate(layers)
+            for i, one in enumerate(cached)
+        ]
+        windows = [one.window for _, one in places if one.window]
         self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
             self.least = min(self.least, self.limit)
-        places = [(name, i, one) for name, kept in self._kept.items() for i, one in enumerate(kept)]
-        self.full = next(((name, i) for name, i, one in places if one.tokens(self.least) == self.least), None)
+        self.full = next((place for place, one in places if one.tokens(self.least) == self.least), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
-        """Caches of zeros for `length` tokens and a memory of that length; one slot more takes what padding writes."""
-        length = max(length, self.least)
-        shapes = {name: [(one, one.tokens(length) + 1) for one in kept] for name, kept in self._kept.items()}
-        shapes |= {name: [(one, memory) for one in kept] for name, kept in self._memory.items()}
+        """Caches of zeros for `length` tokens and a memory of that length; one more slot takes writes of padding."""
+        wanted = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
         return {
-            name: [like.new_zeros(batch, one.heads, slots, one.width) for one, slots in kept]
-            for name, kept in shapes.items()
+            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers] for name, layers in wanted.items()
         }
 
     def room(self, cache: Cache) -> int:
-        """For how many tokens the caches are made."""
-        if self.full is None:
-            return self.limit or UNLIMITED
-        name, i = self.full
-        return cache[name][i].size(2) - 1
+        """The number of tokens that the caches are made for."""
+        return _room(cache, self.full, self.limit)
 
-    def free(self, cache: Cache) -> dict[str, list[dict[int, Any]]]:
-        """Which sizes of each cache are free: the slots of a sliding window are not."""
-        room = self.room(cache)
+    def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
+        """The free sizes of each cache: the slots of a sliding window are not free."""
+        full = self.room(cache) + 1
+
+        def sizes(name: str, slots: int) -> dict[int, Any]:
+            return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self.of_memory or slots == full else {})
+
         return {
-            name: [
-                {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self._memory or one.size(2) == room + 1 else {})
-                for one in tensors
-            ]
-            for name, tensors in cache.items()
+            name: [[sizes(name, tensor.size(2)) for tensor in tensors] for tensors in layers]
+            for name, layers in cache.items()
         }
 
 
 def caches_of(graph: Graph) -> Caches | None:
-    """The caches of a model; None where it needs its sequence as a whole."""
+    """The caches of a model; None if it needs its sequence as a whole."""
     parts = split_if_decodable(graph)
     return None if parts is None else Caches(graph, parts)
 
@@ -103,15 +100,15 @@ def caches_of(graph: Graph) -> Caches | None:
 def programs(
     model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
 ) -> dict[str, ExportedProgram]:
-    """The programs of a model by name; `model` alone where it needs its sequence as a whole.
+    """The programs of a model by name; only `model` if it needs its sequence as a whole.
 
     Args:
-        model: in eval mode.
+        model: the model, in eval mode.
         inputs: examples of all inputs and masks, at least 2 in each free size.
-        in_place: whether the caches are written in place; they come back as a second result otherwise.
+        in_place: True to write the caches in place; they are returned as a second result otherwise.
 
     Raises:
-        SpecError: torch.export does not take the model; the message names the component that it does not take.
+        SpecError: torch.export does not take the model; the message names the component at fault.
     """
     try:
         return _programs(model, inputs, in_place=in_place)
@@ -121,7 +118,7 @@ def programs(
 
 
 def refusals(model: fx.GraphModule) -> list[Diagnostic]:
-    """Why a model has no programs; found on the meta device as well."""
+    """The reasons why a model has no programs; found on the meta device as well."""
     inputs = example(model)
     try:
         exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
@@ -151,7 +148,7 @@ def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: 
 def _piece(
     model: fx.GraphModule, caches: Caches, values: Mapping[str, Tensor], *, decode: bool, in_place: bool
 ) -> ExportedProgram:
-    """The program of the first piece of a sequence, or of each further token."""
+    """The program of the first step of a sequence, or of each further token."""
     step, parts = stepping_module(model, graph_of(model), caches.parts), caches.parts
     given: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
     first = caches.first
@@ -169,7 +166,7 @@ def _piece(
 
 
 def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
-    """Give a stepping module arguments that are tensors alone: the caches say how many tokens they are made for."""
+    """Give a stepping module arguments that are only tensors: the caches tell how many tokens they are made for."""
     graph = step.graph
     arguments = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
     past, cache = arguments["past"], arguments["cache"]
@@ -193,29 +190,38 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
     step.recompile()
 
 
-def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int] | None, limit: int | None) -> Past:
-    """What came before: nothing, or, so that all slots are read and no shape changes, up to all but one column."""
-    room = (limit or UNLIMITED) if full is None else cache[full[0]][full[1]].size(2) - 1
+def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
+    """The number of tokens that the caches are made for, by the one that holds all of them."""
+    if full is None:
+        return limit or UNLIMITED
+    name, layer, i = full
+    return cache[name][layer][i].size(2) - 1
+
+
+def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
+    """The tokens before: none, or, so that all slots are read and no shape changes, up to all but one column."""
+    room = _room(cache, full, limit)
     return Past(0 if lengths is None else room - 1, room, lengths)
 
 
 def _copied(cache: Cache, read: Collection[str]) -> Cache:
-    """The caches, those copied that are not only read."""
+    """The caches, copied if they are not only read."""
     return {
-        name: tensors if name in read else [tensor.clone() for tensor in tensors] for name, tensors in cache.items()
+        name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
+        for name, layers in cache.items()
     }
 
 
 def _without(cache: Cache, names: Collection[str]) -> Cache:
-    return {name: tensors for name, tensors in cache.items() if name not in names}
+    return {name: layers for name, layers in cache.items() if name not in names}
 
 
 def exported(
     module: fx.GraphModule, given: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
 ) -> ExportedProgram:
-    """The program of a module that is called with what is given; the batch and all lengths above 1 are free.
+    """The program of a module and its arguments; the batch and all lengths above 1 are free.
 
-    Not those of the inputs that are `fixed`.
+    Those of the `fixed` inputs are not.
     """
     kwargs = {name: given[name] for name in inputs_of(module) if name in given}
     shapes: dict[str, Any] = {
@@ -234,9 +240,9 @@ def exported(
 
 
 class Watched(fx.Interpreter):
-    """Runs a program, and keeps what the modules returned whose operations it has, by their paths.
+    """Runs a program, and keeps the outputs of the modules whose operations it has, by their paths.
 
-    What a module returned is the last of its values that others read; of several calls, the first one's.
+    The output of a module is the last of its values that others read; of several calls, the first one's.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -253,16 +259,16 @@ class Watched(fx.Interpreter):
 
 
 def _calls(node: fx.Node) -> dict[str, str]:
-    """The calls of modules that an operation is part of, by a name that no other call has, with the modules' paths."""
+    """The calls of modules that an operation belongs to, by unique names, with the modules' paths."""
     return {call: path for call, (path, _) in node.meta.get("nn_module_stack", {}).items()}
 
 
 def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
-    """For each operation the paths of the modules that return its value: where it is part of them, and a user is not.
+    """For each operation the paths of the modules that return its value: it belongs to them, but a user does not.
 
     Args:
-        calls: of modules, each operation is part of; the second call of a module has a name with `@`.
-        users: of the value of an operation.
+        calls: the calls of modules that each operation belongs to; the second call of a module has a name with `@`.
+        users: the users of an operation's value.
     """
     return {
         node: [

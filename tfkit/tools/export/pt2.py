@@ -1,7 +1,8 @@
 """`torch.export`: programs of tensor operations that torch loads anywhere, without the Python that wrote them.
 
-An archive with several programs (see `programs.py`), whose weights are in it once. `torch.export.load` gives the whole
-model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name. https://docs.pytorch.org/docs/stable/export.html
+An archive with several programs (see `programs.py`), and their weights, once. `torch.export.load` gives the whole
+model; `load_pt2` of `torch.export.pt2_archive._package` all programs, by name.
+https://docs.pytorch.org/docs/stable/export.html
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.export import ExportedProgram
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic
@@ -21,10 +21,11 @@ from tfkit.tools.export.failing_component import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
 from tfkit.tools.export.programs import MODEL, Watched, programs, refusals
+from tfkit.torch_private.programs import arguments_of, read_programs, write_programs
 
 
 class Pt2(Format):
-    """Programs of `torch.export` with free shapes: the whole sequence, and the pieces of cached decoding."""
+    """Programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "pt2"
 
@@ -32,37 +33,10 @@ class Pt2(Format):
         return refusals(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        package(programs(model, inputs), path, metadata(model))
+        write_programs(path, programs(model, inputs), metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Loaded(path, model)
-
-
-def package(made: Mapping[str, ExportedProgram], path: Path, extra: Mapping[str, str]) -> None:
-    """Write an archive of programs.
-
-    It is what torch's own `package_pt2` would write, but for the weights: that writes those of each program anew, and
-    here the further ones point to what the first one wrote.
-    """
-    from torch._export.serde import schema
-    from torch._export.serde.serialize import serialize
-    from torch.export.pt2_archive import _package as archive
-    from torch.export.pt2_archive import constants as at
-
-    weights: dict[str, Any] = {}
-    with archive.PT2ArchiveWriter(str(path)) as writer:
-        for name, program in made.items():
-            program.example_inputs = None
-            if not weights:
-                weights = archive._package_state_dict(name, program, writer).config
-            own = schema.PayloadConfig(config={key: weights[key] for key in program.state_dict})
-            archive._package_payload_config(writer, own, at.WEIGHTS_CONFIG_FILENAME_FORMAT.format(name))
-            constants = archive._package_constants(name, program, writer)
-            archive._package_payload_config(writer, constants, at.CONSTANTS_CONFIG_FILENAME_FORMAT.format(name))
-            written = serialize(program, serialize_state_dict=False, serialize_constants=False)
-            writer.write_bytes(at.MODELS_FILENAME_FORMAT.format(name), written.exported_program)
-            writer.write_bytes(at.SAMPLE_INPUTS_FILENAME_FORMAT.format(name), written.example_inputs)
-        archive._package_extra_files(writer, dict(extra))
 
 
 class _Loaded(Programs):
@@ -70,20 +44,18 @@ class _Loaded(Programs):
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
         super().__init__(graph_of(model))
-        from torch.export.pt2_archive._package import load_pt2
-
         with quiet():
-            self._programs = load_pt2(str(path)).exported_programs
+            self._programs = read_programs(path)
         self._modules: dict[str, fx.GraphModule] = {}
-        for program in self._programs.values():  # each was read with weights of its own
+        for program in self._programs.values():  # each was read with its own weights
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
 
     def takes(self, name: str) -> list[str]:
-        """The names of what a program is called with."""
-        return list(self._programs[name].call_spec.in_spec.child(1).context)
+        """The argument names of a program."""
+        return arguments_of(self._programs[name])
 
     def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """What a program returns."""
+        """The results of a program."""
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():

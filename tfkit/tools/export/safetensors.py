@@ -1,4 +1,4 @@
-"""The weights and the spec alone, as safetensors: what another program needs that has the model in its own words."""
+"""Only the weights and the spec, as safetensors: for programs that have their own code for the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.tools.weights import build_with_weights
 
 
 class Safetensors(Format):
-    """One file of tensors by the model's own names, the spec in its metadata: `tfkit build SPEC --weights FILE`."""
+    """One file of tensors by the model's own names, its spec in the metadata: `tfkit build SPEC --weights FILE`."""
 
     name = "safetensors"
 

@@ -1,8 +1,9 @@
-"""What a scripted model knows of the sequences that it reads: a dictionary of lists of tensors, handed in and changed.
+"""The state of a scripted model's sequences: a dictionary of lists of tensors, passed in and changed.
 
-The caches have the names of their nodes; what was read once has its own name and a dot. `.columns` is an int tensor
-[3]: columns read, columns there is place for, and whether there was padding; `.lengths` counts tokens by row, [b].
-Tensors are changed in place and the dictionary is not, so that a copy of it is the same state: Python's is one.
+The caches have the names of their nodes, and a list for each layer; values read once have their own
+names and a dot. `.columns` is an int tensor [3]: columns read, columns there is room for, and 1 after padding;
+`.lengths` counts tokens by row, [b]. Tensors are changed in place but the dictionary is not, so that a copy of it, as
+Python gets one, is the same state.
 
 TorchScript compiles these functions, which is why their annotations are evaluated.
 """
@@ -13,52 +14,55 @@ from torch import Tensor
 from tfkit.nn import Past
 
 
-def empty_state(batch: int, length: int, like: Tensor) -> dict[str, list[Tensor]]:
-    """The state of `batch` sequences before the first token, with place for `length` columns."""
+def empty_state(batch: int, length: int, like: Tensor) -> dict[str, list[list[Tensor]]]:
+    """The state of `batch` sequences before the first token, with room for `length` columns."""
     lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
-    return {".columns": [torch.tensor([0, length, 0])], ".lengths": [lengths]}
+    return {".columns": [[torch.tensor([0, length, 0])]], ".lengths": [[lengths]]}
 
 
 def add_caches(
-    state: dict[str, list[Tensor]], name: str, count: int, heads: int, slots: int, width: int, like: Tensor
+    state: dict[str, list[list[Tensor]]], name: str, layers: int, sizes: list[tuple[int, int, int]], like: Tensor
 ) -> None:
-    """Add `count` caches [b, heads, slots, width] of the type of `like` to those of `name`."""
-    shape = (state[".lengths"][0].size(0), heads, slots, width)
+    """Add the caches of equal layers to those of `name`: for each size of heads, slots and width [b, *size]."""
+    batch = state[".lengths"][0][0].size(0)
     if name not in state:
-        state[name] = torch.jit.annotate(list[Tensor], [])
-    for _ in range(count):
-        state[name].append(torch.zeros(shape, dtype=like.dtype, device=like.device))
+        state[name] = torch.jit.annotate(list[list[Tensor]], [])
+    for _ in range(layers):
+        caches = torch.jit.annotate(list[Tensor], [])
+        for heads, slots, width in sizes:
+            caches.append(torch.zeros((batch, heads, slots, width), dtype=like.dtype, device=like.device))
+        state[name].append(caches)
 
 
-def keep_value(state: dict[str, list[Tensor]], name: str, value: Tensor | None) -> None:
-    """Keep what was read once, if there is any."""
+def keep_value(state: dict[str, list[list[Tensor]]], name: str, value: Tensor | None) -> None:
+    """Keep a value that was read once, if there is any."""
     if value is None:
         return
-    batch = state[".lengths"][0].size(0)
+    batch = state[".lengths"][0][0].size(0)
     if value.size(0) != batch:
-        raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
-    state[f"{name}."] = [value]
+        raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
+    state[f"{name}."] = [[value]]
 
 
-def kept_value(state: dict[str, list[Tensor]], name: str) -> Tensor | None:
-    """What was read once, or None."""
+def kept_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
+    """A value that was read once, or None."""
     key = f"{name}."
-    return state[key][0] if key in state else None
+    return state[key][0][0] if key in state else None
 
 
-def first_value(state: dict[str, list[Tensor]], name: str) -> Tensor | None:
-    """The same for the first piece alone: then the caches have all of it."""
-    return kept_value(state, name) if int(state[".columns"][0][0]) == 0 else None
+def first_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
+    """Such a value for the first step only: from then on the caches have all of it."""
+    return kept_value(state, name) if int(state[".columns"][0][0][0]) == 0 else None
 
 
-def past_of(state: dict[str, list[Tensor]], tokens: Tensor, mask: Tensor | None) -> Past:
-    """How much came before these tokens."""
-    columns, lengths, t = state[".columns"][0], state[".lengths"][0], tokens.size(1)
+def past_of(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> Past:
+    """The tokens before these, counted."""
+    columns, lengths, t = state[".columns"][0][0], state[".lengths"][0][0], tokens.size(1)
     start, length = int(columns[0]), int(columns[1])
     if tokens.size(0) != lengths.size(0):
-        raise ValueError(f"{tokens.size(0)} rows of tokens, and {lengths.size(0)} sequences were begun")
+        raise ValueError(f"{tokens.size(0)} rows of tokens for {lengths.size(0)} sequences")
     if t == 0:
-        raise ValueError("a piece has at least one token")
+        raise ValueError("a step has at least one token")
     if start + t > length:
         raise ValueError(f"{t} more tokens do not fit: {start} of {length} places are taken")
     if mask is not None:
@@ -66,7 +70,7 @@ def past_of(state: dict[str, list[Tensor]], tokens: Tensor, mask: Tensor | None)
     return Past(start, length, lengths if bool(columns[2] == 1) else None)
 
 
-def move_on(state: dict[str, list[Tensor]], tokens: Tensor, mask: Tensor | None) -> None:
-    """Count these tokens among those that were read."""
-    state[".columns"][0][0] += tokens.size(1)
-    state[".lengths"][0].add_(torch.tensor(tokens.size(1)) if mask is None else mask.long().sum(dim=1))
+def move_on(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> None:
+    """Count these tokens as read."""
+    state[".columns"][0][0][0] += tokens.size(1)
+    state[".lengths"][0][0].add_(torch.tensor(tokens.size(1)) if mask is None else mask.long().sum(dim=1))

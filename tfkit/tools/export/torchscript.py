@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,13 @@ from tfkit.plugin.registry import written_in
 from tfkit.tools.comparison_inputs import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
+from tfkit.torch_private.torchscript import forget, quiet
 
 HELP = "another --format may take it"
 
 
 class TorchScript(Format):
-    """One file with the methods of `tfkit.tools.export.methods`; what it says about itself are its extra files."""
+    """One file with the methods of `tfkit.tools.export.methods`; its metadata are extra files."""
 
     name = "torchscript"
 
@@ -36,11 +35,11 @@ class TorchScript(Format):
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         module = scripted(model)
-        with _quiet():
+        with quiet():
             torch.jit.save(module, str(path), _extra_files=metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
-        with _quiet():
+        with quiet():
             return _Loaded(torch.jit.load(str(path)), model)
 
 
@@ -66,7 +65,7 @@ class _Loaded(Opened):
         for path in calls.keys() & modules.keys():
             try:
                 result = modules[path](*calls[path].args, **calls[path].kwargs)
-            except RuntimeError:  # TorchScript takes fewer types of arguments from Python than from itself
+            except RuntimeError:  # TorchScript takes fewer argument types from Python than from itself
                 continue
             if isinstance(result, Tensor):
                 found[path] = result
@@ -92,30 +91,30 @@ def scripted(model: fx.GraphModule) -> Any:
     """The model as a module of TorchScript.
 
     Raises:
-        SpecError: TorchScript does not take it; the message names the innermost component that it does not take.
+        SpecError: TorchScript does not take it; the message names the innermost component at fault.
     """
     try:
-        return _script(with_methods(model))
+        return script(with_methods(model))
     except Exception as error:
         raise SpecError(refusal(model, error)) from error
 
 
-def _script(module: nn.Module) -> Any:
-    """The same for any module. What fails leaves half a class behind, which must not serve the next one."""
-    with _quiet():
+def script(module: nn.Module) -> Any:
+    """Any module, scripted. A failure leaves half a class behind, which must not serve the next one."""
+    with quiet():
         try:
             return torch.jit.script(module)
         except Exception:
-            torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+            forget()
             raise
 
 
 def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
-    """Which component is to blame: the innermost one that is not taken alone either."""
+    """The error with the component at fault: the innermost one that cannot be scripted by itself either."""
     components = model.meta["components"]
     for path in sorted(components, key=lambda path: -path.count(".")):
         try:
-            _script(model.get_submodule(path))
+            script(model.get_submodule(path))
         except Exception as cause:
             config = components[path]
             message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
@@ -126,14 +125,5 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what TorchScript says."""
+    """The first line of TorchScript's error."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch says about TorchScript's age; `tfkit export` says it once, and what to use instead."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")
-        yield

@@ -1,9 +1,9 @@
-"""Whose time it is: every row of a trace given to the part of the model that it belongs to.
+"""The owner of each stretch of time: every row of a trace assigned to a place in the model.
 
-In the forward, what runs inside of the range of a part belongs to it. In the backward, a node belongs to the part whose
-operator made it: both carry the same sequence number. A gradient that is added to its parameter belongs to the node
-that computed it, and so does what autograd does until the next node begins, such as giving memory back. A kernel
-belongs to whatever launched it.
+In the forward, everything inside the range of a module belongs to it. In the backward, a node belongs to the module
+whose operator made it: both have the same sequence number. A gradient that is added to its parameter belongs to the
+node that computed it, and so does the work of autograd until the next node begins, such as freeing memory. A kernel
+belongs to the code that launched it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tfkit.tools.profile.trace import Allocation, Launch, Span, Trace
 
 Phase: TypeAlias = Literal["forward", "backward"]
 NODE = "autograd::engine::evaluate_function: "
-"""What the name of a node begins with that the backward runs."""
+"""The prefix of the names of nodes that the backward runs."""
 ACCUMULATE = "AccumulateGrad"
 PYTHON = "Python"
-"""The name of what a part does between its operators."""
+"""The name of a module's work between its operators."""
 
 
 class Owner(NamedTuple):
-    """A path of the model, or a range of `OWN`; None where there is none."""
+    """A path of the model, or a range of `OWN`; None if there is none."""
 
     path: str | None
     phase: Phase
 
 
 class Located(NamedTuple):
-    """A row of a trace, whose it is, and in which step, from 0."""
+    """A row of a trace, its owner, and its step, from 0."""
 
     row: Span | Launch | Allocation
     owner: Owner
@@ -46,7 +46,7 @@ class _Open(NamedTuple):
     span: Span
     owner: Owner
     in_node: bool
-    """Whether the backward runs it."""
+    """True if the backward runs it."""
 
 
 @dataclass
@@ -54,11 +54,11 @@ class Times:
     """Seconds and counts of all steps together."""
 
     own: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
-    """What a part takes; on an accelerator its kernels, and while none runs whatever the host does."""
+    """The time of an owner; on an accelerator that of its kernels, and of the host while none runs."""
     device: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
-    """Of these, its kernels."""
+    """Of this, its kernels."""
     calls: Counter[str] = field(default_factory=Counter)
-    """How often the range of a part is entered in the forward."""
+    """The number of times that its range is entered in the forward."""
     kernels: defaultdict[tuple[str, Owner], list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of each run of an operator or kernel."""
     idle: float = 0.0
@@ -70,12 +70,12 @@ def steps_of(trace: Trace) -> list[tuple[float, float]]:
 
 
 def locate(trace: Trace, paths: Collection[str]) -> list[Located]:
-    """Give what the host did within the steps to its owners, in the order of time; fills `Span.inner`."""
+    """Assign the host's work within the steps to its owners, in the order of time; fills `Span.inner`."""
     return list(_Walk(steps_of(trace), {*paths, *OWN}).run(trace))
 
 
 class _Walk:
-    """Follows all threads through time, and knows what is open in each."""
+    """Follows all threads through time, and knows the open rows of each."""
 
     def __init__(self, steps: Sequence[tuple[float, float]], names: Collection[str]) -> None:
         self._steps = steps
@@ -83,8 +83,8 @@ class _Walk:
         self._names = names
         self._open: defaultdict[Any, list[_Open]] = defaultdict(list)
         self._makers: dict[int, str | None] = {}  # of the nodes of the backward, by sequence number
-        self._latest: dict[Any, str | None] = {}  # whose node ran last in a thread
-        self._ended: dict[Any, Span | None] = {}  # what ended last in a thread, if nothing began since then
+        self._latest: dict[Any, str | None] = {}  # the owner of the last node in a thread
+        self._ended: dict[Any, Span | None] = {}  # the last row to end in a thread, if nothing began since then
 
     def run(self, trace: Trace) -> Any:
         for row in trace.on_host():
@@ -117,11 +117,11 @@ class _Walk:
         if span.name in self._names:
             return _Open(span, Owner(span.name, around.owner.phase), around.in_node)
         if span.sequence is not None and not around.in_node:
-            self._makers[span.sequence] = around.owner.path  # the last one that sees a number has taken it
+            self._makers[span.sequence] = around.owner.path  # the last one with a number has it
         return _Open(span, around.owner, around.in_node)
 
     def _close_gap(self, node: Span, around: Span) -> None:
-        """Let the node before this one last until this one begins, if both run in the same backward."""
+        """Let the previous node last until this one begins, if both run in the same backward."""
         before = self._ended.get(node.thread)
         if before is None or around.name != BACKWARD or before.start < around.start:
             return
@@ -136,13 +136,13 @@ class _Walk:
 
 
 def undisturbed(steps: Sequence[tuple[float, float]]) -> list[int]:
-    """The steps that took no longer than the median: something else held up the others."""
+    """The steps that took no longer than the median: the others were disturbed."""
     seconds = [end - start for start, end in steps]
     return [index for index, one in enumerate(seconds) if one <= median(seconds)]
 
 
 def host_times(located: Sequence[Located], paths: Collection[str]) -> Times:
-    """What the parts take on the CPU."""
+    """The times of the owners on the CPU."""
     times = Times()
     for row, owner, _ in located:
         if not isinstance(row, Span):
@@ -158,10 +158,10 @@ def host_times(located: Sequence[Located], paths: Collection[str]) -> Times:
 
 
 def device_times(trace: Trace, located: Sequence[Located], paths: Collection[str]) -> Times:
-    """What the parts take on an accelerator: every moment of the steps of `located` belongs to one of them.
+    """The times of the owners on an accelerator: every moment of the steps of `located` belongs to one of them.
 
-    While a kernel runs, to the part that launched it. While none does, the next one was launched too late: to what the
-    host did until then, and from the launch on to the part of that kernel.
+    While a kernel runs, the owner is the one that launched it. While none runs, the next one was launched too late: the
+    time belongs to the host's work until the launch, and from then on to the owner of that kernel.
     """
     times = Times(calls=host_times(located, paths).calls)
     launches = {one.row.correlation: one for one in located if isinstance(one.row, Launch)}
@@ -190,14 +190,14 @@ def device_times(trace: Trace, located: Sequence[Located], paths: Collection[str
 
 
 class _Host:
-    """Whose time it was on the host at any moment."""
+    """The owner of the host's time at any moment."""
 
     def __init__(self, located: Sequence[Located]) -> None:
         self._pieces = sorted(_own_pieces(located))
         self._starts = [start for start, _, _ in self._pieces]
 
     def share(self, start: float, end: float, times: defaultdict[Owner, float]) -> None:
-        """Give the time between two moments to those whose it was."""
+        """Divide the time between two moments among its owners."""
         index = max(0, bisect_right(self._starts, start) - 1)
         while index < len(self._pieces) and self._starts[index] < end:
             first, last, owner = self._pieces[index]
@@ -206,7 +206,7 @@ class _Host:
 
 
 def _own_pieces(located: Sequence[Located]) -> list[tuple[float, float, Owner]]:
-    """The time of each part without what runs inside of it, in pieces; that of threads that wait is left out."""
+    """The time of each owner without rows inside it, in intervals; waiting threads are left out."""
     pieces: list[tuple[float, float, Owner]] = []
     stacks: defaultdict[Any, list[tuple[Span, Owner]]] = defaultdict(list)
     reached: dict[Any, float] = {}

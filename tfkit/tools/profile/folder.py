@@ -1,4 +1,4 @@
-"""The folder that a profile is written to: all of it, or nothing."""
+"""The folder that a profile is written to, completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tfkit.tools.profile.result import Profile, rows
 
 DATA, REPORT = "profile.json", "report.html"
 TRACE = "pt.trace.json.gz"
-"""How torch-tb-profiler knows a trace; Perfetto and chrome://tracing open it as well."""
+"""The ending of traces for torch-tb-profiler; Perfetto and chrome://tracing open them as well."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise SpecError when `folder` must not be written: it is a file, or holds more than a profile."""
+    """Raise SpecError if `folder` must not be written: it is a file, or holds more than a profile."""
     if find_spec("tensorboard") is None:
         raise SpecError(
             Diagnostic(
-                "tensorboard is missing, and a log is to be written", help="pip install tensorboard torch-tb-profiler"
+                "tensorboard is missing, but a log is to be written", help="pip install tensorboard torch-tb-profiler"
             )
         )
     known = {DATA, REPORT, *_folders(folder / DATA)}
@@ -35,7 +35,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _folders(data: Path) -> list[str]:
-    """The folders that a former profile says it has written."""
+    """The folders that a former profile lists as its own."""
     try:
         return [str(one["folder"]) for one in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -44,10 +44,10 @@ def _folders(data: Path) -> list[str]:
 
 @contextmanager
 def profile_folder(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when all went well.
+    """A new folder that replaces `folder` on success.
 
     Raises:
-        SpecError: it cannot be written, be the disk full or the place forbidden.
+        SpecError: it cannot be written: the disk is full, or the place is not allowed.
     """
     try:
         with fresh_folder(folder) as new:
@@ -57,7 +57,7 @@ def profile_folder(folder: Path) -> Iterator[Path]:
 
 
 def folders_of(names: Sequence[str]) -> list[str]:
-    """A folder for each model; a name that comes again gets a number."""
+    """A folder for each model; a repeated name gets a number."""
     made: list[str] = []
     for name in names:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "model"
@@ -79,7 +79,7 @@ def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Pa
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """A profile as data, with what follows from its fields."""
+    """A profile as data, with values derived from its fields."""
     derived = {"step": profile.step, "plain_step": profile.plain_step, "attributed": profile.attributed}
     return asdict(profile) | derived | {"tokens_per_second": profile.tokens / profile.plain_step}
 

@@ -1,4 +1,4 @@
-"""What a device can do at most: from the table of `tfkit cost` where it stands there, measured otherwise."""
+"""The limits of a device: from the table of `tfkit cost` if it is listed there, measured otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 0.3
 """Seconds for each of the two measurements."""
 SIDE = 1024
 COPIED = 2**26
-"""Bytes: more than a cache holds."""
+"""Bytes to copy: more than a cache holds."""
 
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
@@ -64,6 +64,6 @@ def _best(run: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all that it was given."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -30,11 +30,11 @@ from tfkit.tools.weights import build_with_weights
 OnStep: TypeAlias = Callable[[], Any]
 DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_modules": True}
 DETAILED = 2
-"""Steps with memory, shapes and stacks, which take longer and are not timed. The first knows only a part of memory."""
+"""Steps with memory, shapes and stacks, which take longer and are not timed. The first does not see all memory."""
 
 
 def count_steps(settings: Settings) -> int:
-    """How many steps a model runs in all; the profiler warms up twice."""
+    """The number of steps that a model runs in all; the profiler warms up twice."""
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
@@ -44,7 +44,7 @@ def measure(
     """Profile one model with sequences of `length`; `trace` is the file for a trace with stacks and shapes.
 
     Raises:
-        SpecError: see `profile_models`; or a step fails, as that of a plugin's component may.
+        SpecError: see `profile_models`; or a step fails, as a plugin's component may.
     """
     predicted = predict(graph, settings, length)
     try:
@@ -54,7 +54,7 @@ def measure(
         raise
     except Exception as error:
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        what = f"the memory of {settings.device} does not suffice" if memory else f"a step of `{graph.name}` fails"
+        what = f"not enough memory on {settings.device}" if memory else f"a step of `{graph.name}` fails"
         cause = " ".join(str(error).split("\n")[0].split())
         raise SpecError(Diagnostic(f"{what}: {type(error).__name__}: {cause}")) from error
 
@@ -79,7 +79,7 @@ def _measure(model: fx.GraphModule, settings: Settings, length: int, trace: Path
 
 
 def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> AbstractContextManager[None]:
-    """Ranges around the components, but not where they are compiled: hooks would break what is compiled into pieces."""
+    """Ranges around the components, unless they are compiled: hooks would split the compiled code."""
     return nullcontext() if settings.compile else named_ranges(model, range)
 
 
@@ -92,7 +92,7 @@ def _built(graph: Graph, settings: Settings) -> fx.GraphModule:
 
 
 class _Runner:
-    """Runs steps one by one, and says when one is done."""
+    """Runs steps one by one, and reports each."""
 
     def __init__(self, step: Step, device: torch.device, on_step: OnStep) -> None:
         self._step, self._device, self._on_step = step, device, on_step
@@ -107,7 +107,7 @@ class _Runner:
         return seconds
 
     def traced(self, steps: int, range_: Range, path: Path, **options: bool) -> None:
-        """Profile so many steps after one that warms the profiler up, and write the trace."""
+        """Profile a number of steps after one that warms the profiler up, and write the trace."""
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
         with torch_profile(

@@ -1,4 +1,4 @@
-"""Whose memory it is, and who runs when there is the most of it."""
+"""The owners of memory, and the one that runs at the peak."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tfkit.tools.profile.trace import Allocation, Span
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory of one step, in bytes; by path of the model where it is a mapping."""
+    """The memory of one step, in bytes; mappings are by path of the model."""
 
     peak: int
     owner: Owner
-    """Who runs at the peak."""
+    """The owner that runs at the peak."""
     allocated: Counter[str | None]
-    """All that was asked for, even if it was soon given back."""
+    """All bytes that were allocated, even if they were soon freed."""
     at_peak: Counter[str | None]
-    """What was asked for in this step and is in use at the peak."""
+    """Bytes that were allocated in this step and are in use at the peak."""
     highest: dict[str | None, int]
-    """The most in use, of everybody, while a part runs."""
+    """The most bytes in use, by all owners, while this one runs."""
 
 
 def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device: bool) -> Usage:
@@ -30,9 +30,9 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
 
     Args:
         located: the rows of a trace.
-        step: which one. Not the first: the profiler does not see on the CPU when older memory is given back.
+        step: its number. Not the first: on the CPU the profiler does not see older memory being freed.
         at_start: bytes in use when it begins.
-        on_device: whether on the accelerator or on the CPU.
+        on_device: True for the accelerator, False for the CPU.
     """
     rows = [one for one in located if one.step == step and _counts(one, on_device)]
     total = peak = at_start
@@ -54,7 +54,7 @@ def _counts(one: Located, on_device: bool) -> bool:
 
 
 def _living(rows: Sequence[Located]) -> Counter[str | None]:
-    """What was asked for in these rows and was not given back."""
+    """The allocations in these rows that were not freed."""
     held: dict[int, tuple[str | None, int]] = {}
     for row, owner, _ in rows:
         if not isinstance(row, Allocation):

@@ -1,4 +1,4 @@
-"""Profile one model or several, and write what was found."""
+"""Profile one model or several, and write the results."""
 
 from __future__ import annotations
 
@@ -53,33 +53,33 @@ def profile_models(
     allow_change: bool = False,
     on_step: Callable[[int, int], Any] = lambda done, of: None,
 ) -> tuple[Profile, ...]:
-    """Run models for some steps, and say where the time and the memory go: by component, node and layer.
+    """Run models for some steps, and report time and memory by component, node and layer.
 
-    Each runs first without the profiler, so that its cost is known; then with it, with a range around every component
-    that is gone afterwards.
+    Each runs first without the profiler, so that the profiler's cost is known; then with it, with a temporary range
+    around every component.
 
     Args:
         graphs: the models, or their specs.
-        device: where they run; the first CUDA device where there is one, else the CPU, unless given.
+        device: where they run; unless given, the first CUDA device if there is one, else the CPU.
         mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens read into empty caches, logits of
             the last) or `decode` (one more token, where `length - 1` were read before).
-        dtype: of weights and activations.
-        compile: compile each model as a whole. Then it is one row, and its kernels are told apart alone.
-        batch: sequences.
-        length: tokens of each; 128, or `max_len` where that is less, unless given.
-        steps: how many to time, without the profiler and with it; at least 2.
+        dtype: type of weights and activations.
+        compile: compile each model as a whole. Then it is one row, and only its kernels are told apart.
+        batch: number of sequences.
+        length: tokens of each; 128, or `max_len` if that is less, unless given.
+        steps: the number of steps to time, without the profiler and with it; at least 2.
         warmup: steps before them, which do not count.
         directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
-            (torch-tb-profiler) and Perfetto beside scalars. Made anew; it must be no other than a profile's.
+            (torch-tb-profiler) and Perfetto beside scalars. A former profile is replaced; other contents are an error.
         weights: the file with the weights of a single model, or one for each; random ones unless given.
         allow_change: as `tfkit.build` takes it.
-        on_step: called after each step with how many are done, and of how many.
+        on_step: called after each step with the number of steps done, and of all steps.
 
     Returns:
         A profile for each model. Times are seconds, sizes bytes.
 
     Raises:
-        SpecError: the model cannot run like this, such as an encoder in decode; the memory does not suffice; the folder
+        SpecError: the model cannot run like this, such as an encoder in decode; there is not enough memory; the folder
             cannot be written.
         ValueError: a count is out of its range.
     """
@@ -91,7 +91,7 @@ def profile_models(
     files = [None if file is None else Path(file) for file in weights or [None] * len(models)]
     device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "meta":
-        raise ValueError("on the meta device nothing runs, so that there are no times: `tfkit.cost` counts there")
+        raise ValueError("on the meta device nothing runs, so there are no times: use `tfkit.cost` there")
     lengths = [_length(graph, length) for graph in models]
     settings = Settings(device, mode, dtype, compile, batch, steps, warmup, None, allow_change)
     if directory is not None:

@@ -1,4 +1,4 @@
-"""What `tfkit cost` says of a step, beside what was measured."""
+"""The prediction of `tfkit cost` for a step, beside the measurement."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.cost import Cost, PartCost, UncountableError, cost
+from tfkit.tools.cost import ComponentCost, Cost, UncountableError, cost
 from tfkit.tools.cost.result import Amounts, part_phases
 from tfkit.tools.memory import free_memory
-from tfkit.tools.profile.result import Limits, PartTime, Profile
+from tfkit.tools.profile.result import ComponentTime, Limits, Profile
 from tfkit.tools.profile.steps import Settings
 from tfkit.tools.units import bytes_text
 
@@ -19,10 +19,10 @@ UNPREDICTED = "no prediction: the model does not run on the meta device, where `
 
 
 def predict(graph: Graph, settings: Settings, length: int) -> Cost | None:
-    """What one step costs; None where a component does not run without values, as that of a plugin may not.
+    """The costs of one step; None if a component does not run without values, as a plugin's may not.
 
     Raises:
-        SpecError: the model cannot run like this, or the memory of the device does not suffice for it.
+        SpecError: the model cannot run like this, or the device does not have enough memory for it.
     """
     try:
         predicted = cost(
@@ -43,23 +43,23 @@ def _check_memory(name: str, predicted: Cost, device: torch.device) -> None:
     needed, free = predicted.memory.peak, free_memory(device)
     if free is None or needed <= free:
         return
-    what = f"a step of `{name}` needs {bytes_text(needed)}, and {bytes_text(free)} is free"
+    what = f"a step of `{name}` needs {bytes_text(needed)}, but {bytes_text(free)} is free"
     help = "a smaller `--batch` or `--length`; `tfkit cost` needs no memory"
     raise SpecError(Diagnostic(f"not enough memory on {device}: {what}", help=help))
 
 
 def with_prediction(profile: Profile, predicted: Cost | None, limits: Limits) -> Profile:
-    """The same with the work of each part, and with the least time for it."""
+    """The profile with the work of each component, and with the least time for it."""
     if predicted is None:
         return replace(profile, limits=limits, notes=(*profile.notes, UNPREDICTED))
-    known: dict[str, tuple[PartCost, ...]] = {part.path: (part,) for part in predicted.parts}
+    known: dict[str, tuple[ComponentCost, ...]] = {part.path: (part,) for part in predicted.parts}
     if profile.compiled:
         known = {"compiled": predicted.parts}
     parts = [_with_work(part, known[part.path], limits) if part.path in known else part for part in profile.parts]
     return replace(profile, parts=tuple(parts), limits=limits)
 
 
-def _with_work(part: PartTime, works: tuple[PartCost, ...], limits: Limits) -> PartTime:
+def _with_work(part: ComponentTime, works: tuple[ComponentCost, ...], limits: Limits) -> ComponentTime:
     return replace(
         part,
         flops=sum(work.visible for work in works),
@@ -69,5 +69,5 @@ def _with_work(part: PartTime, works: tuple[PartCost, ...], limits: Limits) -> P
 
 
 def _floor(work: Amounts, limits: Limits) -> float:
-    """The least seconds: what takes longer, computing or moving; pairs that the mask hides need not be computed."""
+    """The least seconds: the longer of computing and moving; hidden pairs of the mask need not be computed."""
     return sum(max(flops / limits.flops, moved / limits.bandwidth) for flops, moved in part_phases(work, visible=True))

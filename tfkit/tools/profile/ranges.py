@@ -1,4 +1,4 @@
-"""Names for what a model does, while it is being profiled: a range around each of its components."""
+"""Names in a profile of a model: a range around each of its components."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import fx, nn
-from torch._C._profiler import _RecordFunctionFast
 from torch.autograd.profiler import record_function
 
 from tfkit.tools.cost.watch_step import frames_of
-from tfkit.tools.ownership import Part, parts_of
+from tfkit.tools.ownership import Ownership, owners_of
 from tfkit.tools.profile.result import STEP_ROWS
+from tfkit.torch_private.profiler import QuickRange
 
 Range: TypeAlias = Callable[[str], Any]
 """name -> a context manager that the profiler sees."""
-quick: Range = _RecordFunctionFast
-"""A tenth of the time of `shown`, 0.6 us here, and a plain operator in a trace."""
+quick: Range = QuickRange
+"""A range at a tenth of the time of `shown`, 0.6 us here; a plain operator in a trace."""
 shown: Range = record_function
-"""An annotation that the viewers of traces know."""
+"""A range that trace viewers recognize as an annotation."""
 
 STEP, BACKWARD = "[step]", "[backward]"
 OWN = {f"[{name}]": name for name in STEP_ROWS}
 """Ranges that are rows of their own. No path of a model has brackets."""
 
 
-def named_parts(model: fx.GraphModule) -> dict[str, Part]:
-    """The modules that get a range, by path: nodes, layers, components; what is inside of one counts for it."""
-    parts = parts_of(model)
+def named_parts(model: fx.GraphModule) -> dict[str, Ownership]:
+    """The modules that get a range, by path: nodes, layers, components; modules inside one count for it."""
+    parts = owners_of(model)
     return {path: parts[path] for path in frames_of(model)}
 
 
 @contextmanager
 def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
-    """A range around each of the `named_parts`, by its path; afterwards the model is as it was."""
+    """A range around each of the `named_parts`, by its path; afterwards the model is as before."""
     running: list[Any] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -52,7 +52,7 @@ def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
     for path in named_parts(model):
         module = model.get_submodule(path)
         handles += [module.register_forward_pre_hook(enter(path), prepend=True)]
-        # A layer that is computed again is left by an exception, as soon as all is there that the backward needs.
+        # A recomputed layer is left by an exception as soon as everything exists that the backward needs.
         handles += [module.register_forward_hook(leave, always_call=True)]
     try:
         yield

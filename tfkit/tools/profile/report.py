@@ -17,10 +17,10 @@ from tfkit.tools.profile.result import Profile
 
 
 def report(profiles: Sequence[Profile]) -> str:
-    """A page about one profile, or about several beside each other, with the ratios to the first.
+    """A page about one profile, or about several side by side, with the ratios to the first.
 
-    The page has everything in itself: it asks for nothing, runs no script, follows light and dark, and prints. What
-    comes from a spec stands in it as text.
+    The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
+    spec is in it as text.
 
     Args:
         profiles: at least one.

@@ -1,4 +1,4 @@
-"""Bars and tables of the report: what both need, and nothing of what they show."""
+"""Bars and tables of the report, without knowledge of their contents."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ KNOWN = (
     "cache",
     "rest",
 )
-"""What has a colour of its own; every other name has one of `OTHERS`."""
+"""Names with colours of their own; every other name has one of `OTHERS`."""
 OTHERS = 4
 LETTERS = 92
-"""About how many letters fit into a bar."""
+"""Approximate number of letters that fit into a bar."""
 
 
 def colour(name: str) -> str:
-    """The class that gives an element its colour: the same for the same name in every picture."""
+    """The class that gives an element its colour: equal for equal names in every picture."""
     return f"c-{name}" if name in KNOWN else f"c-other{zlib.crc32(name.encode(errors='replace')) % OTHERS}"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a bar: `text` and `share` stand in it where it is wide enough, `hint` appears below the mouse."""
+    """A segment of a bar: `text` and `share` are in it if it is wide enough, `hint` appears under the pointer."""
 
     name: str
     value: float
@@ -63,12 +63,12 @@ def bar(segments: Iterable[Segment], whole: float) -> Element:
 
 
 def labelled(label: str, middle: Element, right: str) -> Element:
-    """A bar with its name before it and its sum behind it."""
+    """A bar with its name before it and its sum after it."""
     return tag("div", tag("div", label, class_="name"), middle, tag("div", right, class_="sum"), class_="labelled")
 
 
 def labels_of(profiles: Sequence[Profile]) -> dict[str, str]:
-    """The label of each component that has run; its name where the models have different labels for it."""
+    """The label of each component that has run; its name if the models have different labels for it."""
     labels: dict[str, str] = {}
     for row in (row for profile in profiles for row in rows(profile)):
         labels[row.component] = row.label if labels.get(row.component, row.label) == row.label else row.component
@@ -76,14 +76,14 @@ def labels_of(profiles: Sequence[Profile]) -> dict[str, str]:
 
 
 def unknown(profiles: Sequence[Profile]) -> str:
-    """Why nothing can be held against the limits of the device."""
+    """The reason why nothing can be compared with the limits of the device."""
     if any(profile.limits for profile in profiles):
         return "the work of this model was not counted"
     return "the limits of this device are not known"
 
 
 def legend(labels: Mapping[str, str]) -> Element:
-    """What the colours mean: the label of each name."""
+    """The meaning of the colours: the label of each name."""
     entries = [tag("li", swatch(name), label) for name, label in labels.items()]
     return tag("ul", *entries, class_="legend")
 
@@ -103,10 +103,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
 
 
 def heading(name: str, several: bool) -> Element | None:
-    """The name of a model above what is its own, where there are several."""
+    """The name of a model above its own contents, if there are several models."""
     return tag("h3", name) if several else None
 
 
 def remark(text: str) -> Element:
-    """A sentence that explains a picture, or says why there is none."""
+    """A sentence that explains a picture, or its absence."""
     return tag("p", text, class_="remark")

@@ -1,4 +1,4 @@
-"""The layers of a stack side by side: which one takes longer than its neighbours?"""
+"""The layers of a stack side by side, to show those that take longer than their neighbours."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from xml.etree.ElementTree import Element
 from tfkit.tools.profile.report_bars import heading, remark
 from tfkit.tools.profile.report_markup import Child, tag
 from tfkit.tools.profile.report_numbers import time_text
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 NUMBERS = 24
-"""About how many numbers of layers fit below the picture."""
+"""Approximate number of layer numbers that fit below the picture."""
 _LAYER = re.compile(r"(?P<stack>.+)\.layers\.(?P<index>\d+)")
 
-Stack = dict[int, dict[str, PartTime]]
+Stack = dict[int, dict[str, ComponentTime]]
 """The work of each component in each layer, by the number of the layer."""
 
 
@@ -29,7 +29,7 @@ def layer_strips(profiles: Sequence[Profile]) -> list[Child]:
 
 
 def _layers(profile: Profile) -> list[Child]:
-    """The stacks of one model to one scale, and what its colours mean."""
+    """The stacks of one model to one scale, and the meaning of their colours."""
     stacks = _stacks(profile)
     if not stacks:
         return [remark("This model has no stack of layers.")]
@@ -43,12 +43,12 @@ def _layers(profile: Profile) -> list[Child]:
     return [*pictures, tag("p", keys, ramp, class_="legend")]
 
 
-def _time(parts: Sequence[PartTime]) -> float:
+def _time(parts: Sequence[ComponentTime]) -> float:
     return sum(part.time for part in parts)
 
 
 def _stacks(profile: Profile) -> dict[str, Stack]:
-    """The stacks of a model; what a component does in several modules of one layer is added up."""
+    """The stacks of a model; the work of a component in several modules of one layer is added up."""
     stacks: dict[str, Stack] = {}
     for part in profile.parts:
         if match := _LAYER.fullmatch(part.layer):
@@ -78,7 +78,7 @@ def _picture(name: str, stack: Stack, labels: dict[str, str], slowest: float, ce
     return grid
 
 
-def _tower(index: int, layer: dict[str, PartTime], slowest: float) -> Element:
+def _tower(index: int, layer: dict[str, ComponentTime], slowest: float) -> Element:
     forward, backward = (sum(getattr(part, phase) for part in layer.values()) for phase in ("forward", "backward"))
     hint = f"layer {index}: forward {time_text(forward)}, backward {time_text(backward)}"
     blocks = [
@@ -88,7 +88,7 @@ def _tower(index: int, layer: dict[str, PartTime], slowest: float) -> Element:
     return tag("div", *blocks, class_="tower", title=hint)
 
 
-def _cell(index: int, label: str, part: PartTime | None, slowest: float) -> Element:
+def _cell(index: int, label: str, part: ComponentTime | None, slowest: float) -> Element:
     if part is None:
         return tag("div", class_="cell none")
     hint = f"layer {index}, {label}: forward {time_text(part.forward)}, backward {time_text(part.backward)}"

@@ -1,4 +1,4 @@
-"""What a step could take by the limits of its device, and what it takes."""
+"""The least time of a step by the limits of its device, and its measured time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tfkit.tools.profile.report_bars import Segment, bar, heading, labelled, labels_of, remark, unknown
 from tfkit.tools.profile.report_markup import Child
 from tfkit.tools.profile.report_numbers import ratio_text, time_text
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 
 def floors(profiles: Sequence[Profile]) -> list[Child]:
-    """Measured time by component, and on it the least time that its FLOPs and its bytes take."""
+    """Measured time by component, and within it the least time for its FLOPs and bytes."""
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
         return [remark(f"There is no prediction: {unknown(profiles)}.")]
@@ -24,12 +24,12 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
         for profile, one in zip(profiles, of, strict=True):
             if name in one:
                 made.append(_bullet(profile.name if len(profiles) > 1 else label, one[name], longest))
-    words = "The bar is measured; its strong part is the floor, the least time by the limits of the device."
+    words = "The bar is measured; its dark section is the floor, the least time by the limits of the device."
     return [*made, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
 
 
-def _bullet(label: str, row: PartTime, longest: float) -> Child:
-    """The floor as the strong part of the measured time; all of it where the measured time is shorter."""
+def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
+    """The floor as the dark section of the measured time; all of it if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
     pieces = [

@@ -1,4 +1,4 @@
-"""Elements of the report's page. What stands in them is text: markup in a name of a spec stays text."""
+"""Elements of the report's page. Their contents are text: markup in a name of a spec stays text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
 
 
 def page(title: str, style: str, *body: Child) -> str:
-    """A whole HTML document, which may neither run a script nor ask for anything beyond itself."""
+    """A whole HTML document, which may neither run a script nor load anything beyond itself."""
     root = Element("html", {"lang": "en"})
     head = SubElement(root, "head")
     head.append(tag("meta", charset="utf-8"))
@@ -39,7 +39,7 @@ def page(title: str, style: str, *body: Child) -> str:
 
 
 def _append_text(element: Element, text: str) -> None:
-    """Text behind the last child, or at the beginning where there is none yet."""
+    """Text after the last child, or at the beginning if there is none yet."""
     if len(element):
         element[-1].tail = (element[-1].tail or "") + text
     else:

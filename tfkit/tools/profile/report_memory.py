@@ -1,4 +1,4 @@
-"""What lies in memory when it is fullest, and the kernels that take the longest."""
+"""The contents of memory at its peak, and the longest kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfkit.tools.profile.report_numbers import amount_text, memory_text, share_t
 from tfkit.tools.profile.result import Profile, rows
 
 KERNELS = 20
-"""So many kernels are shown."""
+"""The number of kernels shown."""
 OTHERS = "inputs and others"
 
 
 def memory(profiles: Sequence[Profile]) -> list[Child]:
-    """What is in use at the peak, to one scale, and a table by component."""
+    """The memory in use at the peak, to one scale, and a table by component."""
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
     if not any(profile.memory.peak for profile in profiles):
@@ -40,7 +40,7 @@ def _moment(profile: Profile) -> Child:
 
 
 def _at_peak(profile: Profile) -> list[Segment]:
-    """What stays from step to step; then what each component asked for, gradients among it; then what is left."""
+    """Bytes that stay from step to step; then those of each component, gradients included; then the rest."""
     held = profile.memory
     pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
     pieces.append(("cache", "cache", held.cache))
@@ -53,7 +53,7 @@ def _at_peak(profile: Profile) -> list[Segment]:
 
 
 def _by_component(profiles: Sequence[Profile]) -> list[Child]:
-    """What each component holds at the peak, asks for in a step, and sees in use at most."""
+    """The bytes of each component: in use at the peak, allocated in a step, and the most in use while it runs."""
     made: list[Child] = []
     for profile in profiles:
         lines: list[list[Child]] = [
@@ -66,7 +66,7 @@ def _by_component(profiles: Sequence[Profile]) -> list[Child]:
             ]
             for row in rows(profile)
         ]
-        head = ["component", "in use at the peak", "share", "asked for in a step", "most in use meanwhile"]
+        head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
         made += [heading(profile.name, len(profiles) > 1), table(head, lines)]
     return made
 

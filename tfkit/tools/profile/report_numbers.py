@@ -7,7 +7,7 @@ from tfkit.tools.units import bytes_text
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 NONE = "–"
-"""Where there is nothing to say."""
+"""The text for a missing value."""
 
 
 def time_text(seconds: float | None) -> str:
@@ -46,12 +46,12 @@ def share_text(part: float | None, whole: float | None) -> str:
 
 
 def ratio_text(one: float | None, other: float | None) -> str:
-    """`1.42×`: how often `other` goes into `one`."""
+    """`1.42×`: the quotient of `one` and `other`."""
     return NONE if one is None or not other else f"{_digits(one / other)}×"
 
 
 def _digits(number: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     size = abs(number)
     if size >= 99.95 or not number:
         return f"{number:,.0f}"

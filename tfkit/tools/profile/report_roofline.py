@@ -1,4 +1,4 @@
-"""The roofline of a profile: what each component achieves against what its device can do.
+"""The roofline of a profile: the speed of each component against the limits of its device.
 
 Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498785.
 """
@@ -20,14 +20,14 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 20, 16, 48
 SMALLEST, LARGEST = 4.0, 26.0
 """Radii of the points in pixels: a point of the largest has the area of a whole step."""
 LETTER, LINE = 7.2, 15.0
-"""About how much room a letter and a line of a label take."""
+"""Approximate width of a letter and height of a line of a label."""
 
 STEPS = 80
-"""So many boxes keep labels away from the slope of the roof."""
+"""Number of boxes that keep labels away from the slope of the roof."""
 ROOM = 0.4
 """Powers of ten around the values."""
 SIDES = ((0, 1), (0, -1), (-1, 1), (1, 1), (-1, -1), (1, -1), (2, 1), (-2, 1), (2, -1), (-2, -1), (3, 1), (-3, 1))
-"""Where a label may stand: lines below the point, and to its right or its left."""
+"""Possible places of a label: lines below the point, and to its right or its left."""
 
 Box = tuple[float, float, float, float]
 
@@ -47,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis: 10^low to 10^high lie from pixel `start` to pixel `end`."""
+    """A logarithmic axis: 10^low to 10^high are from pixel `start` to pixel `end`."""
 
     low: float
     high: float
@@ -60,7 +60,7 @@ class Axis:
 
 
 def roofline(profiles: Sequence[Profile]) -> list[Child]:
-    """One picture for all profiles; a sentence where a device's limits or a model's FLOPs are not known."""
+    """One picture for all profiles; a sentence if a device's limits or a model's FLOPs are not known."""
     limits = list(dict.fromkeys(one.limits for one in profiles if one.limits))
     points = [point for index, one in enumerate(profiles) for point in _points(index, one)]
     if not limits or not points:
@@ -70,7 +70,7 @@ def roofline(profiles: Sequence[Profile]) -> list[Child]:
     rings = f"; filled is {profiles[0].name}, hollow is {profiles[1].name}" if len(profiles) > 1 else ""
     said = f"{words} {size}{rings}."
     if any(row.floor and row.time < row.floor for one in profiles for row in rows(one)):
-        said += " A component that is faster than its limit had more of the device than the measurement of the limit."
+        said += " A component above its limit had more of the device than the measurement of the limit."
     return [_picture(points, limits), remark(said)]
 
 
@@ -81,7 +81,7 @@ def _points(series: int, profile: Profile) -> list[Point]:
             continue
         rate, intensity = row.flops_per_second, row.flops / row.bytes
         hint = f"{profile.name}, {row.label}: {amount_text(rate, 'FLOP/s')} at {amount_text(intensity, 'FLOP')} a byte"
-        hint += f", {share_text(row.floor, row.time)} of what the device can do" if row.floor else ""
+        hint += f", {share_text(row.floor, row.time)} of the device's limit" if row.floor else ""
         made.append(Point(row.component, row.label, series, intensity, rate, row.time / profile.step, hint))
     return made
 
@@ -104,7 +104,7 @@ def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """From the least to the greatest value, with some room around them."""
+    """The axis from the least to the greatest value, with some room around them."""
     return Axis(math.log10(min(values)) - ROOM, math.log10(max(values)) + ROOM, start, end)
 
 
@@ -138,7 +138,7 @@ def _roof(limits: Limits, across: Axis, up: Axis, taken: list[Box]) -> list[Elem
     top = up(limits.flops)
     text = f"{amount_text(limits.flops, 'FLOP/s')}, {amount_text(limits.bandwidth, 'B/s')}"
     taken.append((across.end - len(text) * LETTER, top - LINE - 6, across.end, top + 2))
-    for step in range(STEPS):  # no label may stand on the slope
+    for step in range(STEPS):  # no label may be on the slope
         x = first * (ridge / first) ** (step / STEPS)
         taken.append(_around(across(x), up(x * limits.bandwidth), 3))
     return [
@@ -159,7 +159,7 @@ def _dot(point: Point, x: float, y: float) -> Element:
 
 
 def _label(point: Point, x: float, y: float, taken: list[Box]) -> Element:
-    """The name of a point where it is free, with a line to the point where that is not beside it."""
+    """The name of a point in a free place, with a line to the point if it is not beside it."""
     width, away = len(point.label) * LETTER, _radius(point) + 6
     places = []
     for lines, side in SIDES:

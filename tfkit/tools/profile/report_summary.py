@@ -1,4 +1,4 @@
-"""The first thing to read, and the last: the numbers of a step, and how they were measured."""
+"""The first and the last section: the numbers of a step, and the way they were measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def title(profiles: Sequence[Profile]) -> str:
 
 
 def setting(profile: Profile) -> str:
-    """What was run: mode, sizes, type and device, in one line."""
+    """The setting of the run: mode, sizes, type and device, in one line."""
     compiled = ["compiled"] if profile.compiled else []
     shape = f"{profile.batch:,} × {profile.length:,} tokens"
     return " · ".join([profile.mode, shape, profile.dtype, *compiled, profile.device_name])
@@ -53,7 +53,7 @@ def summary(profiles: Sequence[Profile]) -> list[Child]:
 
 
 def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float | None]]:
-    """Name, text, remark, value, and the share of a limit where there is one."""
+    """Name, text, remark, value, and the share of a limit if there is one."""
     flops = sum(part.flops or 0 for part in profile.parts)
     rate = flops / profile.plain_step if flops else None
     limit = profile.limits.flops if profile.limits else None
@@ -94,7 +94,7 @@ def _both(text: str, note: str) -> Element:
 
 
 def measured(profiles: Sequence[Profile]) -> list[Child]:
-    """How it was measured, what is to be known about it, and what else was written."""
+    """The method of the measurement, its notes, and the other files written."""
     made: list[Child] = []
     for profile in profiles:
         made.append(heading(profile.name, len(profiles) > 1))

@@ -10,13 +10,13 @@ from tfkit.tools.profile.report_bars import heading, labels_of, remark, swatch, 
 from tfkit.tools.profile.report_markup import Child, tag
 from tfkit.tools.profile.report_numbers import amount_text, memory_text, ratio_text, share_text, time_text
 from tfkit.tools.profile.report_time import REST, UPDATE
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
 
 
 def component_tables(profiles: Sequence[Profile]) -> list[Child]:
-    """Two models beside each other where there are two; then for each a table whose rows open."""
+    """Two models side by side if there are two; then for each a table whose rows open."""
     made: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
     for profile in profiles:
         tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
@@ -29,22 +29,22 @@ def component_tables(profiles: Sequence[Profile]) -> list[Child]:
     return [*made, remark(f"{words} A row opens to its layers and modules.")]
 
 
-def _branch(profile: Profile, row: PartTime) -> Element:
-    """A component, its layers below it, and the modules of each below that; a leaf where there is no more to see."""
+def _branch(profile: Profile, row: ComponentTime) -> Element:
+    """A component, its layers below it, and the modules of each below that; a leaf if there are none."""
     own = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
     layers = [_layer(own, layer) for layer in rows(own, "layer")]
     alone = len(own.parts) == 1 and own.parts[0].path == row.path
     return _line(profile, row, row.label, [] if alone else layers, name=row.component)
 
 
-def _layer(profile: Profile, row: PartTime) -> Element:
+def _layer(profile: Profile, row: ComponentTime) -> Element:
     parts = [part for part in profile.parts if part.layer == row.layer]
     if len(parts) == 1:
         return _line(profile, parts[0], parts[0].path, [])
     return _line(profile, row, row.path, [_line(profile, part, part.path, []) for part in parts])
 
 
-def _line(profile: Profile, part: PartTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
+def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
     """A row, which opens to the rows inside it."""
     backward = time_text(part.backward) if part.backward else ""
     cells = (
@@ -63,7 +63,7 @@ def _line(profile: Profile, part: PartTime, label: str, inside: Sequence[Element
 
 
 def _row(name: str, *cells: str, share: float = 0.0) -> Element:
-    """A row; a component has its colour before it and its share of the step below its share."""
+    """A row; a component has its colour before it, and a bar for its share of the step."""
     made = [tag("span", cell) for cell in cells]
     if name:
         made[0] = tag("span", swatch(name), cells[0])
@@ -87,7 +87,7 @@ def _total(profile: Profile) -> Element:
 
 
 def _comparison(profiles: Sequence[Profile]) -> Element:
-    """The time by component of each profile, and how often that of the first goes into it."""
+    """The time by component of each profile, and its ratio to that of the first."""
     of = [{row.component: row for row in rows(profile)} for profile in profiles]
     lines: list[list[Child]] = []
     for name, label in labels_of(profiles).items():

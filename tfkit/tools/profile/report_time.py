@@ -1,4 +1,4 @@
-"""Where the time of a step goes: bars by component, for each phase."""
+"""The time of a step: bars by component, for each phase."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfkit.tools.profile.report_numbers import share_text, time_text
 from tfkit.tools.profile.result import Profile, rows
 
 UPDATE = ("optimizer", "zero_grad")
-"""What a step does that is neither forward nor backward."""
-REST = "between the parts"
+"""The rows of a step outside forward and backward."""
+REST = "between the components"
 
 
 def time_bars(profiles: Sequence[Profile]) -> list[Child]:
-    """The forward, the backward and what is around them, of all profiles to one scale."""
+    """The forward, the backward and the time around them, of all profiles to one scale."""
     of = [_phases(profile) for profile in profiles]
     longest = max(_length(pieces) for phases in of for pieces in phases.values())
     made: list[Child] = []

@@ -1,6 +1,6 @@
-"""What a trace needs so that TensorBoard's PyTorch plugin shows modules by their paths, and kernels below operators.
+"""Adapts a trace so that TensorBoard's PyTorch plugin shows modules by their paths, and kernels below operators.
 
-The plugin (torch-tb-profiler 0.4.3) is older than the traces of today's torch, and its module view knows classes alone.
+The plugin (torch-tb-profiler 0.4.3) is older than the traces of today's torch, and its module view knows only classes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 MODULE = "nn.Module: "
-"""What torch writes before the class of a module that runs."""
+"""The prefix of the class name of a running module in torch's traces."""
 LAUNCHES = ("cuda_runtime", "cuda_driver")
-"""Kinds of calls that start kernels; the plugin takes them for such only where they are called `runtime`."""
+"""Kinds of calls that start kernels; the plugin recognizes them only under the name `runtime`."""
 
 Event = dict[str, Any]
 
 
 def adapt_trace(path: Path, modules: Collection[str]) -> None:
-    """Rewrite a trace with stacks and modules for the plugin; other viewers show the same as before, with better names.
+    """Rewrite a trace with stacks and modules for the plugin; other viewers show it as before, with better names.
 
     Args:
-        path: a file that `torch.profiler` has written with `with_stack` and `with_modules`; compressed if it ends in
+        path: a file that `torch.profiler` wrote with `with_stack` and `with_modules`; compressed if it ends in
             `.gz`.
         modules: the paths of modules whose forward ran inside an annotation of that name.
 
@@ -40,7 +40,7 @@ def adapt_trace(path: Path, modules: Collection[str]) -> None:
 
 
 def adapt_events(events: Iterable[Event], modules: Collection[str]) -> None:
-    """The same with the events of a trace, in place."""
+    """Rewrite the events of a trace in place, as `adapt_trace` does for a file."""
     threads: dict[Any, list[Event]] = defaultdict(list)
     for event in events:
         kind, name = event.get("cat"), str(event.get("name"))

@@ -1,4 +1,4 @@
-"""What a profile holds. Times are seconds of one step, the mean of those that count; sizes are bytes."""
+"""The data of a profile. Times are seconds of one step, the mean of those that count; sizes are bytes."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from tfkit.tools.ownership import By, in_rows
 
 Mode = Literal["train", "prefill", "decode"]
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")
-"""Rows of a step that are no part of the model: `model` is what it does between its nodes, such as to empty its caches,
-in training part of `loss`; `compiled` is a model that was compiled as a whole."""
+"""Rows of a step outside the model: `model` is its work between nodes, such as emptying caches, in training part of
+`loss`; `compiled` is a model that was compiled as a whole."""
 
 
 @dataclass(frozen=True)
-class PartTime:
-    """One part of the model, or one of `STEP_ROWS`, whose `node` and `layer` are its own name.
+class ComponentTime:
+    """One owner of time in the model, or one of `STEP_ROWS`, whose `node` and `layer` are its own name.
 
-    `forward + backward == time`; a layer that is computed twice counts its second run as backward. What a part computes
-    inside another one counts for the inner one alone.
+    `forward + backward == time`; a recomputed layer counts its second run as backward. Time inside an inner owner
+    counts only for the inner one.
     """
 
     path: str
-    """The module whose own work this is: `decoder.layers.0.attention`."""
+    """The module that does this work itself: `decoder.layers.0.attention`."""
     component: str
     """As in `tfkit params`: `attention`, `cross_attention`, `ffn`, `norm`, `embedding`, `decoder`, `head`."""
     label: str
-    """The component for people; for a norm its class."""
+    """The component's name for people; for a norm its class."""
     node: str
     layer: str
     calls: int
-    """How often it runs in one step."""
+    """The number of its runs in one step."""
     forward: float
     backward: float
     device: float
     """Time of its kernels on an accelerator; 0 on the CPU."""
     allocated: int
-    """Bytes that it asks for in one step, forward and backward."""
+    """Bytes that it allocates in one step, forward and backward."""
     at_peak: int
-    """Bytes that it has asked for in this step and that are in use when memory is at its peak."""
+    """Bytes that it has allocated in this step and that are in use at the peak."""
     highest: int
-    """The most bytes in use, of everybody, while it runs."""
+    """The most bytes in use, by all owners, while it runs."""
     flops: float | None = None
-    """What `tfkit cost` counts for one step; None where it counts nothing."""
+    """FLOPs of one step by `tfkit cost`; None if it does not count them."""
     bytes: float | None = None
     """Bytes that it must at least read and write, by `tfkit cost`."""
     floor: float | None = None
-    """The least time that these take by the limits of the device; None where the limits are not known."""
+    """The least time for these by the limits of the device; None if the limits are not known."""
 
     @property
     def time(self) -> float:
@@ -76,13 +76,13 @@ class KernelTime:
     phase: str
     """`forward` or `backward`."""
     calls: float
-    """In one step."""
+    """Runs in one step."""
     time: float
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device can do."""
+    """The limits of a device."""
 
     name: str
     flops: float
@@ -90,7 +90,7 @@ class Limits:
     bandwidth: float
     """Bytes per second."""
     source: str
-    """Where these come from; `measured` where they were measured in this run."""
+    """The origin of these; `measured` if they were measured in this run."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Memory:
     peak: int
     """The most in one step."""
     at_start: int
-    """Before the step: weights, optimizer state, caches, gradients that still lie there."""
+    """Before the step: weights, optimizer state, caches, gradients that still exist."""
     weights: int
     optimizer: int
     gradients: int
     cache: int
     part: str
-    """The path of the part that runs at the peak."""
+    """The path of the owner that runs at the peak."""
     phase: str
     """`forward` or `backward`."""
 
@@ -117,9 +117,9 @@ class Profile:
 
     name: str
     device: str
-    """As torch calls it: `cpu`, `cuda:0`."""
+    """The device's name in torch: `cpu`, `cuda:0`."""
     device_name: str
-    """For people: `NVIDIA H200`, `AMD EPYC, 2 threads`."""
+    """The device's name for people: `NVIDIA H200`, `AMD EPYC, 2 threads`."""
     mode: Mode
     dtype: str
     batch: int
@@ -127,23 +127,23 @@ class Profile:
     compiled: bool
     parameters: int
     steps: tuple[float, ...]
-    """Seconds of each profiled step that took no longer than their median: something else held up the others."""
+    """Seconds of each profiled step that took no longer than their median: the others were disturbed."""
     plain_steps: tuple[float, ...]
     """Seconds of each step without the profiler, in the same run."""
-    parts: tuple[PartTime, ...]
-    """In the order of the model; then the rows of `STEP_ROWS` that there are."""
+    parts: tuple[ComponentTime, ...]
+    """In the order of the model; then the `STEP_ROWS` that occur."""
     kernels: tuple[KernelTime, ...]
     """The longest first."""
     unattributed: float
-    """What is between the parts: parts and this add up to the mean of `steps`."""
+    """The time between the parts: parts and this add up to the mean of `steps`."""
     idle: float
-    """How long the accelerator waits in one step; 0 on the CPU."""
+    """The time that the accelerator waits in one step; 0 on the CPU."""
     memory: Memory
     limits: Limits | None
     notes: tuple[str, ...]
-    """What the reader has to know: what was not possible, what is not told apart."""
+    """Notes for the reader: measurements that were not possible, rows that are not told apart."""
     files: tuple[str, ...] = ()
-    """What was written, relative to the folder."""
+    """The files written, relative to the folder."""
 
     @property
     def step(self) -> float:
@@ -166,18 +166,18 @@ class Profile:
         return 1 - self.unattributed / self.step
 
 
-def rows(profile: Profile, by: By = "component") -> tuple[PartTime, ...]:
+def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
     """The parts of a profile added up by component, node or layer, in the order of `tfkit params`.
 
-    In a row of several parts `path` is the name of the row, and so is `label` where the parts have several; `highest`
-    is the greatest of theirs.
+    In a row of several parts `path` is the name of the row, and so is `label` if theirs differ; `highest` is the
+        greatest of theirs.
     """
     made = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
     own = [row for row in made if row.component not in STEP_ROWS]
     return (*own, *(row for row in made if row.component in STEP_ROWS))
 
 
-def _sum(name: str, label: str, group: list[PartTime]) -> PartTime:
+def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
     return replace(
         group[0],
         path=name,

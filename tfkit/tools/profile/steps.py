@@ -1,4 +1,4 @@
-"""What one step is: an update of the weights, a prompt that is read, or one more token."""
+"""One step: an update of the weights, a prompt that is read, or one more token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are run, see `profile_models`."""
+    """The settings of a run, see `profile_models`."""
 
     device: torch.device
     mode: Mode
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that lie on the device between two steps."""
+    """Bytes on the device between two steps."""
 
     weights: int
     optimizer: int
@@ -60,11 +60,11 @@ class Step:
     """One step of a model, which can be repeated: every one does the same work.
 
     Args:
-        model: in train mode for `train`, in eval mode otherwise.
+        model: the model, in train mode for `train`, in eval mode otherwise.
         mode: `train` is zero_grad, forward, loss, backward, AdamW. `prefill` reads all tokens of new sequences into
-            empty caches, and makes logits of the last; a model without caches, such as an encoder, just runs.
-            `decode` reads one token where a cache holds all before it.
-        compile: compile what runs as a whole.
+            empty caches, and computes logits of the last; a model without caches, such as an encoder, just runs.
+            `decode` reads one token with all earlier ones in the cache.
+        compile: compile the code that runs as a whole.
 
     Raises:
         SpecError: the model cannot be decoded token by token.
@@ -83,13 +83,13 @@ class Step:
             self._run = self._running(compile)
 
     def __call__(self, range: Range) -> None:
-        """Do it, with ranges for what is no part of the model."""
+        """Run the step, with ranges for the work outside the model."""
         with range(STEP):
             self._run(range)
             synchronize(self._device)
 
     def held(self) -> Held:
-        """What lies on the device now."""
+        """The bytes on the device now."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         parameters = list(self._model.parameters())
         weights = _bytes([*parameters, *self._model.buffers()])
@@ -136,7 +136,7 @@ class Step:
 
         def decode(range: Range) -> None:
             with range(name):
-                begun = copy.copy(cached)  # the same caches, and its own count of what they hold
+                begun = copy.copy(cached)  # the same caches, and its own count of their contents
                 begun(token[0], keep=1, **token[1])
 
         if mode == "prefill":
@@ -162,7 +162,7 @@ def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
 
 
 def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Piece, Piece]:
-    """What is read once, the first `length` tokens, and the token after them: each with the inputs beside it."""
+    """The inputs read once, the first `length` tokens, and the next token: each with the inputs beside it."""
     once = {name: inputs[name] for name in parts.given_once}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
     main, *others = parts.given_again
@@ -172,7 +172,7 @@ def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Pi
 
 
 def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
-    """Cross-entropy where the model ends in logits, the next token its target or a random one; else mean squares."""
+    """Cross-entropy if the model ends in logits, the next token its target or a random one; else mean squares."""
     try:
         ends = find_ends(model)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a trace of the PyTorch profiler holds, as rows: what ran when, in which thread, and inside of what.
+"""The rows of a PyTorch profiler trace: the time of each event, its thread, and the event around it.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -20,20 +20,20 @@ MICROSECOND = 1e-6
 
 @dataclass
 class Span:
-    """Something that ran on the host, by thread and time in seconds."""
+    """An event on the host, by thread and time in seconds."""
 
     name: str
     start: float
     end: float
     thread: Any
     sequence: int | None
-    """The number of the node of the backward that an operator makes, or that runs."""
+    """The sequence number of the backward's node that an operator makes, or that runs."""
     inner: float = 0.0
-    """Time of what ran inside of it."""
+    """Time of events inside it."""
 
     @property
     def own(self) -> float:
-        """Time without what ran inside of it."""
+        """Time without events inside it."""
         return self.end - self.start - self.inner
 
 
@@ -58,7 +58,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory that was taken, or given back: then `size` is negative."""
+    """Memory that was allocated, or freed, with a negative `size`."""
 
     time: float
     thread: Any
@@ -77,7 +77,7 @@ class Trace:
     allocations: list[Allocation] = field(default_factory=list)
 
     def on_host(self) -> Iterator[Span | Launch | Allocation]:
-        """What happened on the host in the order of time; what contains something comes before it."""
+        """The events on the host in the order of time; an event comes before those inside it."""
         rows: list[Span | Launch | Allocation] = [*self.spans, *self.launches, *self.allocations]
         return iter(sorted(rows, key=_order))
 
@@ -87,7 +87,7 @@ def _order(row: Span | Launch | Allocation) -> tuple[float, float]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace that `torch.profiler` has written, compressed where its name ends in `.gz`."""
+    """Read a trace that `torch.profiler` wrote, compressed if its name ends in `.gz`."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return parse_trace(json.loads(data)["traceEvents"])
 

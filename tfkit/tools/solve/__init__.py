@@ -1,4 +1,4 @@
-"""The sizes of a spec's family that fit a budget: layers and d_model vary, everything that makes the family stays."""
+"""The sizes of a spec's family that fit a budget: layers and d_model vary, everything else stays."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Size:
         n_kv_heads: heads of keys and values.
         d_ff: hidden width of its layers; None without one.
         parameters: their exact number.
-        value: what the budget counts.
+        value: the quantity that the budget limits.
         difference: `value` minus the budget.
-        sets: the changes that make it of the spec, as `--set` takes them.
+        sets: the changes to the spec that give it, as `--set` takes them.
     """
 
     n_layers: Mapping[str, int]
@@ -52,7 +52,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Solved:
-    """What `solve` found, the family's own shape first."""
+    """The result of `solve`, the family's own shape first."""
 
     name: str
     budget: Budget
@@ -75,10 +75,10 @@ def solve(
 
     Args:
         spec: path or bare name of a spec.
-        budget: what the model may cost.
-        sets: changes, as `load` takes them, that hold for every size; one of `d_model` or `n_layers` is kept.
-        keep: `d_model` or `n_layers`, or both, that stay as they are in the spec.
-        plugins: those that are installed unless given.
+        budget: the limit or target.
+        sets: changes, as `load` takes them, that apply to every size; one of `d_model` or `n_layers` is kept.
+        keep: `d_model` or `n_layers`, or both, to keep as in the spec.
+        plugins: the installed ones unless given.
 
     Raises:
         SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
@@ -101,7 +101,7 @@ def solve(
 
 
 def _fitting(family: Family, budget: Budget, found: Found) -> Size:
-    """The size as it is built, with fewer layers where a limit proves to be exceeded: a peak need not be a sum."""
+    """The size as it is built, with fewer layers if a limit proves to be exceeded: a peak need not be a sum."""
     size = _size(family, budget, found)
     while budget.at_most and size.difference > 0 and found.depth > family.depths[0]:
         found = replace(found, depth=found.depth - family.depths.step)
@@ -135,7 +135,7 @@ def _stacks(graph: Graph) -> dict[str, Any]:
 
 
 def _out_of_reach(family: Family, budget: Budget, end: Found, what: str) -> SpecError:
-    """That even the least size costs more than there is, or the largest much less, and why."""
+    """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
     graph = family.load(family.changes(end.depth, end.width))
     stacks = list(_stacks(graph).values())
     layers, end_name = " + ".join(str(one.n_layers) for one in stacks), "least" if what == "small" else "largest"

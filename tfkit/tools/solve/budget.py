@@ -1,4 +1,4 @@
-"""What a model may cost: parameters, those of one token, FLOPs or memory."""
+"""The budget of a model: parameters, those of one token, FLOPs or memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Of = Literal["params", "active", "flops", "memory"]
 
 LENGTH = 2048
-"""Tokens of a sequence, where its model is not meant for fewer."""
+"""Tokens of a sequence, unless the model is designed for fewer."""
 
 
 class Measured(NamedTuple):
-    """What a model takes of a budget, and its parameters."""
+    """The costs of a model as its budget counts them, and its parameters."""
 
     value: int
     parameters: int
@@ -42,7 +42,7 @@ _NEEDS: dict[str, tuple[Of, ...]] = {
     "length": ("flops", "memory"),
     "mode": ("flops", "memory"),
 }
-"""The budgets that a value says something about."""
+"""The budgets that a value applies to."""
 
 
 @checked
@@ -51,15 +51,15 @@ class Budget:
     """An amount of parameters, FLOPs or bytes.
 
     Attributes:
-        of: what is counted; `active` parameters are those that one token is multiplied with.
-        amount: how much there is of it.
-        mode: FLOPs and memory are those of a training step, of a prompt that is read, or of one more token.
-        tokens: FLOPs are those of so many tokens.
+        of: the quantity; `active` parameters are those that one token is multiplied by.
+        amount: its amount.
+        mode: FLOPs and memory are those of a training step, of reading a prompt, or of one more token.
+        tokens: FLOPs are those of this many tokens.
         batch: sequences at once; only memory depends on it.
-        length: tokens of each sequence; 2048, or what the model is meant for if that is less, unless given.
-        dtype: of weights and activations, which memory depends on.
-        optimizer: whose states are in memory, one of `tfkit.tools.cost.OPTIMIZERS`.
-        recompute: whether layers run a second time in the backward, and keep less.
+        length: tokens of each sequence; unless given, 2048, or the model's `max_len` if that is less.
+        dtype: type of weights and activations, which memory depends on.
+        optimizer: the optimizer whose states are in memory, one of `tfkit.tools.cost.OPTIMIZERS`.
+        recompute: True if layers run again in the backward, and keep less.
     """
 
     of: Of
@@ -78,13 +78,13 @@ class Budget:
         given = [name for name in _NEEDS if getattr(self, name) != defaults[name]]
         for name in given:
             if self.of not in _NEEDS[name]:
-                raise ValueError(f"`{name}` has no effect on a budget of {self.of}: leave it out")
+                raise ValueError(f"`{name}` has no effect on a budget of {self.of}: omit it")
             if name in ("optimizer", "recompute") and self.mode != "train":
-                raise ValueError(f"`{name}` has no effect without a backward: leave it out, or take mode='train'")
+                raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
 
     @property
     def at_most(self) -> bool:
-        """Whether nothing may exceed it: memory is a wall, parameters and FLOPs are an aim."""
+        """True if nothing may exceed it: memory is a limit, parameters and FLOPs are a target."""
         return self.of == "memory"
 
     def at_length(self, graph: Graph) -> int:
@@ -92,7 +92,7 @@ class Budget:
         return self.length or min(LENGTH, max_len(graph) or LENGTH)
 
     def measure(self, graph: Graph) -> Measured:
-        """What a model costs: parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
+        """The quantity of a model: parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
         if self.of in ("params", "active"):
             count, active = parameters_of(graph)
             return Measured(active if self.of == "active" else count, count)
@@ -101,7 +101,7 @@ class Budget:
         return Measured(total.flops if self.of == "flops" else found.peak, total.parameters)
 
     def cost(self, graph: Graph) -> Cost:
-        """What a step of that model costs."""
+        """The costs of a step of that model."""
         from tfkit.tools.cost import cost
 
         batch = self.batch if self.of == "memory" else 1
@@ -116,7 +116,7 @@ class Budget:
         )
 
     def factor(self, graph: Graph) -> float:
-        """What `measure` is multiplied by to compare it with the amount: tokens in sequences."""
+        """The factor between `measure` and the amount: tokens in sequences."""
         if self.of != "flops":
             return 1
         return self.tokens / (1 if self.mode == "decode" else self.at_length(graph))

@@ -1,9 +1,9 @@
-"""The sizes of a spec's family: which of its numbers grow together, and by what steps.
+"""The sizes of a spec's family: the numbers that grow together, and their steps.
 
 A size is two whole numbers: `depth` counts units of layers, `width` steps of d_model. All stacks have the same share of
-the layers at every depth, and at every width d_model, the heads, and the heads of keys and values have the ratios that
-they have in the spec, so that the width of a head stays. Everything else stays as it is written: vocabulary, experts,
-latent widths, a single head of keys and values. What the spec writes as arithmetic follows by itself.
+the layers at every depth; at every width d_model, the heads, and the heads of keys and values keep their ratios from
+the spec, so that the width of a head is constant. Everything else stays as written: vocabulary, experts, latent widths,
+a single head of keys and values. Values that the spec writes as arithmetic follow by themselves.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_DIM = 2**26
 ROUNDING = 256
 """A hidden width is a multiple of this power of two, or of the largest one that divides the spec's."""
 LOSS = 16
-"""A hidden width is at least so many times what it is rounded to: rounding changes it by 3% at most."""
+"""The least multiple for a hidden width: rounding then changes it by 3% at most."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A number of layers that grows: `path` of the number, the spec's own, and after how many its pattern repeats."""
+    """A number of layers that grows: its `path`, its value in the spec, and the length of its repeating pattern."""
 
     path: Path
     n_layers: int
@@ -59,7 +59,7 @@ class Hidden:
         return min(ROUNDING, self.d_ff & -self.d_ff)
 
     def at(self, scale: Fraction) -> int:
-        """The width where d_model is `scale` times the spec's: the same ratio, rounded as the spec's is."""
+        """The width if d_model is `scale` times the spec's: the same ratio, rounded as the spec's is."""
         exact, step = self.d_ff * scale, self.rounding
         while step > 1 and exact < LOSS * step:
             step //= 2
@@ -67,10 +67,10 @@ class Hidden:
 
 
 class Family:
-    """The sizes of a spec's family. `sets` are the changes that hold for all of them, as `--set` takes them.
+    """The sizes of a spec's family. `sets` are the changes that apply to all of them, as `--set` takes them.
 
-    A `d_model` or `n_layers` among the changes is kept at that value; another number that would grow is fixed by it.
-    Raises SpecError when the spec is wrong, or nothing in it can grow.
+    A `d_model` or `n_layers` among the changes is kept at that value; another number that would grow is fixed.
+    Raises SpecError if the spec is wrong, or nothing in it can grow.
     """
 
     def __init__(self, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> None:
@@ -101,12 +101,12 @@ class Family:
         return path if path[0] in self._fields else ("graph", *path)
 
     def _given(self, path: Path) -> int:
-        """The whole number that a change gives to a size; raises SpecError when it is another value."""
+        """The whole number that a change gives to a size; raises SpecError for any other value."""
         change = self._kept[path]
         node = _at(assign(self.tree, change, self._fields), path)
         value = node.value if isinstance(node, Scalar) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.load((change,))  # says what is wrong with it, if something is
+            self.load((change,))  # raises the error if it is wrong
             name = change.partition("=")[0]
             raise SpecError(Diagnostic(f"`{name}` is kept at a whole number here", help=f"for instance `{name}=12`"))
         return value
@@ -152,20 +152,20 @@ class Family:
         return 1 / whole if whole else Fraction(1)
 
     def _grows(self, path: Path) -> bool:
-        """Whether a number of the resolved spec grows; a variant of layers has those of its stack."""
+        """True if a number of the resolved spec grows; a layer variant has those of its stack."""
         if path in self.widths or "variants" not in path:
             return path in self.widths
         place = path.index("variants")
         return _at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
 
     def _given_scale(self) -> Fraction | None:
-        """What the changes say that d_model is, in times the spec's; None unless they do."""
+        """The d_model of the changes, as a multiple of the spec's; None unless they set it."""
         scales = {path: Fraction(self._given(path), self.widths[path]) for path in self._kept if path in self.widths}
         for path, scale in scales.items():
             if scale / self.step % 1:
                 least = int(self.widths[path] * self.step)
-                message = f"`{self._kept[path]}` is no width of the family: its heads need a multiple of {least}"
-                raise SpecError(Diagnostic(message, help=f"set n_heads too, or take {_near(self._given(path), least)}"))
+                message = f"`{self._kept[path]}` is not a width of the family: its heads need a multiple of {least}"
+                raise SpecError(Diagnostic(message, help=f"set n_heads too, or use {_near(self._given(path), least)}"))
         if len(set(scales.values())) > 1:
             raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} are different factors of one family"))
         return next(iter(scales.values()), None)
@@ -174,7 +174,7 @@ class Family:
         if not any(path[-1] == "d_model" for path in self.widths):
             self.scale = Fraction(1)
         if self.scale is not None and not self.stacks:
-            help = "leave out `--keep`, or one of the sizes that `--set` gives"
+            help = "omit `--keep`, or one of the sizes set by `--set`"
             raise SpecError(Diagnostic("no size is left to solve for: layers and d_model are both fixed", help=help))
 
     @property
@@ -201,13 +201,13 @@ class Family:
 
     @property
     def all_widths(self) -> range:
-        """All widths that a spec can say."""
+        """All widths that a spec can have."""
         counts = [Fraction(n, MAX_HEADS) for path, n in self.widths.items() if path[-1] in HEADS]
         dims = [Fraction(n, MAX_DIM) for n in (*self.widths.values(), *(one.d_ff for one in self.hidden))]
         return range(1, int(1 / (max((*counts, *dims), default=Fraction(1)) * self.step)) + 1)
 
     def changes(self, depth: int, width: int, hidden: Iterable[int] | None = None) -> tuple[str, ...]:
-        """What to change in the spec, beside `sets`, for that size: nothing that is so anyway."""
+        """The changes to the spec, beside `sets`, for that size, without those that have no effect."""
         scale = width * self.step
         values = {one.path: one.n_layers // self.depth * depth for one in self.stacks}
         values |= {path: self._given(path) for path in self._kept if path[-1] == "n_layers"}
@@ -241,7 +241,7 @@ def _numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _without_map(tree: Tree) -> Tree:
-    """A spec without what a published checkpoint calls its tensors: it says nothing about sizes, and much else."""
+    """A spec without the tensor names of a published checkpoint, which are long and do not affect sizes."""
     items = {name: node for name, node in tree.items.items() if name != "checkpoint"}
     return Tree(items, {name: tree.keys[name] for name in items}, tree.span)
 
@@ -253,7 +253,7 @@ def _at(tree: Node | None, path: Path) -> Node | None:
 
 
 def _pattern(layers: Any) -> tuple[int, int] | None:
-    """After how many layers a pattern repeats, and how many it needs at least; None if it says how many there are."""
+    """The period of a pattern, and the least number of layers that it needs; None if it fixes the number of layers."""
     pattern, groups = getattr(layers, "pattern", None), getattr(layers, "groups", None)
     if groups:
         return groups, groups

@@ -1,8 +1,8 @@
-"""What a size costs, from few that were measured: exact for everything that matrices add up to.
+"""The cost of every size, derived from a few measured ones: exact for everything that matrices add up to.
 
 A matrix has two sides, and each grows in proportion to d_model or to one hidden width, or not at all. So a sum over the
-matrices of all layers is a whole polynomial: linear in the layers, quadratic in d_model, linear in each hidden width.
-Newton's forward differences give it from one value for each of its terms.
+matrices of all layers is an integer polynomial: linear in the layers, quadratic in d_model, linear in each hidden
+width. Newton's forward differences give it from one value for each of its terms.
 """
 
 from __future__ import annotations

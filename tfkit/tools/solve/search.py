@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from math import log2
 
 Value = Callable[[int, int], int]
-"""What a depth and a width cost."""
+"""The cost of a depth and a width."""
 
 TOLERANCE = 0.02
 """The share of a budget that a size may miss it by."""
 APART = 0.5
-"""How much wider or deeper the next kind of shape is, in powers of two."""
+"""The difference in shape between two kinds, in powers of two of width over depth."""
 KINDS = 2
-"""How many kinds of wider shapes, and of deeper ones, there are beside the family's own."""
+"""The number of kinds of wider shapes, and of deeper ones, beside the family's own."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where to look.
+    """The space to search.
 
     Attributes:
         depths: all of them.
-        all_widths: the same.
-        width: the one that is kept; None unless one is.
+        all_widths: all of them.
+        width: the one that is kept, if any.
         shape: the spec's own ratio of width to depth.
-        value: what a size costs.
-        at_most: whether the budget is a limit that nothing may exceed; else sizes on both sides of it are as good.
+        value: the cost of a size.
+        at_most: True if nothing may exceed the budget; else sizes on both sides of it are as good.
     """
 
     depths: range
@@ -53,7 +53,7 @@ class Grid:
         return Found(depth, width, self.value(depth, width))
 
     def around(self, budget: float, width: int) -> list[Found]:
-        """The sizes of that width on both sides of the budget, or below it; none where even the least is above."""
+        """The sizes of that width on both sides of the budget, or below it; empty if even the least is above."""
         values = [self.value(depth, width) for depth in self.depths[:2]]
         slope = values[-1] - values[0]
         places = range(len(self.depths))
@@ -66,7 +66,7 @@ class Grid:
         return [one for one in found if one.value <= budget or not self.at_most]
 
     def shape_of(self, one: Found) -> float:
-        """How much wider than the family's own shape it is, in powers of two; deeper where negative."""
+        """The shape relative to the family's own, in powers of two: wider if positive, deeper if negative."""
         return log2(one.width / one.depth / self.shape) if one.depth else 0.0
 
     def widths(self, budget: float) -> Iterable[int]:
@@ -91,8 +91,8 @@ class Grid:
 def nearest(grid: Grid, budget: float) -> list[Found]:
     """The sizes nearest to a budget, one for each kind of shape, from the family's own to those that differ more.
 
-    Those that miss it by more than `TOLERANCE` are left out, unless none is nearer. Where layers or width are kept,
-    the one or two sizes on both sides of the budget.
+    Sizes that miss it by more than `TOLERANCE` are left out, unless none is nearer. If layers or width are kept, the
+    one or two sizes on both sides of the budget.
     """
 
     def miss(one: Found) -> tuple[float, float]:

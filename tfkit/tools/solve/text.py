@@ -24,7 +24,7 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **kn
     Args:
         spec: path or bare name.
         sets: changes of the form `path=value`.
-        path: the file that the text is for, and after which the spec is called.
+        path: the file that the text is for; it gives the spec its name.
         plugins: those that the spec needs.
         known: further values at the top of the spec.
     """
@@ -43,7 +43,7 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **kn
 
 
 def _reference(spec: str, folder: Path) -> str:
-    """How a spec in `folder` names another one."""
+    """The reference of a spec in `folder` to another one."""
     if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec):
         return spec
     relative = os.path.relpath(find_spec(spec).resolve(), folder.resolve())
@@ -51,7 +51,7 @@ def _reference(spec: str, folder: Path) -> str:
 
 
 def _difference(old: Mapping, new: Mapping, path: tuple[str, ...]) -> Mapping:
-    """The patch that turns one tree into another by `extends`: another kind stands there as a whole."""
+    """The patch that turns one tree into another by `extends`: a component of another kind is replaced as a whole."""
     items: dict[str, Node] = {}
     for name, node in new.items.items():
         before = old.items.get(name)

@@ -1,4 +1,4 @@
-"""The contenders: one file a library, imported when it is asked for; each builds the same model of a given shape."""
+"""The contenders: one file per library, imported on request; each builds the same model of a given shape."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ FILES = {
 
 
 def peer(name: str) -> Peer:
-    """The contender of that name; `ImportError` where its library is not installed."""
+    """The contender of that name; `ImportError` if its library is not installed."""
     return import_module(f"peers.{FILES[name]}").PEER

@@ -38,7 +38,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Gate and up apart, and shorter names."""
+    """Gate and up separate, and shorter names."""
     return renamed(
         split_gate(state, shape),
         ("embedding.tokens.", "tokens."),

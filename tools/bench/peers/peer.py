@@ -1,4 +1,4 @@
-"""What a contender is."""
+"""The interface of a contender."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ THETA, EPS = 10000.0, 1e-5
 
 
 def returned(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Logits of a model that returns nothing else."""
+    """The logits of a model that returns nothing else."""
     return model(tokens)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How a library builds each family, and where it keeps the weights that tfkit has."""
+    """A library's way to build each family, and the place of tfkit's weights in it."""
 
     models: Mapping[Family, Callable[[Shape], nn.Module]]
     weights: Callable[[State, Shape], State]
@@ -29,12 +29,12 @@ class Peer:
     """Distributions whose versions belong to the figures."""
     logits: Callable[[nn.Module, Tensor], Tensor] = returned
     differs: Mapping[Family, str] = field(default_factory=dict)
-    """What keeps it from being the same model."""
+    """The reason why it is not the same model."""
 
     def build(self, shape: Shape, state: State | None = None) -> nn.Module:
         """The model in train mode, with the weights of tfkit's `state`, or its own.
 
-        Raises `ValueError` for what the library cannot express, `RuntimeError` where a weight finds no place.
+        Raises `ValueError` for a shape that the library cannot express, `RuntimeError` if a weight has no place in it.
         """
         if shape.family not in self.models:
             raise ValueError(f"it has no {shape.family}")
@@ -48,7 +48,7 @@ class Peer:
 
 
 class TokensAndPositions(nn.Embedding):
-    """GPT-2's sum of two tables, for libraries whose embedding is one; `weight` is the tokens'."""
+    """GPT-2's sum of two tables, for libraries with one embedding; `weight` is the tokens'."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape.vocab_size, shape.d_model)

@@ -1,4 +1,4 @@
-"""Sizes."""
+"""The sizes of models."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """The same."""
+    """The Llama spec that comes with tfkit, at this size."""
     attention = [f"decoder.attention.n_kv_heads={shape.n_kv_heads}", f"decoder.attention.position.theta={THETA}"]
     return tfkit.build("llama3_8b", sets=[*sizes(shape), *attention, f"norm.eps={EPS}"])
 
 
 def sizes(shape: Shape) -> list[str]:
-    """What both specs are told."""
+    """The sizes of both specs."""
     return [
         f"d_model={shape.d_model}",
         f"vocab_size={shape.vocab_size}",
@@ -34,7 +34,7 @@ def sizes(shape: Shape) -> list[str]:
 
 
 def own(state: State, shape: Shape) -> State:
-    """As they are."""
+    """The weights unchanged."""
     return state
 
 

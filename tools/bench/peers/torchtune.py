@@ -1,4 +1,4 @@
-"""torchtune, from its parts."""
+"""torchtune, assembled from its modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peers.weights import State, neighbours, renamed, split_gate, split_heads
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Its layers with LayerNorm, biases and a plain FFN; learned positions stand in for its token table."""
+    """Its layers with LayerNorm, biases and a plain FFN; learned positions replace its token table."""
     tokens = TokensAndPositions(shape)
     return TransformerDecoder(
         tok_embeddings=tokens,

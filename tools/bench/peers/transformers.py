@@ -78,7 +78,7 @@ def weights(state: State, shape: Shape) -> State:
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Without the cache that it makes by default, for which a training step has no use."""
+    """The logits without its default cache, which a training step does not need."""
     return model(tokens, use_cache=False).logits
 
 

@@ -1,4 +1,4 @@
-"""x-transformers: its biases and norms are its own, so that its models are not quite the others'."""
+"""x-transformers: its biases and norms are its own, so its models differ slightly from the others'."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def llama(shape: Shape) -> nn.Module:
 def weights(state: State, shape: Shape) -> State:
     """Norms without biases and as distances from one, positions scaled up, attention and FFN as layers of their own.
 
-    The biases that it lacks begin as zeros elsewhere, and the one that it has more begins as zeros here.
+    The biases that it lacks begin as zeros elsewhere, and its additional one begins as zeros here.
     """
     state = split_heads(state, shape)
     state = state if shape.family == "gpt2" else neighbours(state, shape)
@@ -83,7 +83,7 @@ def weights(state: State, shape: Shape) -> State:
 
 
 def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """A weight as it is kept here; of gate and up, up comes first."""
+    """A weight in the layout used here; of gate and up, up comes first."""
     if "norm" in name:
         return value - 1.0
     if "position" in name:
@@ -96,7 +96,7 @@ def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def heads_apart(value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Query heads that share keys stand n_kv_heads apart here, and side by side in tfkit."""
+    """Query heads that share keys are n_kv_heads apart here, and side by side in tfkit."""
     return value.unflatten(0, (shape.n_kv_heads, -1, shape.d_head)).transpose(0, 1).flatten(0, 2)
 
 

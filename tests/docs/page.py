@@ -1,0 +1,112 @@
+"""A page of the docs, done as a reader does it: files are written, commands run, Python runs in order.
+
+    `name.py`        on the line above a block: the block is that file
+    ```python        runs, with the names of the page's earlier blocks
+    ```yaml          a spec, which is built on the meta device
+    ```console       lines that begin with `$ ` are run; the others are what they print
+    ```text, ```sh   are only read
+
+Printed text may leave out lines, `...` on a line of its own, and the rest of one, ` ...` at its end. Times and the last
+digits of small differences are not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tfkit
+from tfkit.cli import main
+
+ROOT = Path(__file__).parents[2]
+LANGUAGES = {"python", "yaml", "console", "sh", "text"}
+SLOW = ("python ", "tfkit eject", "tfkit export", "tfkit profile")
+_BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_TIME = re.compile(r"\d+(\.\d+)? ?(ms|s)\b")
+_TINY = re.compile(r"\d\.\de[-+]\d\d")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the file that it is."""
+
+    language: str
+    text: str
+    file: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = [Block(one["language"], one["text"], one["file"]) for one in _BLOCK.finditer(text)]
+    assert len(found) == text.count("```") / 2, "a block that nobody reads"
+    assert {one.language for one in found} <= LANGUAGES
+    return found
+
+
+def sessions(text: str) -> Iterator[tuple[str, str]]:
+    """Commands and what they print."""
+    before, *parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
+    assert not before
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
+def follow(page: Path, folder: Path, printed_by: Callable[[str], str], *, hurry: bool = False) -> dict[str, Any]:
+    """Do in a folder, which is the current one, what a page says; the names that its Python leaves.
+
+    In a hurry, what takes long is left out.
+    """
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.file is not None:
+            file = folder / block.file
+            file.parent.mkdir(exist_ok=True, parents=True)
+            file.write_text(block.text, encoding="utf-8")
+        elif block.language == "yaml":
+            assert tfkit.build(tfkit.loads(block.text), device="meta").code
+        elif block.language == "python" and not (hurry and "check_component" in block.text):
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "console":
+            for command, shown in sessions(block.text):
+                if hurry and command.startswith(SLOW):
+                    continue
+                printed = printed_by(command)
+                assert matches(shown, printed), f"$ {command}\n{printed}"
+    return names
+
+
+def run(command: str, read: Callable[[], tuple[str, str]]) -> str:
+    """What a command prints; `read` gives what was printed since it was last called."""
+    program, *arguments = shlex.split(os.path.expandvars(command))
+    if program == "tfkit":
+        main(arguments)
+        return "".join(reversed(read()))
+    if program == "export":
+        os.environ.update(one.split("=", 1) for one in arguments)
+        return ""
+    assert program == "python"
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=300)
+    return done.stdout + done.stderr
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether a text is what a page shows."""
+    pattern = ""
+    for line in shown.strip().splitlines():
+        if line == "...":
+            pattern += r"(?:.*\n)*?"
+        else:
+            start = re.escape(_rounded(line.removesuffix(" ...")))
+            pattern += start + (" .*" if line.endswith(" ...") else "") + r"\n"
+    lines = "".join(f"{line.rstrip()}\n" for line in printed.strip().splitlines())
+    return re.fullmatch(pattern, _rounded(lines)) is not None
+
+
+def _rounded(text: str) -> str:
+    return _TINY.sub("<tiny>", _TIME.sub("<time>", text))

@@ -1,0 +1,129 @@
+"""The README and the pages by task do what they say, block by block, and lead where they point."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.cli.app import cli
+from tfkit.tools.eject import eject
+from tfkit.tools.gallery import shipped
+
+from .page import ROOT, blocks, follow, matches, run
+
+DOCS = ROOT / "docs"
+PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
+README = ROOT / "README.md"
+ELSEWHERE = {"around.md", "attention.md"}  # have tests of their own
+PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
+WRITTEN = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tfkit" / "README.md",
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("specs/*.md"),
+    *ROOT.glob("plugins/*/README.md"),
+]
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@pytest.fixture
+def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, at 80 columns, with none of our plugins."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS}.items():
+        monkeypatch.setenv(name, value)
+
+
+@named
+@pytest.mark.usefixtures("_as_a_reader")
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    follow(page, tmp_path, lambda command: run(command, capsys.readouterr), hurry=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what exports and profiles
+@pytest.mark.parametrize("page", ["start", "components", "export", "cost"])
+@pytest.mark.usefixtures("_as_a_reader")
+def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    follow(DOCS / f"{page}.md", tmp_path, lambda command: run(command, capsys.readouterr))
+
+
+def test_slow_blocks_are_run_by_the_slow_test() -> None:
+    """What the quick test leaves out stands on those four pages only."""
+    slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
+    found = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
+    assert found == {"start", "components", "export", "cost"}
+
+
+@pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1 2 ms", "a\nb 3.1 10 s"])
+def test_what_matches(printed: str) -> None:
+    assert matches("a\n...\nb ...", printed)
+    assert matches("a\n...\nb 3.1 1.5 s", printed)
+    assert not matches("a\nb ...\nc", printed)
+    assert not matches("a", printed)
+
+
+# ---- what stands between the blocks ----
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_text_have_these_options(page: Path) -> None:
+    for words in re.findall(r"`(tfkit [a-z][^`]*)`", prose(page)):
+        program = shlex.split(words)[1:]
+        assert program[0] in cli.commands, words
+        options = {name for option in cli.commands[program[0]].params for name in option.opts}
+        asked = {word for word in program[1:] if word.startswith("-") and word != "-"}
+        assert asked <= {*options, "--help"}, words
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", prose(page))
+    for target in ("".join(one) for one in targets):
+        if not target.startswith("https://"):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_the_first_screen_is_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (shown,) = [block.text for block in blocks(README) if block.language == "sh"]
+    for line in shown.splitlines():
+        assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+
+
+def test_one_command_installs_all_that_the_specs_need() -> None:
+    (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', README.read_text(encoding="utf-8"))
+    projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
+    assert {one["name"] for one in projects} == {name for spec in shipped() for name in spec.requires}
+    assert f"{len(shipped())} specs" in README.read_text(encoding="utf-8")
+
+
+def test_no_message_sends_to_a_registry_for_tfkit() -> None:
+    """tfkit is not published: `pip install tfkit...` would find nothing, or somebody else's."""
+    sources = [*ROOT.glob("tfkit/**/*.py"), *ROOT.glob("plugins/tfkit-m*/**/*.md"), *PAGES]
+    sent = re.compile(r"pip install \"?tfkit")
+    assert [path for path in sources if sent.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_ejected_example_is_what_eject_writes(request: pytest.FixtureRequest) -> None:
+    path = DOCS / "examples" / "gpt2.py"
+    text = eject(tfkit.load("gpt2"))
+    if request.config.getoption("--renew-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text, "pytest tests/docs --renew-golden"
+    assert len(text.splitlines()) < 200

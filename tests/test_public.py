@@ -1,0 +1,79 @@
+"""The public names: listed once, documented, and the only ones that the plugins use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfkit
+import tfkit.nn
+
+ROOT = Path(__file__).parents[1]
+STUB = Path(tfkit.__file__).with_suffix(".pyi")
+PAGE = ROOT / "docs" / "names.md"
+
+
+def listed() -> list[ast.alias]:
+    tree = ast.parse(STUB.read_text(encoding="utf-8"))
+    return [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def documented(name: str, value: object) -> bool:
+    """Has a docstring, or for an alias a string below its assignment."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return bool(value.__doc__)
+    for path in (ROOT / "tfkit").glob("**/*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for node, below in itertools.pairwise(body):
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+                return isinstance(below, ast.Expr) and is_text(below.value)
+    return False
+
+
+def test_each_is_listed_once_in_order_and_can_be_imported() -> None:
+    names = [alias.name for alias in listed()]
+    assert [alias.asname for alias in listed()] == names
+    assert sorted(set(names)) == sorted(names) == tfkit.__all__ == dir(tfkit)
+    lines = [line for line in STUB.read_text(encoding="utf-8").splitlines() if line.startswith("from ")]
+    assert lines == sorted(lines)
+    for name in names:
+        getattr(tfkit, name)
+
+
+@pytest.mark.parametrize("module", ["tfkit", "tfkit.nn"])
+def test_each_is_documented(module: str) -> None:
+    home = importlib.import_module(module)
+    values = {name: getattr(home, name) for name in dir(home) if not name.startswith("_")}
+    bare = [name for name, one in values.items() if not inspect.ismodule(one) and not documented(name, one)]
+    assert bare == []
+
+
+def test_the_page_has_each_once() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == tfkit.__all__
+
+
+def test_importing_tfkit_imports_little() -> None:
+    code = "import sys; before = set(sys.modules); import tfkit; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pydantic", "typing", "re", "ast"} & set(loaded)
+    assert [name for name in loaded if name.startswith("tfkit")] == ["tfkit"]
+
+
+def test_no_other_name_is_there() -> None:
+    with pytest.raises(AttributeError, match="'tfkit' has no attribute 'buidl': one with a similar name is 'build'"):
+        tfkit.buidl  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'tfkit' has no attribute '_homes_'$"):
+        tfkit._homes_  # noqa: B018

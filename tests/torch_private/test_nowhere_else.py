@@ -1,0 +1,83 @@
+"""Names that torch calls private are used in `tfkit/torch_private` only; beside this file stands a test of each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ADAPTERS = ROOT / "tfkit" / "torch_private"
+FILES = sorted(path for pattern in ("tfkit/**/*.py", "plugins/*/src/**/*.py") for path in ROOT.glob(pattern))
+ELSEWHERE = {
+    "_fields": "collections.namedtuple",
+    "_field_defaults": "collections.namedtuple",
+    "_replace": "collections.namedtuple",
+    "_modules": "nn.Module, see test_modules.py",
+    "_parameters": "nn.Module, see test_modules.py",
+    "_buffers": "nn.Module, see test_modules.py",
+    "_non_persistent_buffers_set": "nn.Module, see test_modules.py",
+    "_compiled": "tfkit.CachedModel",
+}
+"""Private attributes that are read outside of the file that has them, and whose they are."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """The private names that a file gives to attributes, functions and classes."""
+    found = set(ELSEWHERE)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+def private_uses(code: str) -> Iterator[str]:
+    """Private modules that are imported, and private names and attributes of others."""
+    tree = ast.parse(code)
+    own = own_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and not str(node.module).startswith("tfkit"):
+            names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+            yield from (f"{node.lineno}: import {name}" for name in names if is_private(name))
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+            yield from (f"{node.lineno}: import {name}" for name in names if is_private(name))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            of_torch = ast.unparse(node).startswith("torch.")
+            if of_torch or (node.attr not in own and ast.unparse(node.value) not in ("self", "cls", "super()")):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import torch\ntorch._C._len_torch_dispatch_stack()", 2),
+        ("from torch._decomp import decomposition_table", 1),
+        ("from torch.utils import _pytree", 1),
+        ("import torch._inductor.config", 1),
+        ("model._apply(f)", 1),
+        ("torch.ops.mkldnn._linear_pointwise(x)", 1),
+        ("self._cache = torch.__version__, torch.nn.Module.__call__, point._field_defaults", 0),
+        ("def _apply():\n    _apply(model)", 0),
+    ],
+)
+def test_what_counts(code: str, found: int) -> None:
+    assert len(list(private_uses(code))) == found
+
+
+def test_private_names_are_in_the_adapters_only() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{use}"
+        for path in FILES
+        if ADAPTERS not in path.parents
+        for use in private_uses(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

@@ -1,0 +1,171 @@
+"""Components in words: what each one is, its sizes as sentences, and the components inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfkit.component import (
+    AttentionConfig,
+    Component,
+    Config,
+    FFNConfig,
+    MaskConfig,
+    PositionConfig,
+    SharedMarker,
+    WireMarker,
+    marker,
+)
+from tfkit.tools.explain.words import doc_of, field_papers, field_words, papers_of
+from tfkit.tools.show import number
+
+SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout", "bias", "max_len", "n_layers"})
+"""Fields that have sentences of their own, or that all components share."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A component of a model, for a person who sees it for the first time.
+
+    Attributes:
+        name: its name in the spec: a node, or a slot.
+        kind: its kind; None if it has none.
+        where: the layers that have it, if not all do; of a node, its sources.
+        layers: the numbers of those layers, if not all do.
+        says: its description, a sentence of its own docstring.
+        papers: its sources.
+        facts: its sizes and settings, a sentence each.
+        steps: the steps of a layer, in order; only of a stack.
+        parameters: the number of its own, without the components inside it.
+        flops: its own FLOPs of one forward.
+        parts: the components inside it, in the order in which they run.
+    """
+
+    name: str
+    kind: str | None = None
+    where: str = ""
+    layers: tuple[int, ...] = ()
+    says: str = ""
+    papers: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    parameters: int = 0
+    flops: int = 0
+    parts: tuple[Explanation, ...] = ()
+
+    def walk(self) -> Iterator[Explanation]:
+        """The component and everything inside it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+def explain_component(
+    name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out: frozenset[str] = frozenset()
+) -> Explanation:
+    """A component with its settings, and with the components in its slots."""
+    kind = config.kind_name() if isinstance(config, Component) else None
+    own, inside = list(facts), []
+    for field, value in _given(config, leave_out):
+        if isinstance(value, Config):
+            inside.append(_inside(config, field, value))
+        else:
+            own.append(_fact(config, field, value))
+    return Explanation(name, kind, says=doc_of(config), papers=papers_of(config), facts=tuple(own), parts=tuple(inside))
+
+
+def _inside(config: Config, field: str, value: Config) -> Explanation:
+    """The contents of a field: their purpose and description; a slot's own name makes the first redundant."""
+    part, role = explain_component(field, value), field_words(config, field)
+    if not isinstance(value, Component) or value.slot.endswith(field) or not role:
+        return part
+    return replace(
+        part,
+        says=f"{role.rstrip('.')}. {part.says}".strip(),
+        papers=(*field_papers(config, field, value), *part.papers),
+    )
+
+
+def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """The fields worth a word: required sizes, and values other than the defaults."""
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        hidden = name in leave_out or name in SAID or name == config.word_key
+        wire = marker(info, WireMarker) is not None and not isinstance(value, Mapping)
+        if hidden or wire or (marker(info, SharedMarker) is not None and not info.is_required()):
+            continue
+        default = None if info.is_required() else info.get_default(call_default_factory=True)
+        if value is not None and (value != default or (_is_position(config) and _is_size(value))):
+            yield name, value
+
+
+def _is_position(config: Config) -> bool:
+    return isinstance(config, PositionConfig)
+
+
+def _is_size(value: object) -> bool:
+    """True if a value is a number that is a size of something."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _fact(config: Config, name: str, value: Any) -> str:
+    """A setting and its purpose: `theta 500,000: Base of the geometric series of frequencies`."""
+    words = field_words(config, name)
+    if isinstance(value, bool):
+        shown = name if value else f"no {name}"
+    else:
+        text = number(value)
+        shown = f"{name} {text if len(text) <= 60 else f'{text[:56]} ...'}"
+        width = getattr(config, "d_model", None)
+        if name == "d_ff" and width and isinstance(config, FFNConfig):
+            shown += f", {value / width:.3g} x d_model"
+    return " ".join([f"{shown}: {words}" if words else shown, *field_papers(config, name, value)])
+
+
+def explain_attention(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Explanation:
+    """An attention: its heads, its cache per token, and the tokens that a token reads, in plain words."""
+    facts, mask = [_heads(config)], config.mask or default_mask
+    if mask is not None:
+        facts.append(_reads(mask))
+    if mask is not None and mask.causal and config.cached is not None:
+        facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
+    return explain_component(name, config, facts=tuple(facts))
+
+
+def _heads(config: AttentionConfig) -> str:
+    heads, kv_heads = config.n_heads, config.kv_heads
+    width = f" of width {config.head_width:,}" if "d_head" in type(config).model_fields else ""
+    if kv_heads == heads:
+        return f"{many(heads, 'head')}{width}"
+    share = f"{heads} query heads{width} share {many(kv_heads, 'key-value head')}"
+    return f"{share}: the cache is {heads / kv_heads:.3g} times smaller"
+
+
+def many(count: int, what: str) -> str:
+    """`1 layer`, `12 layers`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _reads(mask: MaskConfig) -> str:
+    """The tokens that a query may read, in words."""
+    if mask.left is None and mask.right is None:
+        return "each token reads all tokens"
+    if mask.right == 0:
+        before = "all before it" if mask.left is None else f"the {mask.left:,} before it"
+        return f"each token reads itself and {before}"
+    left, right = ("all" if side is None else f"{side:,}" for side in (mask.left, mask.right))
+    return f"each token reads itself, {left} before it and {right} after it"
+
+
+def differing(part: Explanation, first: Explanation) -> Explanation:
+    """A component of other layers, reduced to its differences from that of the first ones."""
+    if part.kind != first.kind:
+        return part
+    known: Mapping[tuple[str, str | None], Explanation] = {(one.name, one.kind): one for one in first.parts}
+    parts = [differing(one, known[one.name, one.kind]) if (one.name, one.kind) in known else one for one in part.parts]
+    facts = tuple(fact for fact in part.facts if fact not in first.facts)
+    kept = tuple(one for one in parts if one.facts or one.parts or one.says)
+    gone = [one.name for one in first.parts if one.name not in {other.name for other in part.parts}]
+    facts += tuple(f"without {name}" for name in gone)
+    return replace(part, says="", papers=(), facts=facts, parts=kept)

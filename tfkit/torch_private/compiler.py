@@ -1,0 +1,30 @@
+"""What `torch.compile` can be told, and asked, beyond its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+
+def stay_in_place(tensor: Tensor) -> None:
+    """Tell the compiler that a tensor keeps its address, so that a CUDA graph may write to it."""
+    torch._dynamo.mark_static_address(tensor)
+
+
+def modes() -> list[str]:
+    """The modes of `torch.compile`."""
+    return list(torch._inductor.list_mode_options())
+
+
+def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
+    """The backend of that name, to be called by one of our own: torch.compile takes a name or a function."""
+    return torch._dynamo.lookup_backend(name)
+
+
+def sizes_apart() -> AbstractContextManager[None]:
+    """While it is entered, free sizes that are equal in the first call may differ in a later one."""
+    return torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]

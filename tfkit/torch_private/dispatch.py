@@ -1,0 +1,57 @@
+"""Operations as they run on tensors, and the autograd nodes that they leave.
+
+`torch.utils._python_dispatch`, of which torch makes its counter of FLOPs, has no public home. Sequence numbers are
+the order in which the nodes of the backward were made; no public name tells them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SOFTMAX = torch.ops.aten._softmax.default
+LOG_SOFTMAX = torch.ops.aten._log_softmax.default
+SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
+SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
+LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
+TO_COPY = torch.ops.aten._to_copy.default
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+"""Operations of ATen that public functions run."""
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every operation in `__torch_dispatch__`, forward and backward."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to hide from the compiler would import it
+
+
+def running_node() -> Any:
+    """The autograd node whose backward runs; None in a forward."""
+    return torch._C._current_autograd_node()
+
+
+def number_of(node: Any) -> int:
+    """The place of an autograd node in the order in which they were made."""
+    return int(node._sequence_nr())
+
+
+def next_number() -> int:
+    """The number of the autograd node that is made next in this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def is_mutable(operation: Any) -> bool:
+    """Whether an operation changes one of its arguments."""
+    return bool(operation._schema.is_mutable)
+
+
+def is_view(operation: Any) -> bool:
+    """Whether an operation returns memory of its arguments without changing it."""
+    if operation is UNSAFE_VIEW:
+        return True
+    aliases = [one.alias_info for one in operation._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)

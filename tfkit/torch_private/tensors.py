@@ -1,0 +1,36 @@
+"""Tensors and the memory behind them, modules and the tensors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, UntypedStorage, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+map_nested = tree_map
+"""(f, nested) -> nested lists, tuples and mappings with `f` of each value."""
+
+leaves = tree_leaves
+"""The values in nested lists, tuples and mappings, in order."""
+
+
+def storage_key(memory: Tensor | UntypedStorage) -> int:
+    """What tensors have in common that share memory, on the meta device too, where every `data_ptr` is 0."""
+    storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
+    return storage._cdata
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; not for tensors of inference mode."""
+    return tensor._version
+
+
+def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
+    """Put `f` of each parameter and buffer in its place, as `Module.to` does; the parameters stay the same objects."""
+    module._apply(f)
+
+
+def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
+    """Whether `register_state_dict_post_hook` was called with this hook, or was of the module that this one copies."""
+    return hook in module._state_dict_hooks.values()

@@ -1,0 +1,134 @@
+"""Compare every number of every spec that comes with tfkit with those of another checkout: `same_numbers.py ../before`.
+
+Each spec is built tiny, with the same seed, by both. Compared to the last bit are the names and values of the state
+dict, outputs without and with padding, gradients, and tokens decoded with a cache. The other checkout needs a `.venv`.
+Numbers depend on the processor, so no file can hold them: both sides run here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.testing import example_inputs
+
+ROOT = Path(__file__).resolve().parents[1]
+LENGTH = 6
+Digests = dict[str, str]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare with the checkout at the path given first; names of specs after it leave out the others."""
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__)
+        return 2
+    from tfkit.spec.load import shipped_specs
+
+    names = arguments[1:] or shipped_specs()
+    specs = json.dumps({name: _small(name) for name in names})
+    python = Path(arguments[0]).resolve() / ".venv/bin/python"
+    before, after = (_digests(one, specs) for one in (str(python), sys.executable))
+    differing = [f"{name}: {', '.join(_differing(before[name], after[name]))}" for name in names]
+    differing = [line for line in differing if not line.endswith(": ")]
+    compared = sum(len(one) for one in after.values())
+    print("\n".join([*differing, f"{len(names)} specs, {compared} comparisons, {len(differing)} specs differ"]))
+    return int(bool(differing))
+
+
+def _small(name: str) -> tuple[list[str], str | None]:
+    """The changes that make a spec tiny, and the input that comes in pieces when it is decoded."""
+    sys.path.insert(0, str(ROOT))
+    from tests.small_specs import reductions
+    from tfkit.graph.decode_split import split_if_decodable
+
+    sets = list(reductions(tfkit.load(name)))
+    parts = split_if_decodable(tfkit.load(name, sets=sets))
+    return sets, None if parts is None or len(parts.given_again) > 1 else parts.given_again[0]
+
+
+def _digests(python: str, specs: str) -> dict[str, Digests]:
+    """The numbers of that Python's checkout: this file is its script, so that both sides do the same."""
+    command = [python, __file__, "--digests"]
+    done = subprocess.run(command, input=specs, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Digests] = json.loads(done.stdout)
+    return found
+
+
+def _differing(before: Digests, after: Digests) -> list[str]:
+    return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+
+
+def worker() -> None:
+    """Read changes and input by spec, and print digests by spec."""
+    torch.set_num_threads(1)
+    specs: Mapping[str, tuple[Sequence[str], str | None]] = json.load(sys.stdin)
+    json.dump({name: dict(numbers(name, *one)) for name, one in specs.items()}, sys.stdout)
+
+
+def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tuple[str, str]]:
+    """Digests of all that a small model computes, by what it is."""
+    graph = tfkit.load(name, sets=sets)
+    model = tfkit.build(graph).eval()
+    state = model.state_dict()
+    yield "names", _digest(list(state))
+    yield "weights", _digest(list(state.values()))
+    for padding in ("none", "left", "right"):
+        yield f"outputs, padding {padding}", _digest(model(**_inputs(graph, padding)))
+    yield "gradients", _digest(_gradients(model, _inputs(graph, "right")))
+    if pieces is not None:
+        yield "decoded", _digest(_decoded(model, _inputs(graph, "none"), pieces))
+
+
+def _inputs(graph: Any, padding: Any) -> dict[str, Tensor]:
+    return example_inputs(graph, batch=2, length=LENGTH, padding=padding)
+
+
+def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    outputs = model(**inputs)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    sum(one.float().nan_to_num(neginf=0.0).square().sum() for one in outputs).backward()
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def _decoded(model: Any, inputs: dict[str, Tensor], pieces: str) -> list[Tensor]:
+    """The logits of three tokens of the input that comes in pieces, and of three more one by one."""
+    cached = tfkit.CachedModel(model, length=LENGTH)
+    tokens = inputs.pop(pieces)
+    cached.start(len(tokens), **inputs)
+    with torch.no_grad():
+        return [cached(tokens[:, :3]), *(cached(tokens[:, i : i + 1]) for i in range(3, LENGTH))]
+
+
+def _digest(value: Any) -> str:
+    digest = hashlib.sha256()
+    _add(digest, value)
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {list(value.shape)}".encode())
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    elif isinstance(value, Mapping):
+        _add(digest, [one for pair in value.items() for one in pair])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _add(digest, one)
+    else:
+        digest.update(repr(value).encode())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--digests"]:
+        worker()
+    else:
+        sys.exit(main(sys.argv[1:]))
