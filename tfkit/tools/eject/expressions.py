@@ -178,6 +178,15 @@ class Expressions(Conditions):
         value, written = self.eval(node.value)
         return value, ast.Starred(written)
 
+    def _joinedstr(self, node: ast.JoinedStr) -> Written:
+        """A text with values in it; those that are known texts are part of it."""
+        made = self._any(node)[1]
+        assert isinstance(made, ast.JoinedStr)
+        inner = [part.value if isinstance(part, ast.FormattedValue) else part for part in made.values]
+        known = [isinstance(one, ast.Constant) and isinstance(one.value, str) for one in inner]
+        made.values = [one if here else part for one, here, part in zip(inner, known, made.values, strict=True)]
+        return SOME, made
+
     def _tuple(self, node: ast.Tuple) -> Written:
         found = [self.eval(one) for one in node.elts]
         return Record(None, tuple(value for value, _ in found)), ast.Tuple([written for _, written in found])
