@@ -217,7 +217,7 @@ def test_a_character_tokenizer(run: Run, tmp_path: Path) -> None:
 def test_random_weights_say_so(run: Run) -> None:
     arguments = ["small.yaml", "--tokenizer", "out/tokenizer.json", "--prompt", "the", "--seed", "4"]
     out, err = run(*arguments)
-    assert err.splitlines()[0] == "warning: without --weights the model is random, and so is what it says"
+    assert err.splitlines()[0] == "warning: without --weights the model is random, and so is its text"
     assert out == run("small.yaml", *WEIGHTS, "--prompt", "the")[0], "saved with the same seed"
 
 

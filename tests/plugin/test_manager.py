@@ -144,7 +144,7 @@ def test_the_environment_goes_before_what_is_installed(
 def test_the_environment_runs_nothing_that_lies_where_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     write("plugins/one.py", "raise SystemExit")
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", "plugins")
-    with pytest.raises(SpecError, match="TFKIT_PLUGIN_DIR takes whole paths, not `plugins`"):
+    with pytest.raises(SpecError, match="TFKIT_PLUGIN_DIR takes absolute paths, not `plugins`"):
         load(entry_points=True)
 
 
@@ -172,7 +172,7 @@ def test_where_a_wanted_plugin_is(install: Callable[..., None]) -> None:
     write("plugins/one.py", "raise SystemExit")
     project("plugins/tfkit-two", "tfkit-two", "two")
     folders = [Path("nowhere"), Path("plugins")]
-    allow = "allow it where it lies: `--plugin-dir ./plugins/{}`, or TFKIT_PLUGIN_DIR"
+    allow = "allow it in place: `--plugin-dir ./plugins/{}`, or TFKIT_PLUGIN_DIR"
     assert where_it_is("one", folders) == allow.format("one.py")
     two = f"`pip install ./plugins/tfkit-two`, or {allow.format('tfkit-two')}"
     assert where_it_is("tfkit_two", folders) == two
@@ -185,7 +185,7 @@ def test_where_a_wanted_plugin_is(install: Callable[..., None]) -> None:
 
 def test_a_wanted_plugin_that_is_off_or_broken() -> None:
     write("plugins/one.py", "raise OSError('no such thing')")
-    assert "it is there and fails: OSError: no such thing" in how_to_get("one", load("plugins"), ())
+    assert "it is installed and fails: OSError: no such thing" in how_to_get("one", load("plugins"), ())
     assert "it is switched off: by `--disable one`" in how_to_get("one", load("plugins", disabled=["one"]), ())
 
 

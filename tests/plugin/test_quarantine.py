@@ -81,7 +81,7 @@ def test_absolute_import_of_a_part() -> None:
     write("plugins/pack/part.py", plugin("one"))
     (broken,) = load("plugins").broken
     assert broken.cause == "ModuleNotFoundError: No module named 'pack'"
-    assert broken.help.startswith("a plugin of several files is a package and writes `from .part import name`; ")
+    assert broken.help.startswith("a plugin of several files is a package and writes `from .module import name`; ")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_switching_off_an_unknown_name(install: Callable[..., None]) -> None:
     with pytest.raises(SpecError) as caught:
         load(entry_points=True, disabled=["tfkit-oen"])
     assert str(caught.value) == inspect.cleandoc("""
-        error: cannot switch off plugin `tfkit-oen`: there is none of that name
+        error: cannot switch off plugin `tfkit-oen`: there is no plugin of that name
            = plugins: tfkit-one
            = help: a plugin with a similar name exists: `tfkit-one`
     """)

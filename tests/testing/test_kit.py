@@ -79,17 +79,17 @@ STEPS = "`stack.layers.0.ffn.steps` "
 BROKEN: dict[type[nn.Module], list[str]] = {
     Broadcasts: [
         "building",
-        "ffn kind `wrong` returns [2, 3, 1], and [2, 3, 16] belongs there: the shape of its input",
+        "ffn kind `wrong` returns [2, 3, 1] instead of [2, 3, 16]: the shape of its input",
     ],
     ChangesItsInput: ["building", "ffn kind `wrong` changes its input in place"],
-    LooksAhead: ["each position alone", f"{FFN}looks ahead: positions change by"],
-    LooksBack: ["each position alone", f"{FFN}looks back: positions change by"],
-    CountsTheLength: ["each position alone", f"{FFN}depends on how many positions there are: among fewer, they change"],
-    MixesTheBatch: ["each position alone", f"{FFN}mixes the rows of a batch: alone, one changes by"],
+    LooksAhead: ["each position by itself", f"{FFN}looks ahead: positions change by"],
+    LooksBack: ["each position by itself", f"{FFN}looks back: positions change by"],
+    CountsTheLength: ["each position by itself", f"{FFN}depends on the number of positions: among fewer, they change"],
+    MixesTheBatch: ["each position by itself", f"{FFN}mixes the rows of a batch: alone, one changes by"],
     IsRandom: ["eval mode", "something is random in eval mode: two forwards differ by"],
     LosesItsBuffer: ["weights", f"{STEPS}is not filled when the model is built"],
     Unfilled: ["weights", f"{WEIGHT}is not filled when the model is built"],
-    HiddenState: ["state dict", "the state dict misses something: the model that loads it differs"],
+    HiddenState: ["state dict", "the state dict is incomplete: the model that loads it differs"],
     Upcasts: [
         "types",
         "a model of torch.bfloat16 fails: ffn kind `wrong` returns float32 for bfloat16: it must keep the type",
@@ -232,7 +232,7 @@ class WholeConfig(MultiHeadConfig):
 
 @pytest.mark.usefixtures("no_compiler")
 def test_what_is_kept_is_checked() -> None:
-    with pytest.raises(AssertionError, match=r"- decoding in pieces, in a decoder: read in uneven pieces, columns 3"):
+    with pytest.raises(AssertionError, match=r"- decoding in steps, in a decoder: read in uneven steps, columns 3"):
         check_component(ForgetfulConfig, within=["decoder"])
 
 
