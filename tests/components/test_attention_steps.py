@@ -138,8 +138,8 @@ def sink_core(name: str, causal: bool, cap: float | None = None) -> nn.Module:
     softmax = SinkSoftmax(4)
     nn.init.normal_(softmax.sinks, generator=torch.Generator().manual_seed(3))
     if name == "sdpa":
-        return SinkDotProduct(scale=0.3, dropout=0.0, causal=causal, grouped=True, softmax=softmax)
-    return Eager(scale=0.3, dropout=0.0, cap=cap, softmax=softmax)
+        return SinkDotProduct(scale=0.3, dropout=0.0, causal=causal, heads=(4, 2), softmax=softmax)
+    return Eager(scale=0.3, dropout=0.0, heads=(4, 2), cap=cap, softmax=softmax)
 
 
 MASKS = ("none", "bool", "float", "empty", "bias", "flag")

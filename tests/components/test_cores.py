@@ -54,7 +54,7 @@ def tensors() -> list[Tensor]:
 
 def core_of(name: str, cap: float | None) -> nn.Module:
     scale, grouped = SIZES["d"] ** -0.5, SIZES["h"] != SIZES["g"]
-    eager = Eager(scale=scale, dropout=0.0, cap=cap)
+    eager = Eager(scale=scale, dropout=0.0, heads=(SIZES["h"], SIZES["g"]), cap=cap)
     dense = ScaledDotProduct(scale=scale, dropout=0.0, causal=False, grouped=grouped) if cap is None else eager
     flex = FlexAttention(scale=scale, cap=cap, grouped=grouped, dense=dense)
     return {"sdpa": dense, "eager": eager, "flex": flex}[name]

@@ -116,7 +116,7 @@ def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:
 
 
 def test_rotary_positions_are_refused(plugins: object) -> None:
-    with pytest.raises(tfkit.SpecError, match="retention turns no queries and keys"):
+    with pytest.raises(tfkit.SpecError, match="retention does not rotate queries and keys"):
         tfkit.loads(MEMORY.replace("position: decay", "position: rope"), plugins=plugins)
 
 

@@ -225,7 +225,7 @@ def test_what_no_text_can_say() -> None:
     model = parse_spec(stack("n_layers: 2", "ffn: {kind: odd, table: {a: 3}}", layers), plugins).model
     decoder: Any = model.graph["decoder"]
     decoder.layers.variants["v"].ffn.table.pop("a")
-    with pytest.raises(ValueError, match="`table`: a variant cannot take out"):
+    with pytest.raises(ValueError, match="`table`: a variant cannot remove"):
         render(model)
     with pytest.raises(ValueError, match="`<<` cannot be a key"):
         render(model.model_copy(update={"graph": {"<<": model.graph["embedding"]}}))

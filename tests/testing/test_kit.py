@@ -20,6 +20,7 @@ from .wrong import (
     ChangesItsInput,
     CountsTheLength,
     DoesNotScript,
+    DoesNotScriptInTheMiddle,
     Fails,
     FFNConfig,
     HiddenState,
@@ -96,6 +97,10 @@ BROKEN: dict[type[nn.Module], list[str]] = {
     ],
     Unused: ["gradients", f"{WEIGHT}gets no gradient: nothing uses it"],
     DoesNotScript: ["TorchScript", "ffn kind `wrong` cannot be scripted by TorchScript: "],
+    DoesNotScriptInTheMiddle: [
+        "TorchScript",
+        "ffn kind `wrong` cannot be scripted by TorchScript: Arguments for call are not valid",
+    ],
     BreaksTheGraph: ["torch.compile", "torch.compile does not capture the model whole: "],
 }
 

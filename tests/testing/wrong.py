@@ -80,6 +80,11 @@ class DoesNotScript(Wrong):
         return torch.tanh(x) * self.weight
 
 
+class DoesNotScriptInTheMiddle(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * self.weight / (1 + x.norm(dim=-1, keepdim=True))
+
+
 class BreaksTheGraph(Wrong):
     def forward(self, x: Tensor) -> Tensor:
         if bool(self.weight.sum() > 0):

@@ -15,7 +15,7 @@ from tfkit.cli.explain import lines_of
 from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
-from tfkit.tools.explain import Explained, Part, explain
+from tfkit.tools.explain import Explained, Explanation, explain
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of, sentence
 
 PLUGIN = '''
@@ -40,7 +40,7 @@ def tfkit_register(register):
 '''
 
 
-def parts(explained: Explained) -> list[Part]:
+def parts(explained: Explained) -> list[Explanation]:
     return [part for node in explained.nodes for part in node.walk()]
 
 

@@ -199,7 +199,7 @@ def test_layers_that_share_their_weights() -> None:
         (1e6, (), (), "no size of gpt2 is as small as 1,000,000 parameters\n   = the least takes 3,332,096 parameters"),
         (1e6, (), (), "   = 3,281,984 of them are embedding tables"),
         (1e12, (), ("d_model",), "no size of gpt2 is as large as 1,000,000,000,000 parameters"),
-        (1e9, ("d_model=1000",), (), "`d_model=1000` is no width of the family: its heads need a multiple of 64"),
+        (1e9, ("d_model=1000",), (), "`d_model=1000` is not a width of the family: its heads need a multiple of 64"),
         (1e9, ("d_model=x",), (), "`d_model` takes a whole number from 1 to 67,108,864, not `x`"),
         (1e9, ("decoder.n_layers=2 * 6",), (), "`decoder.n_layers` is kept at a whole number here"),
         (1e9, ("d_model=1280",), ("n_layers",), "no size is left to solve for"),

@@ -59,6 +59,12 @@ class Rearrange(nn.Module):
         for axis, size in known.items():
             setattr(self, axis, size)
 
+    def __call__(self, x: Tensor) -> Any:
+        # What a call of a module does before it runs takes longer than what runs here, and only hooks need it.
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
+            return super().__call__(x)
+        return self.forward(x)
+
     def extra_repr(self) -> str:
         """The pattern and the sizes."""
         return ", ".join([repr(self.pattern), *(f"{name}={size}" for name, size in self.sizes.items())])
@@ -81,7 +87,7 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     wholes: dict[str, int] = {}
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
-        if not parts or any(type(part) is not int or part < 1 for part in parts):
+        if not parts or not all(map(_is_size, parts)):
             raise _wrong(pattern, f"the size of `{name}` is {size!r}, not a whole number from 1 on")
         if name in axes or name not in products:
             known[name] = parts if isinstance(size, Mapping) else parts[0]
@@ -91,13 +97,15 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
         missing = [axis for axis in products[name] if axis not in known]
         product = prod(_total(known[axis]) for axis in products[name] if axis in known)
         if whole % product or (not missing and whole != product):
-            others = " ".join(axis for axis in products[name] if axis in known)
-            raise _wrong(
-                pattern, f"`{others}` of size {product} does not divide `{' '.join(products[name])}` of {whole}"
-            )
+            others, every = (" ".join(axes) for axes in ([a for a in products[name] if a in known], products[name]))
+            raise _wrong(pattern, f"`{others}` of size {product} does not divide `{every}` of size {whole}")
         if len(missing) == 1:
             known[missing[0]] = whole // product
     return known
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _total(size: int | list[int]) -> int:
@@ -137,6 +145,8 @@ def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type
 
 
 def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
+    if len(cut) > 1:
+        raise _wrong(pattern, "one axis can be cut, not two")
     left, right = _sides(pattern)
     before = [axis for names in left for axis in names]
     split = "".join(_splits(pattern, known, cut))
@@ -144,11 +154,7 @@ def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
     merged = "".join(_merges(right))
     if not cut:
         return f"def forward(self, x: Tensor) -> Tensor:\n    return x{split}{ordered}{merged}\n"
-    if len(cut) > 1:
-        raise _wrong(pattern, "one axis can be cut, not two")
-    axis, parts = cut[0]
-    if axis not in before:
-        raise _wrong(pattern, f"there is no axis `{axis}` to cut")
+    ((axis, parts),) = cut
     # Cut before the parts are put in order: their gradients are joined in the layout of x, without a copy.
     return (
         f"def forward(self, x: Tensor) -> tuple[{', '.join(['Tensor'] * len(parts))}]:\n"

@@ -15,7 +15,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
-from tfkit.tools.export.torchscript import refusal
+from tfkit.tools.export.torchscript import refusal, script
 from tfkit.tools.first_run import run_watched
 from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import quiet
@@ -183,7 +183,7 @@ def check_script(model: nn.Module, *calls: Inputs) -> None:
     """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
     with quiet():
         try:
-            scripted = torch.jit.script(model)
+            scripted = script(model)
         except Exception as error:
             assert isinstance(model, fx.GraphModule)
             why = refusal(model, error)

@@ -67,7 +67,7 @@ def test_torch_alone_reads_it_and_the_weights_are_in_it_once(tmp_path: Path) -> 
         wanted = model(torch.tensor([[3, 1, 4]])).flatten()[:3]
     assert [float(word) for word in printed[1:]] == pytest.approx(wanted.tolist(), abs=1e-6)
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 500_000
-    with pytest.raises(ValueError, match="2 more tokens do not fit: 5 of 6 are read"):
+    with pytest.raises(ValueError, match="2 more tokens do not fit: 5 of 6 have been read"):
         read_too_much(Path(exported.files[0]), model)
     with zipfile.ZipFile(exported.files[0]) as archive:
         text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json"))

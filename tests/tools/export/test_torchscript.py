@@ -93,7 +93,7 @@ def test_wrong_pieces_are_refused(tmp_path: Path, rows: int, columns: int, why: 
 def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
     export(tfkit.build(reduced("t5_small")), tmp_path / "model.ts")
     loaded = torch.jit.load(str(tmp_path / "model.ts"))
-    with pytest.raises(torch.jit.Error, match="has 3 rows, and the batch has 2"):
+    with pytest.raises(torch.jit.Error, match="has 3 rows, but the batch has 2"):
         loaded.start(2, 4, torch.zeros(3, 5, dtype=torch.long))
 
 

@@ -27,7 +27,7 @@ PLUGIN = "/data/plugin/pytorch_profiler"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The folder that the tool has written, and the model."""
+    """The folder that the tool has written, but the model is."""
     folder = tmp_path_factory.mktemp("tensorboard") / "log"
     graph = tfkit.load("gpt2", sets=SMALL)
     profile_models([graph], device="cpu", batch=2, length=8, steps=2, warmup=1, directory=folder)

@@ -35,9 +35,9 @@ def extents(graph: Graph) -> dict[str, Extent]:
     found = {}
     for node in graph.nodes:
         config: Any = node.config
-        if not hasattr(config, "plan") or not hasattr(config, "view"):
+        if not hasattr(config, "plan") or not hasattr(config, "context_key"):
             continue
         for i, (_, layer) in enumerate(config.plan()):
-            mask = config.view(layer, node.signals).mask
+            mask = config.context_key(layer, node.signals).mask
             found[f"{node.name}.layers.{i}"] = Extent(mask.left, mask.right)
     return found

@@ -94,12 +94,12 @@ def scripted(model: fx.GraphModule) -> Any:
         SpecError: TorchScript does not take it; the message names the innermost component at fault.
     """
     try:
-        return _script(with_methods(model))
+        return script(with_methods(model))
     except Exception as error:
         raise SpecError(refusal(model, error)) from error
 
 
-def _script(module: nn.Module) -> Any:
+def script(module: nn.Module) -> Any:
     """Any module, scripted. A failure leaves half a class behind, which must not serve the next one."""
     with quiet():
         try:
@@ -114,7 +114,7 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
     components = model.meta["components"]
     for path in sorted(components, key=lambda path: -path.count(".")):
         try:
-            _script(model.get_submodule(path))
+            script(model.get_submodule(path))
         except Exception as cause:
             config = components[path]
             message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
