@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 Row = dict[str, str]
 Pair = frozenset[tuple[str, str]]
 
 
-def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Rows of one value per axis, in which every two values of different axes meet at least once."""
-    missing = {frozenset({(a, x), (b, y)}): None for a, b in combinations(axes, 2) for x in axes[a] for y in axes[b]}
+def all_pairs(axes: Mapping[str, Sequence[str]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
+    """Rows of one value per axis, in which every two values of different axes meet at least once.
+
+    With `meeting`, only those of these pairs of axes do.
+    """
+    pairs = combinations(axes, 2) if meeting is None else meeting
+    missing = {frozenset({(a, x), (b, y)}): None for a, b in pairs for x in axes[a] for y in axes[b]}
     rows = []
     while missing:
         row = dict(sorted(next(iter(missing))))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tfkit.graph.expand import Graph, load
-from tfkit.spec.load import shipped_specs, specs_folder
-from tfkit.tools.importing import families
+from tfkit.spec.load import shipped_specs
 
 SHIPPED = (
     "bart_base",
@@ -39,18 +38,35 @@ SHIPPED = (
     "vaswani_base",
 )
 """For what takes too long for all of them; every family is held against Hugging Face's in `families`."""
+FEW = ("bart_base", "bert_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
+"""An encoder, decoders with each kind of positions and of heads, windows, and both with cross-attention."""
 
 
-def one_of_each_family() -> list[Any]:
-    """All shipped specs, as parameters of a test; slow are those that extend another one and are no family's first."""
-    first = set(families().values())
-    return [
-        pytest.param(name, marks=[] if name in first or _alone(name) else pytest.mark.slow) for name in shipped_specs()
-    ]
+COVERING = tuple(
+    """
+    a_x_k1 albert_base apertus_8b bart_base bert_base bert_generation bitnet_2b block_512 command_r_plus_104b
+    dbrx deepseek_coder_1_3b deepseek_v2_lite dots1 ernie_3_0_base_zh esmc_300m exaone4_1_2b falcon_7b
+    falcon_rw_1b flint fsmt_wmt19_en_ru gemma3_1b glm4_32b_0414 glm4_5 glm4_5_air glm_4_9b gpt2 gpt_neo_125m
+    gpt_neox_japanese_2_7b gpt_oss_20b granite3_2b granite_3_1b_a400m gte_multilingual_base helium_1_preview_2b
+    hunyuan_7b hy_v3 hyperclovax kimi_k2 laguna llama3_8b minicpm3_4b minitron_4b mistral4 modernbert_base
+    modernbert_decoder mpnet_base mpt_7b nanochat nomic_bert olmo3_7b olmo_1b_0724 opt_350m opus_mt_en_de
+    persimmon_8b phi4_mini phi_2 pythia_1b qwen2_57b_a14b roformer_chinese_base seed_oss_36b smollm2_135m
+    stablelm_3b starcoder2_15b starcoder2_3b t5_small t5gemma_2b_2b trinity_mini ultrabert umt5_xl vaswani_base
+    xlm_mlm_en_2048
+    """.split()  # noqa: SIM905
+)
+"""Together they have every word and every key that the graphs of all specs have, each in its block, chosen greedily."""
 
 
-def _alone(name: str) -> bool:
-    return "\nextends:" not in (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+def covering(*quick: str) -> list[Any]:
+    """`COVERING`, as parameters of a test; slow are those that are not among the `quick` ones."""
+    names = dict.fromkeys((*COVERING, *quick))
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def covering_first() -> list[Any]:
+    """All shipped specs, as parameters of a test; slow are those that are not in `COVERING`."""
+    return [name if name in COVERING else pytest.param(name, marks=pytest.mark.slow) for name in shipped_specs()]
 
 
 def reduced(name: str) -> Graph:

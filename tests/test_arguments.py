@@ -221,14 +221,17 @@ def test_every_mask(name: str) -> None:
     ("call", "message"),
     [
         (lambda: MODEL(), "`gpt2` needs `tokens`"),
-        (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` reads tokens, tokens_mask, and was given 3 inputs"),
+        (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` reads tokens, tokens_mask, but was given 3 inputs"),
         (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` was given twice"),
         (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: one with a similar name is `tokens`"),
         (lambda: MODEL("text"), "`tokens` must be a tensor, not 'text'"),
         (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t], not torch.float32 [2, 3]"),
         (lambda: MODEL(TOKENS + 23), "23 is not a token id of this model: `tokens` may be 0 to 22"),
         (lambda: SEQ2SEQ(TOKENS), "`t5_small` needs `target`"),
-        (lambda: SEQ2SEQ(TOKENS, TOKENS[:1].repeat(3, 1)), "the inputs have different batches: `source` 2, `target` 3"),
+        (
+            lambda: SEQ2SEQ(TOKENS, TOKENS[:1].repeat(3, 1)),
+            "the inputs have different batch sizes: `source` 2, `target` 3",
+        ),
     ],
 )
 def test_what_a_model_says(call: Callable[[], Any], message: str) -> None:

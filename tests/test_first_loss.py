@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import tfkit
-from tests.small_specs import one_of_each_family, reductions
+from tests.small_specs import covering_first, reductions
 from tfkit.cli import main
 from tfkit.first_loss import first_losses
 from tfkit.tools.inputs import random_inputs
@@ -102,7 +102,7 @@ def small(name: str) -> tfkit.Graph:
     return tfkit.load(name, sets=[*sets, *(f"{node}.scale={scale}" for node, scale in scales.items() if scale)])
 
 
-@pytest.mark.parametrize("name", one_of_each_family())
+@pytest.mark.parametrize("name", covering_first())
 def test_what_ships_starts_near_even_guesses(name: str) -> None:
     kinds = {node.config.kind_name() for node in tfkit.load(name).nodes}
     if {"decoder", "lm_head"} <= kinds:

@@ -31,7 +31,7 @@ from tfkit.components.rope import RopeConfig
 from tfkit.nn import Context
 from tfkit.promises import Watch
 from tfkit.testing import call, example_inputs
-from tfkit.tools.first_run import try_model
+from tfkit.tools.first_run import first_run
 
 from .plugin.test_faults import plugins
 from .small_specs import SHIPPED, reduced
@@ -203,7 +203,7 @@ class WrongHead(BlockConfig):
 
 ROPE = "{kind: mha, n_heads: 2, position: {kind: rope, scaling: wrong}}"
 CASES: list[tuple[dict[str, str], type[Component], str, str]] = [
-    ({"FFN": "wrong"}, WrongFFN, "ffn kind `wrong` returns [2, 3, 1], and [2, 3, 8] belongs there", "body.ffn"),
+    ({"FFN": "wrong"}, WrongFFN, "ffn kind `wrong` returns [2, 3, 1] instead of [2, 3, 8]", "body.ffn"),
     (
         {"FFN": "{kind: wrong, module: double}"},
         WrongFFN,
@@ -238,28 +238,28 @@ CASES: list[tuple[dict[str, str], type[Component], str, str]] = [
     (
         {"POSITION": "wrong"},
         WrongPosition,
-        "position kind `wrong` returns [1, 3, 1], and [1, 3, 8] belongs there: positions",
+        "position kind `wrong` returns [1, 3, 1] instead of [1, 3, 8]: positions",
         "embedding.position",
     ),
     (
         {"ATTENTION": "{kind: mha, n_heads: 2, position: wrong_bias}"},
         WrongBias,
-        "position kind `wrong_bias` returns [1, 1, 3, 3], and [1, 2, 3, 3] belongs there",
+        "position kind `wrong_bias` returns [1, 1, 3, 3] instead of [1, 2, 3, 3]",
         "body.attention.position",
     ),
     (
         {"ATTENTION": "{kind: mha, n_heads: 2, position: wrong_rope}"},
         WrongRotation,
-        "position kind `wrong_rope` returns [2, 2, 3, 1], and [2, 2, 3, 4] belongs there",
+        "position kind `wrong_rope` returns [2, 2, 3, 1] instead of [2, 2, 3, 4]",
         "body.attention.position",
     ),
     (
         {"ATTENTION": ROPE},
         WrongScaling,
-        "rope scaling kind `wrong` returns [1], and [2] belongs there",
+        "rope scaling kind `wrong` returns [1] instead of [2]",
         "body.attention.position.scaling",
     ),
-    ({"MIDDLE": "wrong"}, WrongBlock, "block `wrong` returns [2, 1, 8], and [2, 3, 8] belongs there", "middle"),
+    ({"MIDDLE": "wrong"}, WrongBlock, "block `wrong` returns [2, 1, 8] instead of [2, 3, 8]", "middle"),
     ({"HEAD": "wrong_head"}, WrongHead, "block `wrong_head` returns [2, 3, 1], and [2, any, 11]", "logits"),
 ]
 
@@ -278,13 +278,13 @@ def test_what_would_broadcast_is_refused(
     assert message in first.message
     assert first.path == f"graph.{place}"
     assert first.span is not None
-    assert first.help == f"this is no fault of the spec, but of the component, which is written in {__name__}"
+    assert first.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
 
 
 def test_what_is_added_has_one_shape() -> None:
     text = spec(MIDDLE="shorter").replace("body: {", "body: {input: embedding, ")
     (wrong,) = refusal(text, Shorter).diagnostics
-    assert wrong.message == "block `add` takes tensors of one shape, and got [2, 1, 8] and [2, 3, 8]"
+    assert wrong.message == "block `add` takes tensors of one shape, but got [2, 1, 8] and [2, 3, 8]"
 
 
 def test_a_fault_in_many_layers_is_told_once() -> None:
@@ -295,8 +295,8 @@ def test_the_first_trial_looks_at_built_in_components_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: x[..., :1])
     graph = tfkit.loads(spec(), plugins=plugins())
     tfkit.build(graph)
-    with pytest.raises(tfkit.SpecError, match=re.escape("returns [2, 16, 1], and [2, 16, 8] belongs there")):
-        try_model(graph)
+    with pytest.raises(tfkit.SpecError, match=re.escape("returns [2, 16, 1] instead of [2, 16, 8]")):
+        first_run(graph)
 
 
 def test_building_leaves_no_trace() -> None:

@@ -167,7 +167,7 @@ def test_a_loss_has_the_value_and_the_gradients_of_the_model_alone(name: str) ->
 def test_a_loss_says_what_to_wrap(name: str) -> None:
     wrapped = WRAPPERS[name](built())
     kind = type(wrapped).__name__
-    help = "hand it the model" if name == "the loss" else f"hand it the model, and `{kind}` the loss"
+    help = "give it the model" if name == "the loss" else f"give it the model, and give `{kind}` the loss"
     with pytest.raises(ValueError, match=f"^a loss takes .*, and wraps it; this is {kind}: {help}$"):
         tfkit.Loss(wrapped)
 
@@ -206,7 +206,7 @@ USES: dict[str, Callable[[Any, Path], object]] = {
 def test_a_module_that_computes_something_else_is_refused(use: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"it is Own; hand over .*, which it has as `inner\.lm`$"):
         USES[use](Own(), tmp_path)
-    with pytest.raises(ValueError, match=r"it is Linear; hand over the model itself$"):
+    with pytest.raises(ValueError, match=r"it is Linear; pass the model itself$"):
         USES[use](nn.Linear(2, 2), tmp_path)
     for other in ("gpt2", None):
         with pytest.raises(TypeError, match=r"must be a model that `tfkit.build` returned"):

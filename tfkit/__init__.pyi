@@ -55,6 +55,7 @@ from tfkit.nn import Context as Context
 from tfkit.nn import Linear as Linear
 from tfkit.nn import Past as Past
 from tfkit.nn import Program as Program
+from tfkit.nn import Rearrange as Rearrange
 from tfkit.nn import Softmax as Softmax
 from tfkit.nn import Table as Table
 from tfkit.nn import update_cache as update_cache

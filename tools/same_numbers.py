@@ -56,7 +56,7 @@ def _small(name: str) -> tuple[list[str], str | None]:
 
 
 def _digests(python: str, specs: str) -> dict[str, Digests]:
-    """What the checkout of that Python has: this file is its script, so that both sides do the same."""
+    """The numbers of that Python's checkout: this file is its script, so that both sides do the same."""
     command = [python, __file__, "--digests"]
     done = subprocess.run(command, input=specs, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Digests] = json.loads(done.stdout)

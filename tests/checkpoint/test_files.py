@@ -173,13 +173,13 @@ def test_a_name_that_is_not_utf8() -> None:
 )
 def test_what_is_no_sound_index(content: bytes, reason: str) -> None:
     Path(INDEX).write_bytes(content)
-    assert refused(INDEX) == f"error: `{INDEX}` is no sound index: {reason}\n{AGAIN}"
+    assert refused(INDEX) == f"error: `{INDEX}` is not a valid index: {reason}\n{AGAIN}"
 
 
 def test_an_index_of_absurd_size() -> None:
     with Path(INDEX).open("wb") as file:
         file.truncate(MAX_HEADER + 1)
-    assert refused(".") == f"error: `{INDEX}` is no sound index: it has more than 100,000,000 bytes\n{AGAIN}"
+    assert refused(".") == f"error: `{INDEX}` is not a valid index: it has more than 100,000,000 bytes\n{AGAIN}"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_an_index_that_leaves_its_folder(way: str, tmp_path: Path) -> None:
     write_index({"up": name}, Path("f"))
     first, second = refused("f").split("\n")
     assert first.startswith(f"error: `f/{INDEX}` names a file outside its folder: `{name[:50]}")
-    assert second == "   = help: the files of a checkpoint lie beside their index"
+    assert second == "   = help: the files of a checkpoint must be beside their index"
 
 
 def test_the_links_of_a_hub_cache_are_followed() -> None:
@@ -220,8 +220,8 @@ def test_an_index_that_its_files_contradict() -> None:
     assert refused(".") == "error: cannot read `a\\x00b`: embedded null byte"
     write_index(weight_map | {"upp": "1.safetensors", "gate": "1.safetensors"})
     assert refused(".") == (
-        f"error: `{INDEX}` says that `1.safetensors` has tensor `upp`, and it has not\n"
-        "   = so it does of 1 more\n   = help: it has `up`"
+        f"error: `{INDEX}` assigns tensor `upp` to `1.safetensors`, which does not have it\n"
+        "   = and 1 more\n   = help: it has `up`"
     )
     save_file(TENSORS, "2.safetensors")
     write_index(weight_map)

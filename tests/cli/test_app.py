@@ -381,7 +381,7 @@ def test_build_writes_a_model(run: Callable[..., str], specs: Path) -> None:
     files = json.loads(run("build", "tiny.yaml", "-o", "deep/out", "--seed", "3", "--json"))["files"]
     assert [Path(file).name for file in files] == ["spec.yaml", "model.safetensors"]
     assert {path.name for path in (specs / "deep").iterdir()} == {"out"}
-    assert "exists already" in run("build", "tiny.yaml", "-o", "deep/out", status=1, stderr=True)
+    assert "already exists" in run("build", "tiny.yaml", "-o", "deep/out", status=1, stderr=True)
     run("build", "tiny.yaml", "-o", "deep/out", "--force")
     assert json.loads(run("params", "deep/out/spec.yaml", "--json"))[0]["name"] == "tiny"
 

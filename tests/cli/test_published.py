@@ -69,7 +69,7 @@ def test_compare(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> 
     changes = ["--set", "decoder.norm.eps=1e-3", "--reference", "float64"]
     assert main(["compare", "my.yaml", "theirs", *changes]) == 1
     out = capsys.readouterr().out
-    assert "they part at decoder.layers.0.attention_norm_in: " in out
+    assert "they diverge at decoder.layers.0.attention_norm_in: " in out
     assert main(["compare", "my.yaml", "theirs", *changes, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["first"]["other"] == "transformer.h.0.ln_1"
@@ -83,9 +83,9 @@ def test_compare_specs_and_programs(folder: Path, run: Run, capsys: pytest.Captu
     text = Path("my.yaml").read_text()
     Path("other.yaml").write_text(text.replace("approximate: tanh", "approximate: none", 1))
     assert main(["compare", "my.yaml", "my.yaml"]) == 0
-    assert "largest difference of what they return: 0.0e+00" in capsys.readouterr().out
+    assert "largest difference of the outputs: 0.0e+00" in capsys.readouterr().out
     assert main(["compare", "my.yaml", "other.yaml", "--tolerance", "1e-7"]) == 1
-    assert "they part at decoder.layers.0.ffn.activation" in capsys.readouterr().out
+    assert "they diverge at decoder.layers.0.ffn.activation" in capsys.readouterr().out
     model = tfkit.build("my.yaml").eval()
     torch.jit.script(model).save("scripted.pt")
     assert main(["compare", "my.yaml", "scripted.pt"]) == 0

@@ -138,8 +138,8 @@ def sink_core(name: str, causal: bool, cap: float | None = None) -> nn.Module:
     softmax = SinkSoftmax(4)
     nn.init.normal_(softmax.sinks, generator=torch.Generator().manual_seed(3))
     if name == "sdpa":
-        return SinkDotProduct(scale=0.3, dropout=0.0, causal=causal, grouped=True, softmax=softmax)
-    return Eager(scale=0.3, dropout=0.0, cap=cap, softmax=softmax)
+        return SinkDotProduct(scale=0.3, dropout=0.0, causal=causal, heads=(4, 2), softmax=softmax)
+    return Eager(scale=0.3, dropout=0.0, heads=(4, 2), cap=cap, softmax=softmax)
 
 
 MASKS = ("none", "bool", "float", "empty", "bias", "flag")
@@ -220,8 +220,14 @@ def part_of(step: str, layout: str) -> dict[str, Any]:
     return part | ({"mask": {"left": 2, "right": 1}} if layout == "encoder" and "mask" in part else {})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("step", STEPS)
+TOGETHER = [
+    pytest.param(step, layout, marks=[] if number % len(LAYOUTS) == place or step == "everything" else pytest.mark.slow)
+    for number, step in enumerate(STEPS)
+    for place, layout in enumerate(LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("step", "layout"), TOGETHER)
 def test_a_step_keeps_every_promise(step: str, layout: str) -> None:
     graph = spec(layout, part_of(step, layout))
     check_filled(graph)
@@ -236,9 +242,9 @@ def test_a_step_keeps_every_promise(step: str, layout: str) -> None:
         check_cached(model, inputs)
 
 
-@pytest.mark.parametrize("step", [pytest.param("sinks", marks=pytest.mark.slow), "everything"])
-def test_a_step_is_captured_whole(step: str) -> None:
-    graph = spec("memory", part_of(step, "memory"))
+@pytest.mark.slow
+def test_all_steps_are_captured_whole() -> None:
+    graph = spec("memory", part_of("everything", "memory"))
     model = shaken(tfkit.build(graph))
     check_capture(model, *[example_inputs(graph, length=n, padding="left") for n in (5, 8, 11)])
     check_cached_step(model, example_inputs(graph, length=LENGTH))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.component import AttentionBackend, MaskConfig
-from tfkit.components.attention_core import Eager, ScaledDotProduct
+from tfkit.components.attention_core import Eager, ScaledDotProduct, SinkDotProduct, SinkSoftmax
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.components.flex import FlexAttention, flex_mask
 
@@ -53,7 +54,7 @@ def tensors() -> list[Tensor]:
 
 def core_of(name: str, cap: float | None) -> nn.Module:
     scale, grouped = SIZES["d"] ** -0.5, SIZES["h"] != SIZES["g"]
-    eager = Eager(scale=scale, dropout=0.0, cap=cap)
+    eager = Eager(scale=scale, dropout=0.0, heads=(SIZES["h"], SIZES["g"]), cap=cap)
     dense = ScaledDotProduct(scale=scale, dropout=0.0, causal=False, grouped=grouped) if cap is None else eager
     flex = FlexAttention(scale=scale, cap=cap, grouped=grouped, dense=dense)
     return {"sdpa": dense, "eager": eager, "flex": flex}[name]
@@ -153,3 +154,19 @@ def test_the_core_is_chosen_when_the_model_is_built(
     model = tfkit.build(spec("decoder", attention), attention_backend=backend)
     assert [type(core) for core in cores(model)] == [expected] * 2
     assert model.state_dict().keys() == tfkit.build(spec("decoder", {})).state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "sinks"])
+@torch.no_grad()
+def test_weights_drop_out_in_training_and_nowhere_else(name: str) -> None:
+    softmax = SinkSoftmax(SIZES["h"])
+    softmax.reset_parameters()
+    made: dict[str, Callable[[float], nn.Module]] = {
+        "sdpa": lambda rate: ScaledDotProduct(scale=0.3, dropout=rate, causal=False, grouped=True),
+        "eager": lambda rate: Eager(scale=0.3, dropout=rate, cap=2.0),
+        "sinks": lambda rate: SinkDotProduct(scale=0.3, dropout=rate, causal=False, grouped=True, softmax=softmax),
+    }
+    plain, dropping = made[name](0.0), made[name](0.5)
+    want = plain(*tensors(), None)
+    assert torch.equal(dropping.eval()(*tensors(), None), want)
+    assert not torch.allclose(dropping.train()(*tensors(), None), want, atol=1e-3)

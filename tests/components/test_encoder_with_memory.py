@@ -32,6 +32,7 @@ def graph(*sets: str) -> tfkit.Graph:
     return tfkit.loads(SPEC, sets=sets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_it_keeps_every_promise_of_a_model(case: str) -> None:
     check_model(graph(*CASES[case]))
@@ -59,7 +60,7 @@ def test_it_can_be_ejected(tmp_path: Path) -> None:
     assert "memory" in tfkit.eject(graph(ALONE))
 
 
-@pytest.mark.parametrize("suffix", ["ts", "pt2"])
+@pytest.mark.parametrize("suffix", ["ts", pytest.param("pt2", marks=pytest.mark.slow)])
 def test_it_can_be_exported(suffix: str, tmp_path: Path) -> None:
     tfkit.export(tfkit.build(graph(ALONE)).eval(), tmp_path / f"block.{suffix}")
 

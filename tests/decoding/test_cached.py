@@ -10,7 +10,7 @@ import tfkit
 from tfkit.graph.expand import Graph
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..small_specs import SHIPPED, reductions
+from ..small_specs import FEW, SHIPPED, reductions
 from .small import build
 
 WHOLE = {
@@ -41,7 +41,9 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
+)
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))

@@ -212,7 +212,15 @@ for name, one in GRAPHS.items():
     SPECS[name] = yaml.safe_dump({"tfkit": 1, "name": "m", **sizes, **one}, sort_keys=False)
 
 
-@pytest.mark.parametrize("name", SPECS)
+SLOW = {f"window_{left + 1}_{position}" for left, position in ((0, "rope"), (0, "t5"), (4, "alibi"), (4, "t5"))}
+SLOW |= {"window_2_alibi", "window_101_rope", "window_101_alibi", "qk_norm_full", "qk_norm_rotated", "memory_qk_norm"}
+SLOW |= {"memory_qk_norm_full", "memory_parallel", "parallel", "several_windows", "shared_weights", "token_types"}
+"""What others show too: windows and positions are each in some, steps of attention in test_attention_steps."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SPECS]
+)
 def test_pieces(name: str) -> None:
     model = build(SPECS[name])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))

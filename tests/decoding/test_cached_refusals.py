@@ -23,9 +23,9 @@ REFUSED = {
     "prefix": ("prefix", {"known": torch.tensor([2, 5])}, (ids(2, 4),), {}, "`known` is 5, and the first piece has 4 "),
     "prefix_padded": ("prefix", {"known": torch.tensor([3, 2])}, (ids(2, 4), MASK), {}, "`known` is 3, and the first "),
     "no_prefix": ("prefix", None, (ids(2, 4),), {}, "missing: known"),
-    "batch": ("decoder", {}, (ids(3, 4),), {}, "3 rows of tokens, and 2 sequences were begun: call `start`"),
+    "batch": ("decoder", {}, (ids(3, 4),), {}, "3 rows of tokens for 2 sequences: call `start`"),
     "mask": ("decoder", {}, (ids(2, 3), MASK), {}, r"the mask is \(2, 4\), and the tokens are \(2, 3\)"),
-    "nothing": ("decoder", {}, (ids(2, 0),), {}, "a piece has at least one token"),
+    "nothing": ("decoder", {}, (ids(2, 0),), {}, "a step has at least one token"),
     "unknown": ("decoder", {}, (ids(2, 4),), {"types": ids(2, 4)}, "unknown: types; what can be given here: nothing"),
     "types_missing": ("types", {}, (ids(2, 4),), {}, "missing: types"),
     "types_short": ("types", {}, (ids(2, 4),), {"types": ids(2, 3)}, r"`types` is \(2, 3\), and the tokens are \(2, 4"),
@@ -36,7 +36,7 @@ REFUSED = {
         {"source": torch.ones(3, 4, 12)},
         (ids(2, 4),),
         {},
-        "`source` has 3 rows, and the batch has 2",
+        "`source` has 3 rows, but the batch has 2",
     ),
     "memory_mask": (
         "memory",
@@ -164,7 +164,7 @@ graph:
   decoder: {block: decoder, input: embedding, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: `embedding` is read as a whole and in pieces
+error: `embedding` is read both as a whole and step by step
   --> (graph.embedding)
    = `m` cannot be decoded token by token""",
     ),
@@ -176,7 +176,7 @@ graph:
   decoder: {block: decoder, input: x, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: `x` is read as a whole and in pieces
+error: `x` is read both as a whole and step by step
   --> (inputs.x)
    = `m` cannot be decoded token by token""",
     ),

@@ -217,7 +217,7 @@ def test_a_character_tokenizer(run: Run, tmp_path: Path) -> None:
 def test_random_weights_say_so(run: Run) -> None:
     arguments = ["small.yaml", "--tokenizer", "out/tokenizer.json", "--prompt", "the", "--seed", "4"]
     out, err = run(*arguments)
-    assert err.splitlines()[0] == "warning: without --weights the model is random, and so is what it says"
+    assert err.splitlines()[0] == "warning: without --weights the model is random, and so is its text"
     assert out == run("small.yaml", *WEIGHTS, "--prompt", "the")[0], "saved with the same seed"
 
 
@@ -331,6 +331,7 @@ def test_it_streams(slow: subprocess.Popen[bytes], run: Run) -> None:
     assert seen[-1][0] - seen[0][0] > 1
 
 
+@pytest.mark.slow
 def test_interrupt(slow: subprocess.Popen[bytes]) -> None:
     assert slow.stdout is not None
     first = os.read(slow.stdout.fileno(), 1000)
@@ -341,6 +342,7 @@ def test_interrupt(slow: subprocess.Popen[bytes]) -> None:
     assert (first + out).endswith(b"\n")
 
 
+@pytest.mark.slow
 def test_broken_pipe(slow: subprocess.Popen[bytes]) -> None:
     assert slow.stdout is not None
     os.read(slow.stdout.fileno(), 1)

@@ -12,12 +12,12 @@ import tfkit
 from tfkit.tools.importing import families
 
 from .case import Trial, check_cached, check_count, check_logits, check_saved
-from .cases import CASES
+from .cases import CASES, rest_is_slow
 
 transformers.utils.logging.disable_progress_bar()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", rest_is_slow(CASES))
 def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test for all that one saved model tells: to make and to load it takes the time."""
     trial = Trial.of(CASES[name], tmp_path_factory.mktemp(name))

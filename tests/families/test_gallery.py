@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +21,9 @@ from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
 from tfkit.spec.load import read_tree, shipped_specs
 from tfkit.spec.source import plain
-from tfkit.tools.importing import import_config
+from tfkit.tools.importing import families, import_config
 
-from ..small_specs import one_of_each_family
+from .cases import QUICK
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in shipped_specs() if (PUBLISHED / f"{name}.json").exists()]
@@ -39,7 +41,15 @@ def test_the_gallery_is_large() -> None:
     assert len(kinds) >= 45
 
 
-@pytest.mark.parametrize("name", NAMES)
+FIRST_OF_QUICK = {first for model_type, first in families().items() if model_type in QUICK}
+
+
+def quick(names: Iterable[str]) -> list[Any]:
+    """Names as parameters of a test: the first specs of the families in `QUICK`, and the others as slow ones."""
+    return [name if name in FIRST_OF_QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", quick(NAMES))
 def test_the_spec_is_what_the_config_says(name: str) -> None:
     model = tfkit.load(name).spec.model
     assert import_config(PUBLISHED / f"{name}.json").graph.spec.model.graph == model.graph
@@ -47,7 +57,13 @@ def test_the_spec_is_what_the_config_says(name: str) -> None:
     assert model.parameters, "a spec says how many parameters it has"
 
 
-@pytest.mark.parametrize("name", [one for one in one_of_each_family() if one.values[0] in NAMES])
+KNOWN = ("bart_base", "bert_base", "deepseek_v3", "gemma3_1b", "gpt2", "llama_7b", "mixtral_8x7b", "t5_small")
+"""Most are slow: their small models have as many parameters in `test_families.py`, and their sizes are the config's."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KNOWN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_parameters_are_as_many_as_in_transformers(name: str) -> None:
     model = tfkit.build(name, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == stored(model, reference(name))

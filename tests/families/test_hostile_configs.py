@@ -78,7 +78,7 @@ def check(config: dict[str, Any], folder: Path) -> None:
     assert import_config(path).graph.spec.model.graph == graph.spec.model.graph
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())
 def test_a_changed_config(config: dict[str, Any], tmp_path: Path) -> None:
     check(config, tmp_path)
@@ -103,7 +103,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs())
 def test_many_changed_configs(config: dict[str, Any], tmp_path: Path) -> None:
     check(config, tmp_path)

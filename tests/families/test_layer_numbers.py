@@ -55,8 +55,8 @@ def test_layers_without_positions_by_number(interval: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "thetas", "reason"),
     [
-        ("granite_swa", [1e4] * 5, "a list with a number for each of the 24 layers is needed"),
-        ("granite_swa", [1e4, *[1e4, 1e3, 0] * 7, 1e4, 1e4], "`base` differ here, and cannot: 1000.0, 10000.0"),
+        ("granite_swa", [1e4] * 5, "needs a list with a number for each of the 24 layers"),
+        ("granite_swa", [1e4, *[1e4, 1e3, 0] * 7, 1e4, 1e4], "`base` must not differ here: 1000.0, 10000.0"),
     ],
 )
 def test_a_number_for_each_layer_that_no_variant_has(

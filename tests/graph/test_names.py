@@ -137,12 +137,13 @@ def test_the_next_tokens_are_found_whatever_the_input_is_called(given: str) -> N
     torch.testing.assert_close(tfkit.Loss(model)(tokens), loss)
 
 
+@pytest.mark.slow
 def test_it_is_ejected(path: Path) -> None:
     graph = tfkit.load(path)
     assert check(graph, eject(graph)).ran
 
 
-FORMATS = ["ts", "safetensors", *(pytest.param(one, marks=pytest.mark.slow) for one in ("pt2", "onnx", "aoti"))]
+FORMATS = ["safetensors", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ts", "pt2", "onnx", "aoti"))]
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -14,7 +14,6 @@ from tfkit.testing import (
     check_capture,
     check_causal,
     check_gradients,
-    check_model,
     check_padding,
     check_script,
     example_inputs,
@@ -113,7 +112,10 @@ def test_a_memory_of_another_width() -> None:
     attention = model.decoder.layers[0].cross_attention
     assert attention.project.k.weight.shape == (16, 5)
     assert model(features(5, 4), tokens()).shape == (3, 6, 16)
-    check_model(tfkit.loads(HEAD + MEMORY), causal="tokens")
+    inputs = {"x": features(5, 4), "tokens": tokens()}
+    check_causal(model, inputs, along="tokens")
+    check_padding(model, inputs)
+    check_gradients(model, inputs)
 
 
 def test_one_capture_serves_all_lengths_of_both_sequences() -> None:

@@ -120,7 +120,7 @@ def test_a_component_that_fails(ffn: str, message: str, cause: str) -> None:
     assert error.message == message
     assert error.notes[0].startswith(cause)
     assert error.notes[1].partition(":")[0].endswith(".py")
-    assert error.help == f"this is no fault of the spec, but of the component, which is written in {__name__}"
+    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
     assert error.path.startswith("graph.body")
     assert error.span is not None
     assert error.span.line == 7

@@ -143,7 +143,7 @@ def test_another_length_is_refused_where_it_is_asked_for() -> None:
 
 def test_what_comes_in_pieces_has_no_fixed_length() -> None:
     text = CAPTIONS.replace("words: tokens", "words: {type: tokens, length: 8}")
-    with pytest.raises(tfkit.SpecError, match="`words` always has 8 positions, and cannot come in pieces"):
+    with pytest.raises(tfkit.SpecError, match="`words` always has 8 positions, and cannot be read step by step"):
         tfkit.CachedModel(tfkit.build(tfkit.loads(text, plugins=PLUGINS)).eval(), length=8)
 
 

@@ -232,7 +232,7 @@ class Unresolved(NoKind):
         (IntKind, '`IntKind.kind` must be a Literal of one name: write `kind: Literal["name"] = "name"`'),
         (NoDefault, "`NoDefault.kind`: its Literal says 'none', its default says nothing"),
         (OtherDefault, "`OtherDefault.kind`: its Literal says 'one', its default says 'two'"),
-        (OddWord, "`OddWord.kind`: 'Odd-Word' is no lower-case word such as `double_gelu`"),
+        (OddWord, "`OddWord.kind`: 'Odd-Word' is not a lower-case word such as `double_gelu`"),
         (NoBuild, "`NoBuild` does not define `build`"),
         (NowhereConfig, "`NowhereConfig` does not define `build`"),
         (NoSlot, "`NoSlot` needs the base class of a slot, such as tfkit.FFNConfig"),

@@ -54,7 +54,7 @@ ABSURD = {
     "ranges": (layers(f"{{{', '.join(f'0-{i}: local' for i in range(4000))}}}"), "layer 0 stands in the pattern twice"),
     "variants": (
         stack(f"n_layers: 9, layers: {{variants: {{{', '.join(f'v{i}: {{}}' for i in range(20_000))}}}}}"),
-        "`variants` has 20,000 parts, and at most 100",
+        "`variants` has 20,000 items; at most 100",
     ),
     "sublayers": (stack(f"n_layers: 2, sublayers: [{'attention, ' * 20_000}]"), "`sublayers` has 20,000 parts"),
     "summands": (nodes([f"s: {{block: add, inputs: [{'e, ' * 40_000}]}}"]), "`inputs` has 40,000 parts"),

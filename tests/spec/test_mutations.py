@@ -279,7 +279,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning")
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(SETTINGS, max_examples=250, derandomize=True)
+@settings(SETTINGS, max_examples=60, derandomize=True)
 @given(mutants())
 def test_mutants(text: str) -> None:
     check(text)
@@ -292,14 +292,14 @@ def test_null_takes_away(text: str, key: str) -> None:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=3_000)
+@settings(SETTINGS, max_examples=500)
 @given(st.sampled_from(SPECS) | mutants(), st.sampled_from(TOP))
 def test_null_takes_away_in_many(text: str, key: str) -> None:
     check_null(text, key)
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=20_000)
+@settings(SETTINGS, max_examples=3_000)
 @given(mutants())
 def test_many_mutants(text: str) -> None:
     check(text)

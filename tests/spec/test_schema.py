@@ -20,14 +20,14 @@ from tfkit.component import FFNConfig, Make, PositiveFloat
 from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import Registry
-from tfkit.spec.load import find_spec, parse_spec, read_spec, read_tree, shipped_specs
+from tfkit.spec.load import find_spec, parse_spec, read_spec, read_tree
 from tfkit.spec.render import SCHEMA as SCHEMA_FILE
 from tfkit.spec.render import render
 from tfkit.spec.schema import json_schema
 from tfkit.spec.source import parse, plain, read
 from tfkit.tools.gallery import shipped
 
-from ..small_specs import one_of_each_family
+from ..small_specs import covering_first
 
 PLUGINS = load_plugins(entry_points=False)
 SCHEMA = json_schema(PLUGINS)
@@ -77,7 +77,7 @@ def test_it_is_the_same_each_time() -> None:
     assert json.dumps(json_schema(load_plugins(entry_points=False))) == json.dumps(SCHEMA)
 
 
-@pytest.mark.parametrize("name", shipped_specs())
+@pytest.mark.parametrize("name", covering_first())
 def test_shipped_specs_are_valid(name: str) -> None:
     spec = plain(read(find_spec(name)))
     WITH_PLUGINS.validate(spec)
@@ -85,7 +85,7 @@ def test_shipped_specs_are_valid(name: str) -> None:
         VALIDATOR.validate(spec)
 
 
-@pytest.mark.parametrize("name", one_of_each_family())
+@pytest.mark.parametrize("name", covering_first())
 def test_rendered_specs_are_valid(name: str) -> None:
     model = read_spec(name, INSTALLED).model
     (WITH_PLUGINS if model.requires else VALIDATOR).validate(plain(parse(render(model), name)))

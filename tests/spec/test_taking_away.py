@@ -107,12 +107,12 @@ def test_a_key_that_was_taken_away_can_come_back(files: Callable[..., Path]) -> 
 
 
 def test_null_that_takes_nothing_away(files: Callable[..., Path], tmp_path: Path) -> None:
-    assert "there is no `bias` to take away" in refusal(files("bias: null"), "bias=null")
+    assert "there is no `bias` to remove" in refusal(files("bias: null"), "bias=null")
     own = tmp_path / "own.yaml"
     own.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: null\ngraph: {embedding: {block: embedding}}\n")
-    assert "there is no `d_model` to take away" in refusal(own)
+    assert "there is no `d_model` to remove" in refusal(own)
     own.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: 8\nbias: null\ngraph: {e: {block: embedding}}\n")
-    assert "there is no `bias` to take away" in refusal(own)
+    assert "there is no `bias` to remove" in refusal(own)
 
 
 def test_nothing_after_the_sign_takes_nothing_away(files: Callable[..., Path]) -> None:
@@ -185,7 +185,7 @@ def test_what_the_file_says_itself_is_strict(bodies: Callable[..., Path], tmp_pa
 
 def test_what_set_says_itself_is_strict(bodies: Callable[..., Path], tmp_path: Path) -> None:
     assert "--set:1:1" in refusal(bodies(SWAPPED, "norm: null"), "norm=layernorm")
-    assert "no part of the model takes it" in refusal(tmp_path / "base.yaml", SWAP, "norm.eps=1e-3")
+    assert "nothing in the model takes it" in refusal(tmp_path / "base.yaml", SWAP, "norm.eps=1e-3")
 
 
 def test_on_the_command_line_it_is_a_note(bodies: Callable[..., Path], run: Callable[..., str]) -> None:

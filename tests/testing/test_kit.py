@@ -14,6 +14,31 @@ from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Context
 from tfkit.testing import check_cached_step, check_capture, check_component, check_model, example_inputs
 
+from .wrong import (
+    BreaksTheGraph,
+    Broadcasts,
+    ChangesItsInput,
+    CountsTheLength,
+    DoesNotScript,
+    DoesNotScriptInTheMiddle,
+    Fails,
+    FFNConfig,
+    HiddenState,
+    IsRandom,
+    KeepsATensor,
+    LeaksItsGradient,
+    LooksAhead,
+    LooksBack,
+    LosesItsBuffer,
+    MixesTheBatch,
+    NaNGradient,
+    Unfilled,
+    Unused,
+    Upcasts,
+    Wrong,
+    kinds_of,
+)
+
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TINY_GPT2 = ["d_model=16", "vocab_size=13", "max_len=32"]
 TINY_GPT2 += [f"graph.decoder.{one}" for one in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
@@ -48,162 +73,6 @@ def test_an_unknown_kind_or_slot() -> None:
 # ---- components that are wrong, each in one way ----
 
 
-class Wrong(nn.Module):
-    """Every promise kept, so that a subclass can break one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(16))
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight
-
-
-class LooksAhead(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x.roll(-1, dims=1)) * self.weight
-
-
-class LeaksItsGradient(Wrong):
-    """The values of later tokens cancel, and their gradients do not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        later = x.roll(-1, dims=1)
-        return (torch.tanh(x) + later - later.detach()) * self.weight
-
-
-class CountsTheLength(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight * x.size(1)
-
-
-class Unfilled(Wrong):
-    def reset_parameters(self) -> None:
-        pass
-
-
-class HiddenState(Wrong):
-    """A random direction that no state dict carries."""
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.direction = torch.rand(16).tolist()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight + torch.tensor(self.direction, dtype=x.dtype)
-
-
-class Upcasts(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x.float()) * self.weight.float()
-
-
-class Unused(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-
-class NaNGradient(Wrong):
-    """The root of a square: finite, and without a gradient at zero."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 0 * self.weight).square().sum(-1, keepdim=True).sqrt() + x
-
-
-class DoesNotScript(Wrong):
-    def forward(self, x: Tensor, **unused: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight
-
-
-class DoesNotScriptInTheMiddle(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight / (1 + x.norm(dim=-1, keepdim=True))
-
-
-class BreaksTheGraph(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        if bool(self.weight.sum() > 0):
-            return torch.tanh(x) * self.weight
-        return x
-
-
-class Broadcasts(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.tanh(x) * self.weight).mean(-1, keepdim=True)
-
-
-class ChangesItsInput(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(self.weight)
-
-
-class IsRandom(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(torch.tanh(x) * self.weight, 0.5)
-
-
-class LosesItsBuffer(Wrong):
-    """A buffer that no state dict has, and that nothing fills once the model has memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("steps", torch.arange(16.0), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight + self.steps
-
-
-class KeepsATensor(Wrong):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = torch.arange(16.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * self.weight + self.steps
-
-
-class LooksBack(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x.cumsum(1)) * self.weight
-
-
-class MixesTheBatch(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x - x.mean(0, keepdim=True)) * self.weight
-
-
-class Fails(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) @ self.weight[:3]
-
-
-class TwoFaults(Upcasts):
-    def __init__(self) -> None:
-        super().__init__()
-        self.spare, self.other = nn.Parameter(torch.empty(2)), nn.Parameter(torch.empty(2))
-
-    def reset_parameters(self) -> None:
-        for parameter in self.parameters():
-            nn.init.ones_(parameter)
-
-
-def _kinds(of: type[nn.Module]) -> dict[str, type[nn.Module]]:
-    return {of.__name__: of} | {name: one for below in of.__subclasses__() for name, one in _kinds(below).items()}
-
-
-class FFNConfig(tfkit.FFNConfig):
-    """Builds the module class that stands in `wrong`."""
-
-    kind: Literal["wrong"] = "wrong"
-    wrong: str
-
-    def build(self, make: tfkit.Make) -> nn.Module:
-        return _kinds(Wrong)[self.wrong]()
-
-
 ONE = "ffn kind `wrong` breaks a promise"
 FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
 WEIGHT = "`stack.layers.0.ffn.weight` "
@@ -211,17 +80,17 @@ STEPS = "`stack.layers.0.ffn.steps` "
 BROKEN: dict[type[nn.Module], list[str]] = {
     Broadcasts: [
         "building",
-        "ffn kind `wrong` returns [2, 3, 1], and [2, 3, 16] belongs there: the shape of its input",
+        "ffn kind `wrong` returns [2, 3, 1] instead of [2, 3, 16]: the shape of its input",
     ],
     ChangesItsInput: ["building", "ffn kind `wrong` changes its input in place"],
-    LooksAhead: ["each position alone", f"{FFN}looks ahead: positions change by"],
-    LooksBack: ["each position alone", f"{FFN}looks back: positions change by"],
-    CountsTheLength: ["each position alone", f"{FFN}depends on how many positions there are: among fewer, they change"],
-    MixesTheBatch: ["each position alone", f"{FFN}mixes the rows of a batch: alone, one changes by"],
+    LooksAhead: ["each position by itself", f"{FFN}looks ahead: positions change by"],
+    LooksBack: ["each position by itself", f"{FFN}looks back: positions change by"],
+    CountsTheLength: ["each position by itself", f"{FFN}depends on the number of positions: among fewer, they change"],
+    MixesTheBatch: ["each position by itself", f"{FFN}mixes the rows of a batch: alone, one changes by"],
     IsRandom: ["eval mode", "something is random in eval mode: two forwards differ by"],
     LosesItsBuffer: ["weights", f"{STEPS}is not filled when the model is built"],
     Unfilled: ["weights", f"{WEIGHT}is not filled when the model is built"],
-    HiddenState: ["state dict", "the state dict misses something: the model that loads it differs"],
+    HiddenState: ["state dict", "the state dict is incomplete: the model that loads it differs"],
     Upcasts: [
         "types",
         "a model of torch.bfloat16 fails: ffn kind `wrong` returns float32 for bfloat16: it must keep the type",
@@ -251,7 +120,7 @@ def findings(wrong: type[nn.Module], within: Literal["encoder", "decoder"] = "en
 
 
 def test_the_right_one_passes() -> None:
-    check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["encoder", "memory"])
+    check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["decoder"])
 
 
 @pytest.mark.parametrize("wrong", BROKEN, ids=lambda one: one.__name__)
@@ -315,7 +184,7 @@ class IdleConfig(tfkit.FFNConfig):
     wrong: str = "Wrong"
 
     def build(self, make: tfkit.Make) -> nn.Module:
-        return _kinds(Wrong)[self.wrong]()
+        return kinds_of(Wrong)[self.wrong]()
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -368,7 +237,7 @@ class WholeConfig(MultiHeadConfig):
 
 @pytest.mark.usefixtures("no_compiler")
 def test_what_is_kept_is_checked() -> None:
-    with pytest.raises(AssertionError, match=r"- decoding in pieces, in a decoder: read in uneven pieces, columns 3"):
+    with pytest.raises(AssertionError, match=r"- decoding in steps, in a decoder: read in uneven steps, columns 3"):
         check_component(ForgetfulConfig, within=["decoder"])
 
 

@@ -139,7 +139,7 @@ def test_an_attention_with_two_softmaxes_has_an_entry_for_each() -> None:
 def test_what_shows_no_weights_is_left_out() -> None:
     mixed = with_kinds("decoder.layers={variants: {odd: {attention: {kind: bare, n_heads: 2}}}, pattern: [odd, base]}")
     assert list(tfkit.attention_weights(mixed, TOKENS)) == ["decoder.layers.1.attention"]
-    with pytest.raises(ValueError, match="`small` has no attention that shows its weights"):
+    with pytest.raises(ValueError, match="`small` has no attention that exposes its weights"):
         tfkit.attention_weights(with_kinds("decoder.attention.kind=bare"), TOKENS)
 
 

@@ -14,7 +14,11 @@ import torch
 BENCH = Path(__file__).parents[2] / "tools/bench"
 SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 64, "length": 12, "batch": 2}
 KV_HEADS = {"gpt2": 4, "llama": 2}
-PEERS = [("by hand", "gpt2"), ("by hand", "llama"), ("transformers", "gpt2"), ("transformers", "llama")]
+PEERS = [
+    ("by hand", "gpt2"),
+    ("by hand", "llama"),
+    *(pytest.param("transformers", one, marks=pytest.mark.slow) for one in ("gpt2", "llama")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +78,7 @@ def test_ratios_are_paired() -> None:
     assert held.quartiles == (1.5, 2.5)
 
 
+@pytest.mark.slow
 def test_a_worker_answers_and_says_why_it_failed(tmp_path: Path) -> None:
     from worker import Worker
 

@@ -91,8 +91,8 @@ def test_other_names_of_the_same_inputs() -> None:
 
 
 CANNOT = {
-    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), and `a` reads nothing like it"),
-    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), and `b` reads nothing like it"),
+    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), and `a` has no such input"),
+    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), and `b` has no such input"),
     "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` must be given `image` (a sequence of width 4)"),
     "another width": (
         FEATURES.replace("WIDTH", "4"),
@@ -111,7 +111,7 @@ def test_what_cannot_be_given_the_same_inputs_is_one_error(name: str) -> None:
 
 
 def test_more_tokens_than_one_can_read() -> None:
-    with pytest.raises(tfkit.SpecError, match="`b` reads at most 5 tokens, and these are 16"):
+    with pytest.raises(tfkit.SpecError, match="`b` reads at most 5 tokens, but these are 16"):
         compare(graph(DECODER), graph(DECODER, name="b", length=5), length=16)
 
 
@@ -143,10 +143,10 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         Path(f"{name}.yaml").write_text(HEAD.format(name=name, vocab=vocab, length=32) + text)
     out = run("compare", "one.yaml", "other.yaml", status=1)
-    assert "not compared: (what they return): [2, 16, 50] in A, [2, 16, 9] in B" in " ".join(out.split())
-    assert "what they return cannot be compared" in out
+    assert "not compared: (output of the model): [2, 16, 50] in A, [2, 16, 9] in B" in " ".join(out.split())
+    assert "the outputs cannot be compared" in out
     out = run("compare", "encoder.yaml", "one.yaml", status=1)
     assert "only in A: encoder\nonly in B: decoder\n" in out
-    assert "they part at embedding: " in out
+    assert "they diverge at embedding: " in out
     assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
     assert "reads nothing like it" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.small_specs import SHIPPED
+from tests.small_specs import FEW, covering
 from tfkit.cli import main
 from tfkit.cli.explain import lines_of
 from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
-from tfkit.spec.load import shipped_specs
-from tfkit.tools.explain import Explained, Part, explain
+from tfkit.tools.explain import Explained, Explanation, explain
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of, sentence
 
 PLUGIN = '''
@@ -41,7 +40,7 @@ def tfkit_register(register):
 '''
 
 
-def parts(explained: Explained) -> list[Part]:
+def parts(explained: Explained) -> list[Explanation]:
     return [part for node in explained.nodes for part in node.walk()]
 
 
@@ -55,18 +54,8 @@ def test_text(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], N
     golden(f"explain/{name}", text_of(capsys, name))
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", covering(*FEW))
 def test_all_that_there_is(name: str) -> None:
-    check_all(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(shipped_specs()) - set(SHIPPED)))
-def test_all_that_there_is_in_every_spec(name: str) -> None:
-    check_all(name)
-
-
-def check_all(name: str) -> None:
     graph = tfkit.load(name)
     explained, model = explain(graph), tfkit.build(graph, device="meta")
     text = "\n".join(lines_of(explained))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 import tfkit
-from tfkit.tools.first_run import try_model
+from tfkit.tools.first_run import first_run
 from tfkit.tools.inputs import random_inputs
 
 
@@ -32,7 +32,7 @@ def test_the_seed_decides(small: tfkit.Graph) -> None:
 
 
 def test_a_model_runs_on_them(captions: tfkit.Graph) -> None:
-    model, report = try_model(captions, dtype=torch.float64)
+    model, report = first_run(captions, dtype=torch.float64)
     shapes = {node.name: node.shape for node in report.nodes}
     assert shapes["pixels"] == (2, 12, 10)
     assert shapes["both"] == (2, 24, 16)

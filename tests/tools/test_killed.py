@@ -15,7 +15,7 @@ from tfkit.tools import atomic_files, workshop
 from tfkit.tools import exchange as exchanging
 from tfkit.tools.atomic_files import fresh_file, fresh_folder, names_in, write_file
 from tfkit.tools.export.safetensors import Safetensors
-from tfkit.tools.workshop import parts_of
+from tfkit.tools.workshop import extras_of
 
 from .conftest import DECODER
 from .moments import State, moments, restored, state_of
@@ -36,10 +36,10 @@ def a_folder(path: Path, text: str) -> None:
 
 def a_file_with_parts(path: Path, text: str) -> None:
     with fresh_file(path) as new:
-        parts_of(new).mkdir()
-        (parts_of(new) / "a").write_text(text)
-        (parts_of(new) / "b").write_text(text)
-        new.write_text(f"{text} {parts_of(new).name}")
+        extras_of(new).mkdir()
+        (extras_of(new) / "a").write_text(text)
+        (extras_of(new) / "b").write_text(text)
+        new.write_text(f"{text} {extras_of(new).name}")
 
 
 WRITERS: dict[str, Write] = {"a file": a_file, "a folder": a_folder, "a file with parts": a_file_with_parts}
@@ -124,9 +124,9 @@ def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
 def test_who_lives_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "target"
     with fresh_file(target) as new:
-        parts_of(new).mkdir()
-        (parts_of(new) / "a").write_text("first")
-        new.write_text(f"first {parts_of(new).name}")
+        extras_of(new).mkdir()
+        (extras_of(new) / "a").write_text("first")
+        new.write_text(f"first {extras_of(new).name}")
         a_file_with_parts(target, "second")
         assert shown(target)[0] == "second"  # type: ignore[index]
         assert new.exists()

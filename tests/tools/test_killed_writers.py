@@ -73,7 +73,7 @@ WRITERS: dict[str, tuple[list[str], str, Seen]] = {
 }
 CHANGES = {"import": ["--name", "new"], "draw": ["--set", "decoder.placement=post"], "solve": ["--params", "20000"]}
 """What makes the second of two runs another one, where it is not the width."""
-QUICK = ("build", "draw", "safetensors")
+QUICK = ("safetensors",)
 
 
 @pytest.mark.parametrize(

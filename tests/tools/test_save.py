@@ -69,7 +69,7 @@ def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
     with pytest.raises(tfkit.SpecError, match="is a file"):
         check_folder(tmp_path / "file", force=True)
     save(tfkit.build(small), tmp_path / "out")
-    with pytest.raises(tfkit.SpecError, match="exists already"):
+    with pytest.raises(tfkit.SpecError, match="already exists"):
         check_folder(tmp_path / "out", force=False)
     check_folder(tmp_path / "out", force=True)
 

@@ -69,7 +69,7 @@ error: `model.safetensors` has tensors that the model lacks
 error: `model.safetensors` has tensors of other shapes than the model
    = decoder.layers.0-1.ffn.up.weight: [16, 32] in the file, [32, 16] in the model
 
-error: `model.safetensors` has tensors that are no floating-point numbers
+error: `model.safetensors` has tensors that are not floating-point numbers
    = decoder.final_norm.bias: int64
 
 error: 4 errors"""
@@ -89,13 +89,13 @@ def test_a_pickle_is_not_opened(small: tfkit.Graph, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100])
 def test_what_is_no_safetensors_file(small: tfkit.Graph, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
-    with pytest.raises(tfkit.SpecError, match="is no sound safetensors file: "):
+    with pytest.raises(tfkit.SpecError, match="is not a valid safetensors file: "):
         build_with_weights(small, tmp_path / "w.safetensors")
 
 
 def test_a_file_that_was_cut(small: tfkit.Graph, weights: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(tfkit.SpecError, match="is no sound safetensors file: "):
+    with pytest.raises(tfkit.SpecError, match="is not a valid safetensors file: "):
         build_with_weights(small, weights)
 
 

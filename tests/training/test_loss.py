@@ -100,7 +100,7 @@ def test_where_no_position_counts_a_step_changes_nothing() -> None:
 
 def test_a_token_alone_has_no_next_one() -> None:
     model = build("gpt2")
-    with pytest.raises(ValueError, match="there is nothing to predict: in sequences of one token none has a next one"):
+    with pytest.raises(ValueError, match="there is nothing to predict: a sequence of one token has no next token"):
         loss(model, torch.zeros(2, 1, dtype=torch.long))
     assert loss(model, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.long)) > 0
 

@@ -71,7 +71,7 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 
 
 @traced
-@pytest.mark.parametrize("name", ["gpt2, scale and softcap", "llama_7b, bias"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2, scale and softcap", marks=pytest.mark.slow), "llama_7b, bias"])
 def test_it_is_compiled_whole(name: str) -> None:
     model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
     torch.compiler.reset()
@@ -93,6 +93,7 @@ def test_it_is_compiled_once_for_all_lengths() -> None:
 
 
 @traced
+@pytest.mark.slow
 def test_a_function_around_it_can_be_compiled() -> None:
     model, inputs = build("gpt2", "decoder.n_layers=1"), inputs_of("gpt2")
     torch.compiler.reset()
@@ -218,7 +219,7 @@ graph: {{embedding: {{block: embedding, input: tokens}}, decoder: {{block: decod
 
 
 def test_targets_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=re.escape("targets are (3, 6), and the head reads (3, 7) positions")):
+    with pytest.raises(ValueError, match=re.escape("targets are (3, 6), but the head reads (3, 7) positions")):
         loss(build("gpt2"), inputs_of("gpt2"), torch.zeros(3, 6, dtype=torch.long))
 
 
@@ -228,7 +229,7 @@ def test_models_without_one_head() -> None:
     )
     with pytest.raises(ValueError, match="`test` returns logits, decoder, and a loss is taken of one"):
         Loss(loaded("outputs: [logits, decoder]\n" + graph))
-    with pytest.raises(ValueError, match="`test` returns a sequence of width 16, and a loss is taken of logits"):
+    with pytest.raises(ValueError, match="`test` returns a sequence of width 16, but a loss is computed from logits"):
         Loss(loaded("outputs: [decoder]\n" + graph.replace(", logits: {block: lm_head}", "")))
 
 
@@ -247,7 +248,7 @@ def test_a_graph_that_does_not_end_in_its_head() -> None:
     with model.graph.inserting_before(output):
         output.args = (model.graph.call_function(torch.mul, (output.args[0], 2)),)
     model.recompile()
-    with pytest.raises(ValueError, match="the model's graph was edited: it does not end in `logits` any more"):
+    with pytest.raises(ValueError, match="the model's graph was edited: it no longer ends in `logits`"):
         Loss(model)
 
 

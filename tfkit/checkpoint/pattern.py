@@ -241,7 +241,7 @@ def _parsed(text: str) -> list[tuple[Axis, ...]]:
 
 def _unexpected(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
     *most, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
-    message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} can stand"
+    message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} is expected"
     help = "an axis has a name; its size is given beside the pattern" if token.isdecimal() else None
     return PatternError(message, text, columns, help=help)
 

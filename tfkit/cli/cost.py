@@ -23,11 +23,11 @@ OPTIMIZERS = ("adamw", "adamw_float32", "sgd_momentum", "sgd")
 @command(
     "cost",
     notes="""
-    Nothing is allocated, so the model may have any size. FLOPs are those of
-    matrix products, two for each multiplication and addition, with every pair of
-    query and key; `visible` omits the pairs that the mask hides. The floor
-    is the larger of FLOPs and bytes at the device's limits: no step is faster,
-    and real ones take longer.
+    Nothing is allocated, so the model may have any size. FLOPs are those of matrix
+    products, two for each multiplication and addition, with every pair of query
+    and key; `visible` omits the pairs that the mask hides. The floor is the larger
+    of FLOPs and bytes at the device's limits: no step is faster, and real ones
+    take longer.
 
     Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
     sgd_momentum, or adamw_float32, which keeps its states, and a copy of weights

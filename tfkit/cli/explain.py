@@ -13,7 +13,7 @@ from tfkit.cli.output import WIDTH
 from tfkit.tools.units import bytes_text, scaled, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.explain import Explained, Part
+    from tfkit.tools.explain import Explained, Explanation
 
 COLUMNS = (9, 7, 7)
 """Widths of the columns at the right: parameters, their share, that of the FLOPs."""
@@ -24,8 +24,8 @@ INDENT = "  "
     "explain",
     notes="""
     Every component in the words of its own docstring, with its paper, in the order
-    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len` if
-    that is less.
+    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len`
+    if that is less.
     """,
     examples="""
     tfkit explain gpt2
@@ -35,7 +35,7 @@ INDENT = "  "
 @click.argument("spec")
 @json_option
 def explain(reader: Reader, spec: str, json: bool) -> None:
-    """Explain a model: the purpose of each component, its sizes and its costs."""
+    """Explain a model: its components, their sizes and their costs."""
     from tfkit.cli.output import print_json
 
     graph = reader.load(spec)
@@ -84,7 +84,7 @@ def _flops(count: float) -> str:
     return f"{amount:.3g} {prefix}FLOPs"
 
 
-def _part(part: Part, explained: Explained, depth: int) -> Iterator[str]:
+def _part(part: Explanation, explained: Explained, depth: int) -> Iterator[str]:
     """A component, then those inside it."""
     margin = INDENT * depth
     kind = f" ({part.kind})" if part.kind not in (None, part.name) else ""
@@ -108,7 +108,7 @@ def _stop(text: str) -> str:
     return f"{text.rstrip('.')}." if text else ""
 
 
-def _costs(part: Part, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
+def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
     """Parameters, their share and that of the FLOPs; for a node with everything inside it."""
     from tfkit.cli.output import percent
 

@@ -57,7 +57,7 @@ def schema(reader: Reader, output: Path | None) -> None:
 @click.argument("kind", required=False)
 @json_option
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
-    """Show the components that can fill the slots of a spec, and their fields."""
+    """Show the kinds of each slot of a spec, and their fields."""
     from tfkit.cli.output import print_json
     from tfkit.tools.component_docs import describe
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from tfkit.tools.cache import CacheSize
-    from tfkit.tools.first_run import Trial
+    from tfkit.tools.first_run import FirstRun
     from tfkit.tools.params import By, Params, Row
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -26,9 +26,9 @@ SIDE_BY_SIDE = 2
 @command(
     "build",
     notes="""
-    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len`
-    if that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights
-    as model.safetensors and the tokenizer beside --weights, all or nothing. Every
+    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
+    that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
+    model.safetensors and the tokenizer beside --weights, all or nothing. Every
     command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
@@ -88,7 +88,7 @@ def build(
         weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
-    from tfkit.tools.first_run import try_model
+    from tfkit.tools.first_run import first_run
     from tfkit.tools.save import check_folder, save
 
     if output is not None:
@@ -96,15 +96,15 @@ def build(
     with out.said(FirstLossWarning), out.stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
-        model, trial = try_model(graph, device=device_of(device), stage=stage, **options)
+        model, run = first_run(graph, device=device_of(device), stage=stage, **options)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
             files = [str(path) for path in save(model, output, force=force, beside=weights)]
     if json:
-        out.print_json({**vars(trial), "files": files})
+        out.print_json({**vars(run), "files": files})
     else:
-        _show_trial(trial, files)
+        _show_run(run, files)
 
 
 def device_of(name: str) -> torch.device:
@@ -117,7 +117,7 @@ def device_of(name: str) -> torch.device:
         raise click.BadParameter(str(wrong), param_hint="--device") from None
 
 
-def _show_trial(trial: Trial, files: Sequence[str]) -> None:
+def _show_run(run: FirstRun, files: Sequence[str]) -> None:
     from tfkit.cli.output import show, table
     from tfkit.tools.units import bytes_text, short
 
@@ -129,13 +129,13 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
             " x ".join(map(str, node.shape)),
             f"{node.parameters:,}" if node.block else "",
         )
-        for node in trial.nodes
+        for node in run.nodes
     ]
-    total = f"{trial.parameters:,} parameters ({short(trial.parameters)}), {bytes_text(trial.bytes)} in {trial.dtype}"
-    times = f"built on {trial.device} in {trial.build_time:.2f} s, one forward in {trial.forward_time:.2f} s"
+    total = f"{run.parameters:,} parameters ({short(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
+    times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
     show(
         table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
-        *("", trial.code, "", total, times),
+        *("", run.code, "", total, times),
         *(f"wrote {printable(file)}" for file in files),
     )
 
@@ -143,8 +143,8 @@ def _show_trial(trial: Trial, files: Sequence[str]) -> None:
 @command(
     "params",
     notes="""
-    Nothing is allocated, so the model may have any size. Embedding tables
-    are those of tokens, positions and types. Weights used twice are counted once.
+    Nothing is allocated, so the model may have any size. Embedding tables are
+    those of tokens, positions and types. Weights used twice are counted once.
     """,
     examples="""
     tfkit params gpt2

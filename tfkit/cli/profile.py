@@ -28,12 +28,12 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @command(
     "profile",
     notes="""
-    A step is a training step (zero_grad, forward, loss, backward, AdamW), a
-    prompt of --length tokens that is read into the caches, or one more token
-    after --length - 1. It runs without the profiler first, then with it: the
-    times of components are under the profiler. `floor` is the least time by
-    `tfkit cost` for the limits of the device, as a share of the measured time.
-    On the CPU these limits are measured.
+    A step is a training step (zero_grad, forward, loss, backward, AdamW), a prompt
+    of --length tokens that is read into the caches, or one more token after
+    --length - 1. It runs without the profiler first, then with it: the times of
+    components are under the profiler. `floor` is the least time by `tfkit cost`
+    for the limits of the device, as a share of the measured time. On the CPU these
+    limits are measured.
 
     With -o, DIR gets report.html, profile.json, and for each spec a folder for
     TensorBoard: scalars, and a trace for torch-tb-profiler that Perfetto and
@@ -41,7 +41,8 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
         tensorboard --logdir DIR
 
-    With --compile the model is compiled as a whole. Its kernels cross components, so it is one row.
+    With --compile the model is compiled as a whole. Its kernels cross components,
+    so it is one row.
     """,
     examples="""
     tfkit profile gpt2

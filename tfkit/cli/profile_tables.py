@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tfkit.tools.ownership import By
-    from tfkit.tools.profile.result import KernelTime, PartTime, Profile
+    from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile
 
 KERNELS = 8
 """The number of kernels shown; the report has more."""
@@ -89,7 +89,7 @@ def _share(seconds: float, profile: Profile) -> str:
     return percent(round(seconds * 1e9), round(profile.step * 1e9))
 
 
-def _reached(row: PartTime, scale: float) -> list[str]:
+def _reached(row: ComponentTime, scale: float) -> list[str]:
     """FLOP/s, GB/s, and the share of the least time."""
     flops, moved = row.flops_per_second, row.bytes_per_second
     near = f"{100 * row.floor / row.time:.0f}%" if row.floor and row.time else ""

@@ -26,9 +26,9 @@ ROWS = 12
     sets=False,
     notes="""
     CONFIG is a config.json of transformers, or the folder that holds it. The spec
-    has the model's graph and the names of its tensors, so that the weights in
-    that folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose
-    value no spec of the family can have is an error.
+    has the model's graph and the names of its tensors, so that the weights in that
+    folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose value no
+    spec of the family can have is an error.
     """,
     examples="""
     tfkit import downloads/Llama-3.2-1B -o llama.yaml
@@ -169,11 +169,11 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
     "compare",
     notes="""
     A and B are specs; or B is the folder of a transformers model, for which
-    transformers must be installed, or a file that torch.jit or torch.export
-    wrote. Both read the same tokens. The model of a folder has its own weights,
-    and gives them to the other if that has none; otherwise both start from the
-    same seed, or have the weights of --weights. Components that cannot be
-    compared are listed with the reason.
+    transformers must be installed, or a file that torch.jit or torch.export wrote.
+    Both read the same tokens. The model of a folder has its own weights, and gives
+    them to the other if that has none; otherwise both start from the same seed, or
+    have the weights of --weights. Components that cannot be compared are listed
+    with the reason.
 
     Exit status: 0 if the outputs can be compared and no component differs by more
     than the tolerance, else 1.

@@ -57,11 +57,11 @@ _NEEDS = {
 @command(
     "solve",
     notes="""
-    Layers and d_model vary, the layers of all stacks in one proportion. The rest of
-    the family stays: the width of a head, d_ff and the heads of keys and values in
-    proportion, vocabulary, experts, the pattern of layers. One size is listed for
-    each kind of shape, the spec's own first, within 2% of the budget; memory is
-    never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
+    Layers and d_model vary, the layers of all stacks in one proportion. The rest
+    of the family stays: the width of a head, d_ff and the heads of keys and values
+    in proportion, vocabulary, experts, the pattern of layers. One size is listed
+    for each kind of shape, the spec's own first, within 2% of the budget; memory
+    is never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
     gets a spec of the first size.
 
     FLOPs are those of one token, forward and backward, or of all --tokens.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Make, PositiveFloat, ScoreBiasConfig
+from tfkit.nn import settings
 
 
 class AlibiConfig(ScoreBiasConfig):
@@ -35,6 +36,8 @@ class AlibiConfig(ScoreBiasConfig):
 
 class Alibi(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k], float32."""
+
+    extra_repr = settings
 
     def __init__(self, slopes: list[float]) -> None:
         super().__init__()

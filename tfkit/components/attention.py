@@ -8,7 +8,7 @@
 `mha`, `gqa` and `mqa` are the same module with a different number of key-value heads. A plugin that scores in another
 way subclasses `MultiHeadConfig` and overrides `build_core`.
 
-b batch, t positions, q queries, k keys, h query heads, g key-value heads, d d_head.
+b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 
 Multi-head: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
 Grouped-query: https://arxiv.org/abs/2305.13245. QK norm: https://arxiv.org/abs/2010.04245.
@@ -39,7 +39,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, update_cache
+from tfkit.nn import Context, Linear, Rearrange, settings, update_cache
 
 
 class Attention(nn.Module):
@@ -74,6 +74,7 @@ class Attention(nn.Module):
         self.core = core
         self.gate = gate
         self.inner_norm = inner_norm
+        self.merge_heads = Rearrange("b h q d -> b q (h d)")
         self.output = output
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -96,7 +97,7 @@ class Attention(nn.Module):
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
         """What each head read, [b, h, q, d], and the input -> [b, q, d_model]."""
-        y = mixed.transpose(1, 2).flatten(2)
+        y = self.merge_heads(mixed)
         if self.gate is not None:
             y = self.gate(y, x)
         if self.inner_norm is not None:
@@ -156,15 +157,18 @@ class GateConfig(Config):
 class Gate(nn.Module):
     """What was read [b, q, h * d] times `width` factors for each head, which depend on x [b, q, d_model]."""
 
+    extra_repr = settings
+
     def __init__(self, config: MultiHeadConfig, width: int, activation: nn.Module) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
         self.linear = Linear(config.d_model, config.n_heads * width, bias=False)
         self.activation = activation
+        self.split_heads = Rearrange("b q (h d) -> b q h d", h=config.n_heads)
+        self.merge_heads = Rearrange("b q h d -> b q (h d)")
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        factor = self.activation(self.linear(x)).unflatten(2, (self.n_heads, -1))
-        return (y.unflatten(2, (self.n_heads, -1)) * factor).flatten(2)
+        factor = self.activation(self.linear(x))
+        return self.merge_heads(self.split_heads(y) * self.split_heads(factor))
 
 
 class MultiHeadConfig(ProjectedConfig):
@@ -240,11 +244,12 @@ class MultiHeadConfig(ProjectedConfig):
         its own fills them in `reset_parameters`; one with a softmax takes `tfkit.nn.Softmax`, which shows the weights.
         """
         scale = self.head_width**-0.5 if self.scale is None else self.scale
+        heads = (self.n_heads, self.kv_heads)
         grouped, fused = self.kv_heads != self.n_heads, self.softcap is None and make.attention_backend != "eager"
         softmax = SinkSoftmax(self.n_heads) if self.sinks else None
         if fused and softmax is not None:
-            return SinkDotProduct(scale=scale, dropout=self.dropout, causal=causal, grouped=grouped, softmax=softmax)
-        core: nn.Module = Eager(scale=scale, dropout=self.dropout, cap=self.softcap, softmax=softmax)
+            return SinkDotProduct(scale=scale, dropout=self.dropout, causal=causal, heads=heads, softmax=softmax)
+        core: nn.Module = Eager(scale=scale, dropout=self.dropout, heads=heads, cap=self.softcap, softmax=softmax)
         if fused:
             core = ScaledDotProduct(scale=scale, dropout=self.dropout, causal=causal, grouped=grouped)
         if self.flex_mask(make.attention_backend):

@@ -6,7 +6,7 @@ skips what the mask hides. They compute the same; `build(..., attention_backend=
 A sink is a learned score of each query head that takes part in the softmax, and whose weight is dropped: a query need
 not read anything. It belongs to no token, and no cache holds it.
 
-b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
+b batch, q queries, k keys, h query heads, g key-value heads, r query heads that share one of those, d width of a head.
 
 Soft-cap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 """
@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn import Softmax
+from tfkit.nn import Rearrange, Softmax, named
 
 
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", dropout=self.dropout, causal=self.causal, grouped=self.grouped)
 
     def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
@@ -46,25 +49,38 @@ class Eager(nn.Module):
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
 
-    def __init__(self, *, scale: float, dropout: float, cap: float | None, softmax: nn.Module | None = None) -> None:
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, dropout=self.dropout)
+
+    def __init__(
+        self,
+        *,
+        scale: float,
+        dropout: float,
+        heads: tuple[int, int],
+        cap: float | None,
+        softmax: nn.Module | None = None,
+    ) -> None:
         super().__init__()
+        h, g = heads
         self.scale = scale
         self.cap = cap
         self.dropout = dropout
         self.softmax = Softmax() if softmax is None else softmax
+        # The queries of a group stand below each other: its keys and values are read where they lie, not repeated.
+        self.stack = Rearrange("b (g r) q d -> b g (r q) d", g=g, gr=h)
+        self.unstack = Rearrange("b g (r q) d -> b (g r) q d", r=h // g)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.write_out(q, k, v, mask)
 
     def write_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The same, for subclasses that have another way for some queries."""
-        # The queries of a group stand below each other: its keys and values are read where they lie, not repeated.
-        stacked = (q * self.scale).reshape(k.size(0), k.size(1), -1, k.size(3))
-        scores = (stacked @ k.transpose(2, 3)).view(q.size(0), q.size(1), q.size(2), k.size(2))
+        scores = self.unstack(self.stack(q * self.scale) @ k.mT)
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)
         weights = F.dropout(self.softmax(scores, mask), self.dropout, self.training)
-        return (weights.view(k.size(0), k.size(1), -1, k.size(2)) @ v).view(q.size())
+        return self.unstack(self.stack(weights) @ v)
 
 
 class SinkDotProduct(Eager):
@@ -74,10 +90,12 @@ class SinkDotProduct(Eager):
     takes it, gradients too, and no mask is written out for each head. A single query is cheaper without these copies.
     """
 
-    def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool, softmax: SinkSoftmax) -> None:
-        super().__init__(scale=scale, dropout=dropout, cap=None, softmax=softmax)
+    def __init__(
+        self, *, scale: float, dropout: float, causal: bool, heads: tuple[int, int], softmax: SinkSoftmax
+    ) -> None:
+        super().__init__(scale=scale, dropout=dropout, heads=heads, cap=None, softmax=softmax)
         self.causal = causal
-        self.attend = ScaledDotProduct(scale=scale, dropout=dropout, causal=causal, grouped=grouped)
+        self.attend = ScaledDotProduct(scale=scale, dropout=dropout, causal=causal, grouped=heads[0] != heads[1])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if q.size(2) == 1:
@@ -101,6 +119,9 @@ class SinkSoftmax(Softmax):
 
     They sum to less than one, and are zero for a query that may read no key.
     """
+
+    def extra_repr(self) -> str:
+        return named(n_heads=self.sinks.size(0))
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from tfkit.component import (
 )
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,14 @@ class AttentionContext(nn.Module):
     Where sequences come in pieces, it says which slots of the caches the new tokens take and which are read: token p
     has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
     """
+
+    def extra_repr(self) -> str:
+        causal = self.right == 0
+        window = None if self.left is None or not causal else self.left + 1
+        if causal:
+            return named(causal=True, window=window)
+        sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
+        return ", ".join(f"{side}={number}" for side, number in sides.items())
 
     def __init__(
         self,

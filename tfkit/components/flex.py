@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tfkit.nn import is_scripting
+from tfkit.nn import is_scripting, named
 
 MIN_WIDTH = 16
 """The kernel's least width of a head."""
@@ -38,6 +38,9 @@ class FlexAttention(nn.Module):
 
     Any other mask goes to `dense`, the core that writes its mask out.
     """
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, grouped=self.grouped)
 
     def __init__(self, *, scale: float, cap: float | None, grouped: bool, dense: nn.Module) -> None:
         super().__init__()

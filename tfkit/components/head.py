@@ -29,7 +29,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Linear, Program, linear
+from tfkit.nn import Linear, Program, linear, named
 
 
 class TransformConfig(Config):
@@ -124,6 +124,9 @@ class LMHeadConfig(BlockConfig):
 
 class TiedOutput(nn.Module):
     """A linear layer whose weight belongs to an embedding."""
+
+    def extra_repr(self) -> str:
+        return named(bias=self.bias is not None)
 
     def __init__(self, d_out: int, *, bias: bool) -> None:
         super().__init__()

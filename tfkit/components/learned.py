@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from tfkit.component import Dim, Extent, Immaterial, InputPositionConfig, Make, Shared
-from tfkit.nn import Table
+from tfkit.nn import Table, settings
 
 
 class LearnedConfig(InputPositionConfig):
@@ -32,6 +32,8 @@ class LearnedConfig(InputPositionConfig):
 
 class Learned(nn.Module):
     """Positions [b, t] -> [b, t, width]."""
+
+    extra_repr = settings
 
     def __init__(self, config: LearnedConfig, width: int) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from tfkit.component import Make, NormConfig, PositiveFloat
 from tfkit.errors import Invalid
+from tfkit.nn import named
 
 
 class WeightedNormConfig(NormConfig):
@@ -89,6 +90,9 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, config: LayerNormConfig, width: int) -> None:
         super().__init__(width, config.eps, bias=config.bias)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, offset=1"
+
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         if self.bias is not None:
@@ -103,6 +107,10 @@ class RMSNorm(nn.Module):
 
     Computed in the type of the weight: under autocast that is float32, as autocast does for a layernorm by itself.
     """
+
+    def extra_repr(self) -> str:
+        weight = None if self.weight is not None else "none"
+        return named(*self.width, eps=self.eps, weight=weight, offset=self.offset or None)
 
     def __init__(self, config: RMSNormConfig, width: int) -> None:
         super().__init__()
@@ -126,6 +134,10 @@ class RMSNorm(nn.Module):
 
 class HeadNorm(nn.Module):
     """A norm without weights, then a weight and a bias [heads, width] of each head; x [b, heads, t, width]."""
+
+    def extra_repr(self) -> str:
+        heads, width = self.weight.shape
+        return named(heads=heads, width=width, bias=self.bias is not None, offset=self.offset or None)
 
     def __init__(self, norm: nn.Module, heads: int, width: int, *, offset: int, bias: bool) -> None:
         super().__init__()

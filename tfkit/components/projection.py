@@ -2,8 +2,7 @@
 
     project -> clip -> norm over the full width -> heads
 
-b batch, t positions, q queries, k keys, h query heads, g key-value heads, n all heads of a fused projection, d d_head.
-Heads are split and merged in plain torch: in decoding token by token, an einops layer takes more than twice the time.
+b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 
 Clip: https://github.com/mosaicml/llm-foundry, https://arxiv.org/abs/2402.00838.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Config, Make, NormConfig, PositiveFloat, Shared
-from tfkit.nn import Linear
+from tfkit.nn import Linear, Rearrange, settings
 
 
 class ProjectionBiases(Config):
@@ -59,25 +58,26 @@ class ProjectedConfig(AttentionConfig):
 class FusedProjection(nn.Module):
     """Queries, keys and values of one sequence in one matrix."""
 
+    extra_repr = settings
+
     def __init__(self, config: ProjectedConfig) -> None:
         super().__init__()
-        self.d_head = config.head_width
-        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
+        d, heads = config.head_width, {"q": config.n_heads, "k": config.kv_heads, "v": config.kv_heads}
+        self.qkv = Linear(config.d_model, {name: n * d for name, n in heads.items()}, bias=config.biases.q)
         self.clip = config.clip
-        widths = {name: n * self.d_head for name, n in zip("qkv", self.heads, strict=True)}
-        self.qkv = Linear(config.d_model, widths, bias=config.biases.q)
+        self.split_heads = Rearrange("b t (h d) -> b h t d", h=heads, d=d)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x)
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
-        # Cut before the heads move: the gradients are then joined in the layout of qkv's output, without a copy.
-        q, k, v = qkv.unflatten(2, (-1, self.d_head)).split_with_sizes(self.heads, dim=2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return self.split_heads(qkv)
 
 
 class SeparateProjection(nn.Module):
     """Queries, keys and values in a matrix each; in cross-attention keys and values come from another sequence."""
+
+    extra_repr = settings
 
     def __init__(
         self, config: ProjectedConfig, d_source: int, q_norm: nn.Module | None, k_norm: nn.Module | None
@@ -90,7 +90,7 @@ class SeparateProjection(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.clip = config.clip
-        self.d_head = d
+        self.split_heads = Rearrange("b t (h d) -> b h t d", d=d)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v = self.keys_values(x)
@@ -101,19 +101,15 @@ class SeparateProjection(nn.Module):
         q = self.clipped(self.q(x))
         if self.q_norm is not None:
             q = self.q_norm(q)
-        return self.split(q)
+        return self.split_heads(q)
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """[b, k, d_source] -> [b, g, k, d] twice."""
         k, v = self.clipped(self.k(source)), self.clipped(self.v(source))
         if self.k_norm is not None:
             k = self.k_norm(k)
-        return self.split(k), self.split(v)
+        return self.split_heads(k), self.split_heads(v)
 
     def clipped(self, x: Tensor) -> Tensor:
         """The same within the bounds, if there are any."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
-
-    def split(self, x: Tensor) -> Tensor:
-        """[b, t, n * d] -> [b, n, t, d]."""
-        return x.unflatten(2, (-1, self.d_head)).transpose(1, 2)

@@ -1,6 +1,8 @@
 """T5's relative positions: a learned bias per head and bucket of distances.
 
 https://arxiv.org/abs/1910.10683. Near distances have a bucket each, far ones share buckets that grow logarithmically.
+
+b batch, q queries, k keys, h heads.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Count, Dim, Make, ScoreBiasConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Table
+from tfkit.nn import Rearrange, Table, named
 
 
 class T5BiasConfig(ScoreBiasConfig):
@@ -47,6 +49,9 @@ class T5BiasConfig(ScoreBiasConfig):
 class T5Bias(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k]."""
 
+    def extra_repr(self) -> str:
+        return named(causal=self.causal, max_distance=self.max_distance)
+
     def __init__(self, config: T5BiasConfig, n_heads: int, causal: bool) -> None:
         super().__init__()
         self.causal = causal
@@ -54,10 +59,11 @@ class T5Bias(nn.Module):
         self.near = self.sides // 2
         self.max_distance = config.max_distance
         self.buckets = Table(config.n_buckets, n_heads)
+        self.heads_first = Rearrange("b q k h -> b h q k")
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         offset = keys[:, None, :] - queries[:, :, None]
-        return self.buckets(self.bucket(offset)).permute(0, 3, 1, 2)
+        return self.heads_first(self.buckets(self.bucket(offset)))
 
     def bucket(self, offset: Tensor) -> Tensor:
         """Key position minus query position [b or 1, q, k] -> index of its bucket."""

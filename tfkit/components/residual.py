@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.component import Config, PositiveFloat
-from tfkit.nn import Program, Value
+from tfkit.nn import Program, Value, named
 
 Learned = Literal["none", "scalar", "vector"]
 
@@ -47,6 +47,9 @@ def _scale(learned: Learned, width: int) -> ResidualScale:
 
 class ResidualScale(nn.Module):
     """A learned factor of a term of the residual stream; [width] or [1]."""
+
+    def extra_repr(self) -> str:
+        return named(width=self.weight.size(0))
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -4,6 +4,8 @@ The table of cosines and sines is made once per forward by the stack; each layer
 Every rotation is x * cos + swap(x) * sin, where `swap` exchanges the two members of each pair and the sign of the
 rotation stands in the table.
 
+b batch, h heads, t positions, i pairs of channels, j the two of a pair.
+
 RoPE: https://arxiv.org/abs/2104.09864. Partial: https://arxiv.org/abs/2204.06745.
 """
 
@@ -24,6 +26,7 @@ from tfkit.component import (
 )
 from tfkit.components.rope_scaling import Frequencies
 from tfkit.errors import Invalid
+from tfkit.nn import Rearrange, settings
 
 
 class RopeConfig(RotaryConfig):
@@ -72,18 +75,21 @@ class RopeConfig(RotaryConfig):
 class RotaryTable(nn.Module):
     """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32."""
 
+    extra_repr = settings
+
     def __init__(self, frequencies: nn.Module, cos_factor: float, sin_factor: float, style: str) -> None:
         super().__init__()
         self.frequencies = frequencies
         self.cos_factor = cos_factor
         self.sin_factor = sin_factor
-        self.interleaved = style == "interleaved"
+        self.merge_pairs = Rearrange("b h t i j -> b h t (i j)") if style == "interleaved" else None
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
         angles = positions[:, None, :, None].float() * self.frequencies(n_keys, positions.device)
         cos, sin = angles.cos() * self.cos_factor, angles.sin() * self.sin_factor
-        if self.interleaved:
-            cos, sin = torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
+        if self.merge_pairs is not None:
+            cos = self.merge_pairs(torch.stack((cos, cos), dim=-1))
+            sin = self.merge_pairs(torch.stack((-sin, sin), dim=-1))
         else:
             cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return torch.stack((cos, sin))
@@ -100,13 +106,20 @@ class RotateHalf(nn.Module):
 class RotateInterleaved(nn.Module):
     """Each even channel pairs with the next one."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.split_pairs = Rearrange("b h t (i j) -> b h t i j", j=2)
+        self.merge_pairs = Rearrange("b h t i j -> b h t (i j)")
+
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        swapped = x.unflatten(-1, [-1, 2]).flip(-1).flatten(-2)
+        swapped = self.merge_pairs(self.split_pairs(x).flip(-1))
         return torch.addcmul(x * table[0], swapped, table[1])
 
 
 class RotatePart(nn.Module):
     """Turns the first `width` channels and leaves the rest."""
+
+    extra_repr = settings
 
     def __init__(self, rotation: nn.Module, width: int) -> None:
         super().__init__()

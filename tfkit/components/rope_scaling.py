@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from tfkit.component import Dim, Make, PositiveFloat, RopeScalingConfig
 from tfkit.errors import Invalid
+from tfkit.nn import settings
 
 
 class Frequencies(nn.Module):
     """The frequencies as trained; the scalings derive from it."""
+
+    extra_repr = settings
 
     def __init__(self, width: int, theta: float) -> None:
         super().__init__()

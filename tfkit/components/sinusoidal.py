@@ -1,6 +1,8 @@
 """Sinusoidal absolute positions, computed and not stored.
 
 https://arxiv.org/abs/1706.03762, section 3.5. With the last frequency at 1 / theta: https://arxiv.org/abs/1803.07416.
+
+b batch, t positions, i pairs of channels, j the two of a pair.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from tfkit.component import Extent, InputPositionConfig, Make, PositiveFloat
 from tfkit.errors import Invalid
+from tfkit.nn import Rearrange, settings
 
 
 class SinusoidalConfig(InputPositionConfig):
@@ -41,16 +44,18 @@ class SinusoidalConfig(InputPositionConfig):
 class Sinusoidal(nn.Module):
     """Positions [b, t] -> [b, t, width], float32."""
 
+    extra_repr = settings
+
     def __init__(self, config: SinusoidalConfig, width: int) -> None:
         super().__init__()
         self.width = width
         self.rate = -math.log(config.theta) / (width - 2 if config.endpoint else width)
         self.offset = config.offset
-        self.interleaved = config.layout == "interleaved"
+        self.merge_pairs = Rearrange("b t i j -> b t (i j)") if config.layout == "interleaved" else None
 
     def forward(self, positions: Tensor) -> Tensor:
         channels = torch.arange(0, self.width, 2, device=positions.device)
         angles = (positions + self.offset).float()[..., None] * torch.exp(channels.float() * self.rate)
-        if self.interleaved:
-            return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        if self.merge_pairs is not None:
+            return self.merge_pairs(torch.stack((angles.sin(), angles.cos()), dim=-1))
         return torch.cat((angles.sin(), angles.cos()), dim=-1)

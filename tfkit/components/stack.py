@@ -31,7 +31,7 @@ from tfkit.components.context import AttentionContext, ContextKey, cross_context
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
-from tfkit.nn import Context, Past, cache_of_layer, is_scripting, recomputed
+from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recomputed
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -197,6 +197,13 @@ class Stack(nn.Module):
     Where the sequence comes in pieces, `caches` has the tensors that each layer cached, in the order in which the
     layers run, and `past` says how much came before.
     """
+
+    def extra_repr(self) -> str:
+        names = [*self.shared]
+        contexts = [names[i] for i in self.context_of]
+        by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
+        shown = by_name if len(names) > 1 else None
+        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
 
     def __init__(
         self,

@@ -8,10 +8,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tfkit.component import TemperatureConfig
+from tfkit.nn import settings
 
 
 class Temperature(nn.Module):
     """Positions of queries [b or 1, q] -> their factors [b or 1, 1, q, 1], float32."""
+
+    extra_repr = settings
 
     def __init__(self, config: TemperatureConfig) -> None:
         super().__init__()

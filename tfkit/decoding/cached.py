@@ -92,7 +92,7 @@ class CachedModel:
                 raise ValueError(f"`{name}` has no rows: it is a single number")
             hidden = inputs.get(name.removesuffix("_mask"), value).shape[:2]
             if value.size(0) != batch:
-                raise ValueError(f"`{name}` has {value.size(0)} rows, and the batch has {batch}")
+                raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
             if value.dim() > 1 and value.shape[:2] != hidden:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
         values = dict(inputs)
@@ -217,9 +217,9 @@ class CachedModel:
     def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:
         shape, t = tuple(tokens.shape[:2]), tokens.size(1)
         if shape[0] != self._batch:
-            raise ValueError(f"{shape[0]} rows of tokens, and {self._batch} sequences were begun: call `start`")
+            raise ValueError(f"{shape[0]} rows of tokens for {self._batch} sequences: call `start`")
         if t == 0:
-            raise ValueError("a piece has at least one token")
+            raise ValueError("a step has at least one token")
         if self.used + t > self.length:
             raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
         if mask is not None and mask.shape != shape:

@@ -126,8 +126,8 @@ def _pieces(node: Node, graph: Graph) -> Pieces:
     try:
         return node.config.pieces(node.signals)
     except Invalid as wrong:
-        complaint = refused(wrong, ("graph", node.name), graph.spec.provenance)
-        raise SpecError(Diagnostic(complaint.message, complaint.span, complaint.path, (_note(graph),))) from None
+        error = refused(wrong, ("graph", node.name), graph.spec.provenance)
+        raise SpecError(Diagnostic(error.message, error.span, error.path, (_note(graph),))) from None
 
 
 def _note(graph: Graph) -> str:

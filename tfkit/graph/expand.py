@@ -204,11 +204,11 @@ class _Expansion:
             try:
                 output = config.output(signals)
             except Invalid as wrong:
-                complaint = refused(wrong, path, self.spec.provenance)
+                error = refused(wrong, path, self.spec.provenance)
                 if wrong.field == "input" and getattr(config, "input", None) is None:
                     note = f"`{name}` reads `{wires[name]['input']}`, which is above it"
-                    complaint = replace(complaint, notes=(*complaint.notes, note))
-                self.errors.append(complaint)
+                    error = replace(error, notes=(*error.notes, note))
+                self.errors.append(error)
                 continue
             except Exception as wrong:  # a plugin's block
                 self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))

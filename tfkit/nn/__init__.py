@@ -23,3 +23,6 @@ from tfkit.nn.program import Written as Written
 from tfkit.nn.program import recomputed as recomputed
 from tfkit.nn.program import written_class as written_class
 from tfkit.nn.program import written_forward as written_forward
+from tfkit.nn.rearrange import Rearrange as Rearrange
+from tfkit.nn.settings import named as named
+from tfkit.nn.settings import settings as settings

@@ -105,7 +105,8 @@ def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
     seen = new = new.to(slots.dtype)
     if cache.before > 0:
         seen = torch.cat((slots[:, :, : cache.before], new), dim=2)
-    written = new[:, :, -cache.slots.size(-1) :]
+    count = cache.slots.size(-1)
+    written = new if count == new.size(2) else new[:, :, -count:]
     if cache.slots.dim() == 1:
         slots.index_copy_(2, cache.slots, written)
     else:

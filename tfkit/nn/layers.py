@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, decoding, onednn_is_faster
+from tfkit.nn.settings import named
 from tfkit.torch_private.onednn import linear as by_onednn
 from tfkit.torch_private.onednn import scripted_linear
 
@@ -33,6 +34,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return _with_parts(super().extra_repr(), self.parts)
 
 
 class StackedLinear(nn.Module):
@@ -73,6 +77,16 @@ class StackedLinear(nn.Module):
         width = d_out if isinstance(d_out, int) else sum(d_out.values())
         self.weight = nn.Parameter(torch.empty(n, width, d_in))
         self.bias = nn.Parameter(torch.empty(n, width)) if bias else None
+
+    def extra_repr(self) -> str:
+        n, d_out, d_in = self.weight.shape
+        sizes = f"{n}, in_features={d_in}, out_features={d_out}, bias={self.bias is not None}"
+        return _with_parts(sizes, self.parts)
+
+
+def _with_parts(sizes: str, parts: Mapping[str, int] | None) -> str:
+    """The sizes of a layer, and those of the parts that are fused into it."""
+    return sizes if parts is None else f"{sizes}, {named(parts=parts)}"
 
 
 is_scripting = torch.jit.is_scripting  # type: ignore[attr-defined]

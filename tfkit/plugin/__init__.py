@@ -35,10 +35,10 @@ refuses values that it cannot work with by raising `tfkit.Invalid` in its `check
 and column. `tfkit.Linear` and `tfkit.Table` are filled by the spec's `init`; every other module that owns parameters
 fills them in `reset_parameters`.
 
-To be decoded token by token, attention says in `cached` what it caches of a token and hands it to
-`tfkit.update_cache`; who overrides `build_core` of `mha` has that already. A block says in `pieces` what it takes
-to read a sequence in pieces: `tfkit.Pieces()` if it computes every position alone, which lets `tfkit.Loss` cut a
-head in pieces too.
+To be decoded token by token, attention declares in `cached` the heads and widths that it caches of a token, and passes
+them to `tfkit.update_cache`; a subclass that overrides `build_core` of `mha` inherits both. A block declares in
+`pieces` its requirements for reading a sequence step by step: `tfkit.Pieces()` if it computes every position by itself,
+which also lets `tfkit.Loss` compute a head in chunks.
 
 There are two ways to give it to tfkit:
 

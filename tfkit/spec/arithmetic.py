@@ -75,7 +75,7 @@ def _part(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return _apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
     what = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
-    raise ExpressionError(f"{what} cannot stand in an expression", help=GRAMMAR)
+    raise ExpressionError(f"{what} cannot be in an expression", help=GRAMMAR)
 
 
 def _apply(op: ast.operator, left: Number, right: Number) -> Number:

@@ -61,7 +61,7 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     notes = [_known(base, plugins)]
     elsewhere = registry.find(base.slot, word)
     if elsewhere is not None:
-        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, and this one {base.role}"
+        message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, but the {base.slot} here {base.role}"
         return Diagnostic(message, span, ".".join(path), tuple(notes))
     near = closest(word, registry.kinds(base.slot, base))
     slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
@@ -178,7 +178,7 @@ def from_pydantic(
             message = f"{label(here)} takes {either(words)}, not {found(value)}"
             help = _hint(value, words, whole, at=provenance.span(place))
             if help is None and isinstance(value, str) and any("number" in word for word in words):
-                help = "numbers and arithmetic stand without quotes"
+                help = "numbers and arithmetic are written without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
         elif kind == "value_error":
             yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))

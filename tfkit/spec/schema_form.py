@@ -40,7 +40,7 @@ def told_apart(schema: Any) -> Any:
 
 
 def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The definitions, each field that stands in several of them made a definition of its own."""
+    """The definitions, with a definition of its own for each field that occurs in several."""
     fields = [(name, json.dumps(one)) for part in defs.values() for name, one in part.get("properties", {}).items()]
     names: dict[str, str] = {}
     taken: Counter[str] = Counter()

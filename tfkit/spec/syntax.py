@@ -30,14 +30,14 @@ def missing_space(text: str) -> str | None:
     return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
 
 
-def explain(complaint: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
+def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
     """The diagnostic for the parser's error in `source.text[start:]`."""
-    mark = getattr(complaint, "problem_mark", None)
+    mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return Diagnostic("this is not valid YAML", source.span(start))
-    context = getattr(complaint, "context_mark", None) or mark
+    context = getattr(problem, "context_mark", None) or mark
     place = _Place(source, start + mark.index, start + context.index)
-    text = f"{getattr(complaint, 'context', '')}: {getattr(complaint, 'problem', '')}"
+    text = f"{getattr(problem, 'context', '')}: {getattr(problem, 'problem', '')}"
     if re.match(r" *\t", place.line):
         tab = place.at - len(place.before) + place.line.index("\t")
         return Diagnostic("a tab cannot indent a line", source.span(tab), help="indent with spaces")

@@ -78,8 +78,8 @@ def compose(source: Source, start: int = 0) -> Node | None:
     composer = _Composer(source, start)
     try:
         node = composer.document()
-    except yaml.YAMLError as complaint:
-        composer.errors.append(syntax.explain(complaint, source, start))
+    except yaml.YAMLError as problem:
+        composer.errors.append(syntax.explain(problem, source, start))
         node = None
     if composer.errors:
         raise SpecError(*composer.errors)
@@ -197,7 +197,7 @@ class _Composer:
         found: dict[str, tuple[Span, Node]] = {}
         for base in node.items if isinstance(node, Sequence) else (node,):
             if not isinstance(base, Mapping):
-                help = "write `<<: *name`, where `&name` stands before a mapping"
+                help = "write `<<: *name`, where `&name` is before a mapping"
                 self._error("only a mapping can be merged with `<<`", base.span, help=help)
                 break
             for name, value in base.items.items():

@@ -1,4 +1,4 @@
-"""The promise of `CachedModel`: read in steps, every token has the outputs that it has in its sequence alone."""
+"""The promise of `CachedModel`: read in steps, every token has the outputs that it has in its own sequence."""
 
 from __future__ import annotations
 

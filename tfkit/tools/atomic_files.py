@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.tools.workshop import NEW, drop_parts, parts_of, put, put_parts, sweep, workshop
+from tfkit.tools.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "fresh_file", "fresh_folder", "names_in", "parts_of", "write_file"]
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -31,9 +31,9 @@ def write_file(path: Path, content: str | bytes) -> None:
 def fresh_file(path: Path) -> Iterator[Path]:
     """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was.
 
-    The target of a link is replaced, not the link. Further files go to the folder `parts_of` the yielded path: the file
-    must contain the folder's name, which makes it the file's own, and it is removed once another file replaces this
-    one.
+    The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
+    file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
+    this one.
 
     Raises:
         OSError: it cannot be written.
@@ -42,9 +42,9 @@ def fresh_file(path: Path) -> Iterator[Path]:
     with workshop(place) as folder:
         yield folder / NEW / place.name
         _flush(folder / NEW)
-        put_parts(folder, place)
+        put_extras(folder, place)
         put(folder, place)
-        drop_parts(folder, place)
+        drop_extras(folder, place)
 
 
 @contextmanager

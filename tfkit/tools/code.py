@@ -28,7 +28,7 @@ def _functions(model: fx.GraphModule) -> dict[str, str]:
 
 
 def _frees(step: ast.stmt) -> bool:
-    """Whether the step is `x = None`, which fx writes after the last use of `x`."""
+    """True for the step `x = None`, which fx writes after the last use of `x`."""
     return isinstance(step, ast.Assign) and isinstance(step.value, ast.Constant) and step.value.value is None
 
 

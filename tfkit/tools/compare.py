@@ -24,7 +24,7 @@ from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.folder import CONFIG, SPEC
 from tfkit.spec.load import SUFFIXES
 from tfkit.tools.common_inputs import common_inputs
-from tfkit.tools.matching_modules import counterparts
+from tfkit.tools.matching_modules import matching_modules
 from tfkit.tools.weights import build_with_weights
 
 Outputs = dict[str, Tensor]
@@ -33,7 +33,7 @@ Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
 @dataclass(frozen=True)
-class Part:
+class Compared:
     """A component of A and the corresponding one of B.
 
     Attributes:
@@ -77,8 +77,8 @@ class Comparison:
     """
 
     difference: float | None
-    parts: tuple[Part, ...]
-    first: Part | None
+    parts: tuple[Compared, ...]
+    first: Compared | None
     unlike: tuple[Unlike, ...]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
     tolerance: float
@@ -151,11 +151,13 @@ def compare(
             wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
             exact, _ = _outputs(double, list(other.names), lambda: double(**wide), "A")
     names = {**other.names, "": ""}
-    found = [_part(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]]
-    parts = tuple(part for part in found if isinstance(part, Part))
+    found = [
+        _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name)) for name in [*order, ""]
+    ]
+    parts = tuple(part for part in found if isinstance(part, Compared))
     unlike = tuple(part for part in found if isinstance(part, Unlike))
     first = next((part for part in parts if not part.difference <= tolerance * part.size), None)
-    last = found[-1].difference if isinstance(found[-1], Part) else None
+    last = found[-1].difference if isinstance(found[-1], Compared) else None
     return Comparison(last, parts, first, unlike, other.alone, tolerance, float64)
 
 
@@ -222,7 +224,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
             replace(link, file=tuple(start + n[cut:] if n.startswith(section.prefix) else n for n in link.file))
             for link in links
         )
-    return Other(lambda inputs: _first(theirs(**_renamed(inputs))), theirs, counterparts(model, links, modules))
+    return Other(lambda inputs: _first(theirs(**_renamed(inputs))), theirs, matching_modules(model, links, modules))
 
 
 def _first(found: Any) -> Any:
@@ -291,7 +293,7 @@ def _hooks(model: nn.Module | None, names: list[str], found: Outputs) -> Iterato
             handle.remove()
 
 
-def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Part | Unlike:
+def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Compared | Unlike:
     """The difference of one component, or why it cannot be compared."""
     name, other = name or RETURNED, other or RETURNED
     if theirs is None:
@@ -303,7 +305,7 @@ def _part(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Ten
     index = int(gap.argmax())
     place = tuple(int(one) for one in torch.unravel_index(torch.tensor(index), gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
-    return Part(
+    return Compared(
         name,
         other,
         float(gap.max()),

@@ -37,7 +37,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FirstRun:
     """A model that has been built and has run once. Times are in seconds."""
 
     name: str
@@ -51,7 +51,7 @@ class Trial:
     forward_time: float
 
 
-def try_model(
+def first_run(
     graph: Graph,
     *,
     device: torch.device | str = "cpu",
@@ -60,7 +60,7 @@ def try_model(
     weights: Path | None = None,
     allow_change: bool = False,
     stage: Callable[[str], Any] = lambda text: None,
-) -> tuple[fx.GraphModule, Trial]:
+) -> tuple[fx.GraphModule, FirstRun]:
     """Build a model, run it on random inputs, and return it with the report.
 
     Its weights are those of `weights`, see `tfkit.build`, or else random. `stage` is called with the name of each
@@ -83,7 +83,7 @@ def try_model(
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
     reports += [_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
-    return model, Trial(
+    return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
         code=forward_code(model),

@@ -10,7 +10,7 @@ from tfkit.checkpoint.names import above
 from tfkit.checkpoint.weights import Link
 
 
-def counterparts(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
+def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
     """The modules of a model that match one of the other: both hold the same tensors.
 
     Args:

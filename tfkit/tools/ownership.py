@@ -35,7 +35,7 @@ Item = TypeVar("Item", bound=Labelled)
 
 
 @dataclass(frozen=True)
-class Part:
+class Ownership:
     """The place that a module belongs to.
 
     Attributes:
@@ -54,7 +54,7 @@ class Part:
     layer: str
 
 
-def parts_of(model: fx.GraphModule) -> dict[str, Part]:
+def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
     """The place of each module of a built model, by its path."""
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
@@ -67,7 +67,7 @@ def parts_of(model: fx.GraphModule) -> dict[str, Part]:
         owner, slot = _owner(path, components)
         component = _component(owner, slot, blocks[node])
         label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
-        parts[path] = Part(component, label, owner, node, _layer(path, modules[node]))
+        parts[path] = Ownership(component, label, owner, node, _layer(path, modules[node]))
     return parts
 
 
@@ -75,7 +75,7 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
     """The name, the label and the items of each row, those of components in the order of all tables.
 
     Args:
-        items: each with `component`, `label` and the other names of a `Part` as attributes.
+        items: each with `component`, `label` and the other names of a `Ownership` as attributes.
         by: the attribute that rows are made of.
     """
     rows: dict[str, list[Item]] = {}

@@ -14,7 +14,7 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.ownership import Part, in_rows, parts_of
+from tfkit.tools.ownership import Ownership, in_rows, owners_of
 
 By = Literal["component", "node", "layer", "module"]
 
@@ -49,7 +49,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class _Weight(Part):
+class _Weight(Ownership):
     """One parameter of the model, and its owner."""
 
     module: str
@@ -94,7 +94,7 @@ def active_of(module: nn.Module, weight: Tensor) -> int:
 
 
 def _weights(model: Any, graph: Graph) -> list[_Weight]:
-    modules, parts = dict(model.named_modules()), parts_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model)
     tables = {node.name for node in graph.nodes if node.config.table() is not None}
     weights = []
     for path, parameter in model.named_parameters():

@@ -70,19 +70,19 @@ def put(folder: Path, place: Path) -> None:
 # ---- further files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
 
 
-def parts_of(new: Path) -> Path:
+def extras_of(new: Path) -> Path:
     """The folder for further files of a target that is made at `new`, under a name that it never had before."""
     return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
 
 
-def put_parts(folder: Path, place: Path) -> None:
+def put_extras(folder: Path, place: Path) -> None:
     """Move the further files of a workshop beside their target, which does not name them yet."""
     for part in (folder / NEW).iterdir():
         if part.name != place.name:
             part.rename(place.with_name(part.name))
 
 
-def drop_parts(folder: Path, place: Path) -> None:
+def drop_extras(folder: Path, place: Path) -> None:
     """Remove the further files that the target no longer names, and that no living process is about to make it name.
 
     Living processes are determined first: one that ends before the second check has made the target name its files.

@@ -40,7 +40,7 @@ SHAPES = [(2, 8), (2, 9), (3, 13), (2, 32), (5, 21), (4, 64)]
 
 @dataclass(frozen=True)
 class Result:
-    """What was counted while one model was called."""
+    """The counts for one model and its calls."""
 
     model: str
     masked: bool

@@ -3,7 +3,7 @@
 https://arxiv.org/abs/1409.0473. All pairs of queries and keys are held at once, [b, h, q, k, d], which is d_head times
 the memory of the scores: it is meant for short sequences.
 
-b batch, h heads, q queries, k keys, d d_head.
+b batch, h heads, q queries, k keys, d width of a head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
-from tfkit.nn import Softmax
+from tfkit.nn import Softmax, settings
 
 
 class AdditiveConfig(MultiHeadConfig):
@@ -30,7 +30,7 @@ class AdditiveConfig(MultiHeadConfig):
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):
                 raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
-        if isinstance(self.position, tfkit.RotaryConfig):
+        if self.rotary is not None:
             raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
@@ -40,9 +40,15 @@ class AdditiveConfig(MultiHeadConfig):
 class Additive(nn.Module):
     """Queries [b, h, q, d], keys and values [b, h, k, d] and a mask -> [b, h, q, d]."""
 
+    extra_repr = settings
+
     def __init__(self, n_heads: int, d_head: int, dropout: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_heads, d_head))
+        self.with_each_key = tfkit.Rearrange("b h q d -> b h q 1 d")
+        self.with_each_query = tfkit.Rearrange("b h k d -> b h 1 k d")
+        self.as_column = tfkit.Rearrange("h d -> h 1 d 1")
+        self.as_scores = tfkit.Rearrange("b h q k 1 -> b h q k")
         self.softmax = Softmax()
         self.dropout = dropout
 
@@ -51,8 +57,8 @@ class Additive(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        pairs = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))
-        scores = (pairs @ self.weight[:, None, :, None]).squeeze(-1)
+        pairs = torch.tanh(self.with_each_key(q) + self.with_each_query(k))
+        scores = self.as_scores(pairs @ self.as_column(self.weight))
         weights = self.softmax(scores, mask)
         return F.dropout(weights, self.dropout, self.training) @ v
 

@@ -6,7 +6,7 @@
 
 A cache keeps the latent and the shared key alone, kv_rank + d_rope numbers per token, however many heads there are.
 
-b batch, t positions, q queries, k keys, h heads, r kv_rank, n d_nope, p d_rope, v d_v.
+b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d two of these.
 
 https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: https://arxiv.org/abs/2509.01322.
 Temperature: https://arxiv.org/abs/2501.19399.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Softmax, is_scripting, is_untouched, update_cache
+from tfkit.nn import Context, Linear, Rearrange, Softmax, is_scripting, is_untouched, named, update_cache
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -129,6 +129,9 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 class LatentAttention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
 
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
+
     def __init__(
         self,
         config: LatentAttentionConfig,
@@ -156,10 +159,18 @@ class LatentAttention(nn.Module):
         self.rotate = rotate
         self.softmax = Softmax()
         self.output = output
-        self.n_heads = config.n_heads
-        self.query_parts = [config.d_nope, config.d_rope]
-        self.kept_parts = [config.kv_rank, config.d_rope]
-        self.head_parts = [config.d_nope, config.d_v]
+        self.n_heads = h = config.n_heads
+        k_and_v = {"k": config.d_nope, "v": config.d_v}
+        self.split_queries = Rearrange("b q (h d) -> b h q d", h=h, d={"nope": config.d_nope, "rope": config.d_rope})
+        self.split_latent = Rearrange("b k c -> b 1 k c", c={"latent": config.kv_rank, "rope": config.d_rope})
+        self.split_heads = Rearrange("b 1 k (h d) -> b h k d", h=h, d=k_and_v)
+        self.split_weight = Rearrange("(h d) c -> h d c", h=h, d=k_and_v)
+        self.merge_heads = Rearrange("b h q v -> b q (h v)")
+        self.head_by_head = Rearrange("b h 1 n -> h b n")
+        self.heads_as_queries = Rearrange("h b c -> b 1 h c")
+        self.queries_as_heads = Rearrange("b 1 h c -> h b c")
+        self.heads_of_query = Rearrange("h b v -> b h 1 v")
+        self.swap = Rearrange("b h q d -> b q h d")
         self.scale = config.score_factor
         self.kv_scale = config.kv_scale
         self.dropout = config.dropout
@@ -167,18 +178,18 @@ class LatentAttention(nn.Module):
         self.eager = eager
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q = self.queries(x).unflatten(2, (self.n_heads, -1))
+        q = self.queries(x)
         temperature = context.temperature
         if temperature is not None:
-            q = q * temperature.transpose(1, 2)
-        q_nope, q_rope = q.split_with_sizes(self.query_parts, dim=3)
-        q_nope, q_rope = q_nope.transpose(1, 2), self.turn(q_rope.transpose(1, 2), context)
+            q = q * temperature[:, 0]
+        q_nope, q_rope = self.split_queries(q)
+        q_rope = self.turn(q_rope, context)
         latent, k_rope = self.read(x, context)
         if context.cache is not None and x.size(1) == 1 and self.absorbs():
             mixed = self.absorbed(q_nope, q_rope, latent, k_rope, context.mask)
         else:
             mixed = self.expanded(q_nope, q_rope, latent, k_rope, context.mask)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        return self.output(self.merge_heads(mixed))
 
     def queries(self, x: Tensor) -> Tensor:
         """[b, q, d_model] -> [b, q, h * (n + p)]."""
@@ -196,8 +207,8 @@ class LatentAttention(nn.Module):
         return self.rotate(x, table)
 
     def down(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """[b, k, d_source] -> the latent [b, 1, k, r] and the shared key [b, 1, k, p]."""
-        latent, k_rope = self.kv_down(source).unsqueeze(1).split_with_sizes(self.kept_parts, dim=3)
+        """[b, k, d_source] -> the latent [b, 1, k, c] and the shared key [b, 1, k, p]."""
+        latent, k_rope = self.split_latent(self.kv_down(source))
         latent = self.kv_norm(latent)
         return latent if self.kv_scale == 1.0 else latent * self.kv_scale, k_rope
 
@@ -208,12 +219,11 @@ class LatentAttention(nn.Module):
 
     def expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
         """Attention over keys and values that are made of every latent; [b, h, q, v]."""
-        heads = self.kv_up(latent.squeeze(1)).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
-        k_nope, v = heads.split_with_sizes(self.head_parts, dim=3)
+        k_nope, v = self.split_heads(self.kv_up(latent))
         q = torch.cat((q_nope, q_rope), dim=3)
         k = torch.cat((k_nope, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
         if self.eager:
-            return self.weights(q @ k.transpose(2, 3), mask) @ v
+            return self.weights(q @ k.mT, mask) @ v
         causal = self.causal and mask is None
         if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
             causal = False
@@ -238,11 +248,11 @@ class LatentAttention(nn.Module):
 
         (kv_up c) . q is c . (kv_up' q): the query goes to the latents, and what it reads of them comes back as values.
         """
-        up_k, up_v = self.kv_up.weight.unflatten(0, (self.n_heads, -1)).split_with_sizes(self.head_parts, dim=1)
-        q = torch.bmm(q_nope.squeeze(2).transpose(0, 1), up_k).transpose(0, 1).unsqueeze(1)  # [b, 1, h, r]
-        scores = q @ latent.transpose(2, 3) + q_rope.transpose(1, 2) @ k_rope.transpose(2, 3)
-        mixed = self.weights(scores.transpose(1, 2), mask).transpose(1, 2) @ latent
-        return torch.bmm(mixed.squeeze(1).transpose(0, 1), up_v.transpose(1, 2)).transpose(0, 1).unsqueeze(2)
+        up_k, up_v = self.split_weight(self.kv_up.weight)
+        q = self.heads_as_queries(torch.bmm(self.head_by_head(q_nope), up_k))
+        scores = q @ latent.mT + self.swap(q_rope) @ k_rope.mT
+        mixed = self.swap(self.weights(self.swap(scores), mask)) @ latent
+        return self.heads_of_query(torch.bmm(self.queries_as_heads(mixed), up_v.mT))
 
     def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """[b, h, q, k] -> the same."""

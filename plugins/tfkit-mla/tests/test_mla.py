@@ -13,7 +13,16 @@ from tfkit_mla import LatentAttention, LatentAttentionConfig
 from torch import Tensor, fx, nn
 
 import tfkit
-from tfkit.testing import check_component
+from tfkit.testing import (
+    check_cached,
+    check_causal,
+    check_component,
+    check_filled,
+    check_gradients,
+    check_script,
+    example_inputs,
+)
+from tfkit.testing.component import Layout
 from tfkit.tools.cache import cache_size
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
@@ -21,19 +30,30 @@ FIELDS = {"n_heads": 3, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
 ROPE = {"kind": "rope", "style": "interleaved"}
 
 
-def test_it_keeps_every_promise() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("within", ["decoder", "encoder", "memory"])
+def test_it_keeps_every_promise(within: Layout) -> None:
     fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE}
-    check_component(LatentAttentionConfig, fields={**FIELDS, **fields})
+    check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=[within])
 
 
+def test_it_trains_is_scripted_and_is_read_in_pieces() -> None:
+    graph = graph_of(q_rank=7, bias=True, kv_scale=1.5, position=ROPE, mask={"left": 2, "right": 0})
+    model, inputs = tfkit.build(graph), example_inputs(graph, length=8)
+    check_filled(graph)
+    check_gradients(model, example_inputs(graph, padding="rows"))
+    check_causal(model, inputs, along="tokens")
+    check_script(model, inputs)
+    check_cached(model, inputs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
         {"position": ROPE, "temperature": {"beta": 0.7, "original_max_len": 3}},
-        pytest.param({"position": "alibi", "latent_norm": "layernorm", "q_rank": 7}, marks=pytest.mark.slow),
-        pytest.param(
-            {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}}, marks=pytest.mark.slow
-        ),
+        {"position": "alibi", "latent_norm": "layernorm", "q_rank": 7},
+        {"position": {"kind": "rope", "width": 2}, "mask": {"left": 2, "right": 0}},
     ],
 )
 def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:

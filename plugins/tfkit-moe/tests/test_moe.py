@@ -12,7 +12,15 @@ from tfkit_moe.stacked import takes_grouped
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.testing import check_component, check_model
+from tfkit.testing import (
+    check_component,
+    check_filled,
+    check_gradients,
+    check_model,
+    check_script,
+    example_inputs,
+)
+from tfkit.testing.parts import check_alone
 
 from .layer import PLUGINS, layer, spec
 
@@ -37,10 +45,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "deepseek" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_it_keeps_every_promise(name: str) -> None:
     within = ["decoder"] if VARIANTS[name] else ["encoder", "decoder", "memory"]
     check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_trains_is_scripted_and_acts_on_each_token_alone(name: str) -> None:
+    graph = tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}), plugins=PLUGINS)
+    model, inputs = tfkit.build(graph), example_inputs(graph)
+    check_filled(graph)
+    check_gradients(model, example_inputs(graph, padding="rows"))
+    check_alone(model, inputs)
+    check_script(model, inputs)
 
 
 def experts(d_ff: int = 24, **given: Any) -> Experts:
@@ -229,6 +249,7 @@ graph:
 """
 
 
+@pytest.mark.slow
 def test_a_whole_model_with_a_dense_first_layer() -> None:
     graph = tfkit.loads(MODEL, plugins=PLUGINS)
     check_model(graph, causal="tokens")

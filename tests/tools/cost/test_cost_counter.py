@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import tfkit
 from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.cache import cache_size
 from tfkit.tools.cost import cost, observe
 from tfkit.tools.cost.kernels import OwnKernels
@@ -23,7 +22,7 @@ from tfkit.tools.cost.shapes import rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params import count_params
 
-from ...small_specs import SHIPPED
+from ...small_specs import FEW, covering
 
 B, T, S = 2, 8, 6
 SAMPLE = {
@@ -38,8 +37,8 @@ SAMPLE = {
 
 
 def quick(*names: str) -> list[Any]:
-    """All shipped specs; slow are those that are not named."""
-    return [pytest.param(one, marks=[] if one in names else pytest.mark.slow) for one in shipped_specs()]
+    """Specs; slow are those that are not named."""
+    return covering(*names)
 
 
 def load(name: str) -> Graph:
@@ -105,7 +104,7 @@ def looks(out: Any) -> list[Any]:
     return [(one.shape, one.dtype) for one in tree_leaves(out) if isinstance(one, Tensor)]
 
 
-@pytest.mark.parametrize("name", quick(*SHIPPED))
+@pytest.mark.parametrize("name", quick(*FEW))
 def test_every_spec_has_a_cost_that_adds_up(name: str) -> None:
     graph = tfkit.load(name)
     params = count_params(graph)

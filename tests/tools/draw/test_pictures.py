@@ -20,12 +20,15 @@ from tfkit.tools.importing import families
 from tfkit.tools.params import count_params
 from tfkit.tools.show import programs_of
 
-from ...small_specs import SHIPPED
+from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways
 
 LARGE = {"gpt3_175b", "palm_540b", "llama2_70b", "llama3_405b", "char_relu", "gpt_neo_125m", "llama_7b", "mpt_7b"}
 QUICK = {
-    *SHIPPED,
+    *FEW,
+    "block_512",
+    "gpt2",
+    "mpt_7b",
     "albert_base",
     "deepseek_v3",
     "ernie_3_0_base_zh",
@@ -33,7 +36,7 @@ QUICK = {
     "qwen1_5_moe_a2_7b",
     "t5gemma_2b_2b",
 } - LARGE
-EVERY = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in shipped_specs()]
+EVERY = covering(*QUICK)
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "docs" / "pictures"
 draw_all = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "draw_all.py")))

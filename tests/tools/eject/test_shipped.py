@@ -16,7 +16,7 @@ from tfkit.tools.eject import Alone, check, eject
 from tfkit.tools.eject.functions import in_docs
 from tfkit.tools.eject.runner import loaded, made
 
-from ...small_specs import one_of_each_family, reduced
+from ...small_specs import covering, reduced
 from ..conftest import DECODER
 
 LINT = [
@@ -27,33 +27,23 @@ LINT = [
     "--target-version=py311",
 ]
 QUICK = {
-    "additive",
-    "albert_base",
     "bart_base",
     "bert_base",
     "block_512",
-    "char_swiglu",
     "deepseek_v3",
     "falcon_7b",
     "gemma3_1b",
     "gpt2",
     "gpt_oss_20b",
     "llama3_8b",
-    "mpt_7b",
     "olmo2_7b",
-    "palm_540b",
     "phi4_mini",
     "t5_small",
     "vaswani_base",
 }
 
 
-def quick(specs: list) -> list:
-    """Those of `QUICK` as they are, the others slow."""
-    return [one if one.values[0] in QUICK else pytest.param(*one.values, marks=pytest.mark.slow) for one in specs]
-
-
-@pytest.mark.parametrize("name", quick(one_of_each_family()))
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_an_ejected_spec_is_the_model(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = reduced(name)
     text = eject(graph)

@@ -14,6 +14,7 @@ from tfkit.tools.export.export import export
 
 from ...small_specs import reduced
 
+pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parents[3] / "tools" / "cpp"
 LLAMA = """\
 tfkit: 1

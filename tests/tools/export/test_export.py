@@ -203,7 +203,7 @@ def test_where_it_cannot_write(model: fx.GraphModule, folder: Path) -> None:
         export(model, folder, format="torchscript")
     with pytest.raises(tfkit.SpecError, match="its folder does not exist"):
         export(model, folder / "nowhere" / "model.ts")
-    with pytest.raises(tfkit.SpecError, match=r"the suffix of `model.bin` says no format"):
+    with pytest.raises(tfkit.SpecError, match=r"the suffix of `model.bin` does not name a format"):
         export(model, folder / "model.bin")
     with pytest.raises(tfkit.SpecError, match=r"`/dev/null` is not a file, but a device"):
         export(model, "/dev/null", format="torchscript")

@@ -57,7 +57,7 @@ def test_weights_of_another_model(run: Run) -> None:
 
 
 def test_errors_come_before_any_work(run: Run) -> None:
-    assert "says no format" in run("export", "small.yaml", "-o", "a.bin", status=1, stderr=True)
+    assert "does not name a format" in run("export", "small.yaml", "-o", "a.bin", status=1, stderr=True)
     assert "does not exist" in run("export", "small.yaml", "-o", "no/a.ts", status=1, stderr=True)
     assert "--output" in run("export", "small.yaml", status=2, stderr=True)
     assert [path.name for path in Path().iterdir()] == ["small.yaml"]

@@ -10,19 +10,17 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.export import onnx as onnx_format
 from tfkit.tools.export.export import check_format, export
 
+from ...small_specs import covering
 from ..conftest import CAPTIONS
 from .odd import distinct, one_layer
 
 QUICK = ("bert_tiny",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(distinct(name, "onnx")), tmp_path / "model.onnx")
     assert exported.difference <= 1e-5
@@ -33,6 +31,7 @@ def test_every_spec(name: str, tmp_path: Path) -> None:
             onnx.checker.check_model(file, full_check=True)
 
 
+@pytest.mark.slow
 def test_a_decoder_is_several_graphs_with_one_file_of_weights(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +58,7 @@ def test_a_decoder_is_several_graphs_with_one_file_of_weights(
         assert str(Path(tfkit.__file__).parent).encode() not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_counterpart_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(tfkit.SpecError, match="ffn `rare` cannot be exported by torch's exporter to ONNX") as refused:
         export(one_layer("rare", block="encoder"), tmp_path / "model.onnx")
@@ -73,6 +73,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         check_format(one_layer(block="encoder").meta["graph"], "onnx")
 
 
+@pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
     wanted = r"written as onnx is not `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
     with pytest.raises(tfkit.SpecError, match=wanted):

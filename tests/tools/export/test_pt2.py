@@ -13,10 +13,10 @@ from torch import fx
 from torch.export.pt2_archive._package import load_pt2
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.pt2 import Pt2
 
+from ...small_specs import covering
 from ..conftest import CAPTIONS
 from .odd import distinct, one_layer
 
@@ -24,9 +24,7 @@ QUICK = ("bert_base",)
 """A decoder is in other tests; encoder with decoder, windows, experts and the rest are slow."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(distinct(name, "pt2")), tmp_path / "model.pt2")
     assert exported.difference <= 1e-5
@@ -69,7 +67,7 @@ def test_torch_alone_reads_it_and_the_weights_are_in_it_once(tmp_path: Path) -> 
         wanted = model(torch.tensor([[3, 1, 4]])).flatten()[:3]
     assert [float(word) for word in printed[1:]] == pytest.approx(wanted.tolist(), abs=1e-6)
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 500_000
-    with pytest.raises(ValueError, match="2 more tokens do not fit: 5 of 6 are read"):
+    with pytest.raises(ValueError, match="2 more tokens do not fit: 5 of 6 have been read"):
         read_too_much(Path(exported.files[0]), model)
     with zipfile.ZipFile(exported.files[0]) as archive:
         text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -9,20 +10,17 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.spec.render import render
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.torchscript import TorchScript
 
-from ...small_specs import reduced
+from ...small_specs import covering, reduced
 
 QUICK = ("bert_base", "block_512", "bloom_560m", "gpt2", "llama3_8b", "mixtral_8x7b", "modernbert_decoder", "t5_small")
 """Encoder, character level, ALiBi, learned positions, grouped queries, experts, windows, encoder and decoder."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in shipped_specs()]
-)
+@pytest.mark.parametrize("name", covering(*QUICK))
 def test_every_spec(name: str, tmp_path: Path) -> None:
     model = tfkit.build(reduced(name))
     exported = export(model, tmp_path / "model.ts")
@@ -75,7 +73,7 @@ def test_the_state_is_the_callers(tmp_path: Path) -> None:
     first, other = loaded.start(2, 12), loaded.start(2, 12)
     loaded.step(first, tokens[:, :5])
     loaded.step(other, tokens.flip(1)[:, :4])
-    copied = {name: [tensor.clone() for tensor in tensors] for name, tensors in first.items()}
+    copied = copy.deepcopy(first)
     for state in (first, copied):
         found = loaded.step(state, tokens[:, 5:], keep=2)
         torch.testing.assert_close(found, model(tokens)[:, -2:], rtol=1e-5, atol=1e-6)
@@ -95,7 +93,7 @@ def test_wrong_pieces_are_refused(tmp_path: Path, rows: int, columns: int, why: 
 def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
     export(tfkit.build(reduced("t5_small")), tmp_path / "model.ts")
     loaded = torch.jit.load(str(tmp_path / "model.ts"))
-    with pytest.raises(torch.jit.Error, match="has 3 rows, and the batch has 2"):
+    with pytest.raises(torch.jit.Error, match="has 3 rows, but the batch has 2"):
         loaded.start(2, 4, torch.zeros(3, 5, dtype=torch.long))
 
 

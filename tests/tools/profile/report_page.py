@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.result import KernelTime, Limits, Memory, PartTime, Profile
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, Memory, Profile
 
 SECTIONS = ("summary", "time", "components", "layers", "roofline", "floor", "memory", "kernels", "measured")
 VOID = ("meta", "br", "img", "link")
@@ -17,7 +17,9 @@ def part(path, component, time, *, forward=1 / 3, flops=None, moved=None, **more
     sizes = {"allocated": 4000, "at_peak": 1000, "highest": 9000} | more
     times = {"forward": time * forward, "backward": time * (1 - forward), "device": 0.0}
     node = path.partition(".")[0]
-    return PartTime(path, component, label, node, layer, 1, **times, **sizes, flops=flops, bytes=moved, floor=floor)
+    return ComponentTime(
+        path, component, label, node, layer, 1, **times, **sizes, flops=flops, bytes=moved, floor=floor
+    )
 
 
 def made_up(name="made_up", **changes):

@@ -96,7 +96,7 @@ def test_the_points_lie_where_their_numbers_are():
     section = Page(report([made_up()])).section("roofline")
     points = {words(one).split(":")[0].removeprefix("made_up, "): one for one in having(section, "point")}
     hints = {name: words(point) for name, point in points.items()}
-    assert hints["FFN"] == "made_up, FFN: 552 GFLOP/s at 400 FLOP a byte, 55.2% of what the device can do"
+    assert hints["FFN"] == "made_up, FFN: 552 GFLOP/s at 400 FLOP a byte, 55.2% of the device's limit"
     assert set(points) == {"embedding", "attention", "FFN", "LayerNorm", "head"}
     x, y = ({name: float(one.get(key)) for name, one in points.items()} for key in ("cx", "cy"))
     # on a logarithmic axis equal ratios are equal distances

@@ -16,6 +16,7 @@ from tfkit.tools.profile import profile_models
 from tfkit.tools.profile.ranges import named_parts
 from tfkit.tools.profile.report_trace import adapt_events, adapt_trace
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("torch_tb_profiler", reason="TensorBoard is not installed: pip install torch-tb-profiler")
 
 SMALL = ("d_model=32", "decoder.n_layers=2", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=64", "vocab_size=64")
@@ -26,7 +27,7 @@ PLUGIN = "/data/plugin/pytorch_profiler"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The folder that the tool has written, and the model."""
+    """The folder that the tool has written, but the model is."""
     folder = tmp_path_factory.mktemp("tensorboard") / "log"
     graph = tfkit.load("gpt2", sets=SMALL)
     profile_models([graph], device="cpu", batch=2, length=8, steps=2, warmup=1, directory=folder)

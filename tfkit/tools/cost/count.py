@@ -20,11 +20,11 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
 from tfkit.tools.cost.kernels import Kernels
-from tfkit.tools.cost.result import Cost, Memory, Mode, PartCost
+from tfkit.tools.cost.result import ComponentCost, Cost, Memory, Mode
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
 from tfkit.tools.cost.watch_step import Seen, frames_of, layers_of, watch_step
 from tfkit.tools.first_run import failed
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.tools.params import active_of
 
 
@@ -136,9 +136,9 @@ def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exceptio
     return UncountableError(failed(model, watch.running, error))
 
 
-def _unfilled(model: fx.GraphModule) -> list[PartCost]:
+def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     """The components with their parameters."""
-    modules, parts = dict(model.named_modules()), parts_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model)
     own: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
@@ -146,7 +146,7 @@ def _unfilled(model: fx.GraphModule) -> list[PartCost]:
             frame = frame.rpartition(".")[0]
         own[frame].append((weight.numel(), active_of(modules[holder], weight)))
     return [
-        PartCost(
+        ComponentCost(
             path=path,
             component=parts[path].component,
             label=parts[path].label,
@@ -160,7 +160,7 @@ def _unfilled(model: fx.GraphModule) -> list[PartCost]:
     ]
 
 
-def _filled(part: PartCost, seen: Seen, *, train: bool, again: bool) -> PartCost:
+def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
     """A component with its measurements; `again`: its forward runs a second time in the backward."""
     tallies = seen.tallies.get(part.path, [])
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))

@@ -129,7 +129,7 @@ class Layers:
 
     def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
         key, given = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
-        number = self.watch.alive.number
+        number = self.watch.live.number
         run = self._runs.get(key) if self.merge else None
         if run is None:
             run, out = self._observe(path, forward, args, given)
@@ -145,16 +145,16 @@ class Layers:
 
     def _observe(self, path: str, forward: Callable[..., Any], args: Any, given: list[Tensor]) -> tuple[Run, Tensor]:
         """Run a layer, and record its observations."""
-        watch, alive, known = self.watch, self.watch.alive, set(self.watch.kept)
-        number = alive.number
+        watch, live, known = self.watch, self.watch.live, set(self.watch.kept)
+        number = live.number
         self._split()
-        level, run = alive.level, Run(path)
+        level, run = live.level, Run(path)
         with watch.inside(Place(run, path)):
             out: Tensor = forward(*args)
         run.like = Like.of(out)
-        run.keeps, run.forward = alive.level - level - nbytes(out), alive.peak - level
+        run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
-        alive.peak = alive.level
+        live.peak = live.level
         run.held = [i for i, one in enumerate(given) if number(one) in watch.kept]
         run.frees = run.keeps - (0 if 0 in run.held else nbytes(given[0]))
         run.shared = list(self._shared_of(run, given, known))
@@ -167,7 +167,7 @@ class Layers:
 
     def _shared_of(self, run: Run, given: list[Tensor], known: set[int]) -> Iterator[tuple[str, int]]:
         """The tensors besides its input that the layer keeps: others may keep the same ones."""
-        first, *others = [self.watch.alive.number(one) for one in given]
+        first, *others = [self.watch.live.number(one) for one in given]
         for i, (key, one) in enumerate(zip(others, given[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
             if key not in known and path is not None and key != first:
@@ -176,9 +176,9 @@ class Layers:
 
     def _repeat(self, path: str, layer: nn.Module, run: Run, given: list[Tensor]) -> Tensor:
         """The output of a layer that equals another one."""
-        watch, alive = self.watch, self.watch.alive
+        watch, live = self.watch, self.watch.live
         self._split()
-        self.moments.append(Moment(alive.level, self._held, run))
+        self.moments.append(Moment(live.level, self._held, run))
         for one in given:
             watch.read(one, Tally())
         watch.keeps = False
@@ -187,49 +187,49 @@ class Layers:
         watch.keeps = True
         if out.requires_grad:
             for i in run.held:
-                watch.kept.setdefault(alive.number(given[i]), Tally())
-            alive.grow(run.keeps)
+                watch.kept.setdefault(live.number(given[i]), Tally())
+            live.grow(run.keeps)
             self._held += run.frees
-        alive.peak = alive.level
+        live.peak = live.level
         return out
 
     def repeat_backward(self, path: str, layer: nn.Module, run: Run) -> None:
         """Record the memory that the backward of such a layer frees, and the gradients that it leaves."""
-        alive = self.watch.alive
+        live = self.watch.live
         self._close()
         self._split()
         gradients = self._trained.get(path)
         added = gradients.added if gradients else 0
-        self.moments.append(Moment(alive.level - added, self._held, run, backward=True))
+        self.moments.append(Moment(live.level - added, self._held, run, backward=True))
         self._held -= run.frees
-        alive.grow(-run.keeps)
+        live.grow(-run.keeps)
         if gradients is None:
             self._trained[path] = Gradients.of(layer)
-            alive.grow(self._trained[path].all)
-        alive.peak = alive.level
+            live.grow(self._trained[path].all)
+        live.peak = live.level
 
     def _begin(self, run: Run) -> None:
         """Begin the backward of a layer."""
         self._close()
         self._split()
-        self._open = run, self.watch.alive.level
+        self._open = run, self.watch.live.level
 
     def _close(self, run: Run | None = None) -> None:
         """End the backward of a layer: that of `run`, or of any."""
         if self._open is None or (run is not None and self._open[0] is not run):
             return
-        (open_run, level), alive = self._open, self.watch.alive
-        open_run.backward = alive.peak - level
+        (open_run, level), live = self._open, self.watch.live
+        open_run.backward = live.peak - level
         gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
         self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
         self._held -= open_run.frees
-        alive.grow(-gradients.all)  # they really exist now
-        self._open, alive.peak = None, alive.level
+        live.grow(-gradients.all)  # they really exist now
+        self._open, live.peak = None, live.level
 
     def _split(self) -> None:
         """Close a stretch of time."""
-        self.moments.append(Moment(self.watch.alive.peak, self._held))
-        self.watch.alive.peak = self.watch.alive.level
+        self.moments.append(Moment(self.watch.live.peak, self._held))
+        self.watch.live.peak = self.watch.live.level
 
 
 class Twin(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import Tensor
 from tfkit.torch_private.tensors import storage_key
 
 
-class Alive:
+class LiveMemory:
     """Bytes of all storages that were made while it watched and still exist.
 
     Attributes:

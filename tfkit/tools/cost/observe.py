@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from tfkit.tools.cost.live_memory import Alive, nbytes
+from tfkit.tools.cost.live_memory import LiveMemory, nbytes
 from tfkit.tools.cost.shapes import rule_of
 from tfkit.torch_private import dispatch
 
@@ -76,8 +76,8 @@ class Watch(dispatch.DispatchMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.alive = Alive()
-        self.weights = {self.alive.number(weight) for weight in weights}
+        self.live = LiveMemory()
+        self.weights = {self.live.number(weight) for weight in weights}
         self.root = Record()
         self.places = [Place(self.root, "")]
         self.kept: dict[int, Tally] = {}
@@ -113,14 +113,14 @@ class Watch(dispatch.DispatchMode):
         kwargs = kwargs or {}
         given = [*tensors_in(args), *tensors_in(kwargs)]
         for one in given:
-            self.alive.number(one)
+            self.live.number(one)
         node = dispatch.running_node()
         rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.count(formula(*args, **kwargs, out_val=out))
-        made = [one for one in tensors_in(out) if self.alive.add(one)]
+        made = [one for one in tensors_in(out) if self.live.add(one)]
         if node is None:
             self._move(func, given, made)
         return out
@@ -130,7 +130,7 @@ class Watch(dispatch.DispatchMode):
         if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor):
             return False
         alike = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
-        return alike and self.alive.number(args[0]) not in self.kept
+        return alike and self.live.number(args[0]) not in self.kept
 
     def count(self, flops: int) -> None:
         """Add FLOPs to whatever is running."""
@@ -150,19 +150,19 @@ class Watch(dispatch.DispatchMode):
         """Record the tensors of others that an operation of the forward reads, and those that it writes for others."""
         tally = self.place.record.tally(self.place.path)
         for one in made:
-            self._makers[self.alive.number(one)] = tally
+            self._makers[self.live.number(one)] = tally
         if _is_view(func):
             return
         limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
         changed = dispatch.is_mutable(func) and bool(args)
-        if changed and self._makers.get(self.alive.number(args[0])) is not tally:
+        if changed and self._makers.get(self.live.number(args[0])) is not tally:
             tally.written += max((one.nbytes for one in args[1:]), default=0)
         for one in args[1:] if changed else args:
             self.read(one, tally, limit)
 
     def read(self, one: Tensor, tally: Tally, limit: int | None = None) -> None:
         """Record that a component reads a tensor: it counts for its producer, too."""
-        key, n = self.alive.number(one), one.nbytes if limit is None else limit
+        key, n = self.live.number(one), one.nbytes if limit is None else limit
         if key in self.weights:
             tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(one))
             return
@@ -179,7 +179,7 @@ class Watch(dispatch.DispatchMode):
 
     def keep(self, one: Tensor) -> Tensor:
         """Record that a tensor is kept for the backward, once for each storage."""
-        key = self.alive.number(one)
+        key = self.live.number(one)
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(one)

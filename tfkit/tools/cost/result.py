@@ -64,8 +64,8 @@ class Amounts:
 
 
 @dataclass(frozen=True)
-class PartCost(Amounts):
-    """One component of the running model; `component`, `label`, `node` and `layer` as in `tfkit.tools.ownership.Part`.
+class ComponentCost(Amounts):
+    """One component of the running model; `component`, `label`, `node` and `layer` as in an `Ownership`.
 
     Attributes:
         path: that of the module, as in the state dict.
@@ -159,7 +159,7 @@ class Cost:
     dtype: str
     optimizer: str | None
     recompute: bool
-    parts: tuple[PartCost, ...]
+    parts: tuple[ComponentCost, ...]
     memory: Memory
 
     @property
@@ -171,7 +171,7 @@ class Cost:
         """The components in rows that add up to `total`."""
         return tuple(row for row, _ in self.groups(by))
 
-    def groups(self, by: By = "component") -> tuple[tuple[Row, list[PartCost]], ...]:
+    def groups(self, by: By = "component") -> tuple[tuple[Row, list[ComponentCost]], ...]:
         """Each of these rows with its components."""
         return tuple((add_up(name, label, parts), parts) for name, label, parts in in_rows(self.parts, by))
 
@@ -180,7 +180,7 @@ class Cost:
         """The most bytes at one moment of the step."""
         return self.memory.peak_recomputed if self.recompute else self.memory.peak
 
-    def floor(self, device: Device, parts: Iterable[PartCost] | None = None, *, visible: bool = False) -> Floor:
+    def floor(self, device: Device, parts: Iterable[ComponentCost] | None = None, *, visible: bool = False) -> Floor:
         """The least time of a step on a device.
 
         Args:

@@ -16,7 +16,7 @@ from tfkit.tools.cost.layers import Layers
 from tfkit.tools.cost.mask_share import EVERYTHING, Extent, extents
 from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
 from tfkit.tools.cost.steps import Step
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 
 
 @dataclass
@@ -66,7 +66,7 @@ def layers_of(model: fx.GraphModule) -> set[str]:
 def frames_of(model: fx.GraphModule) -> list[str]:
     """The modules that are told apart: components, and the layers of stacks."""
     layers = layers_of(model)
-    return [path for path, part in parts_of(model).items() if part.owner == path or path in layers]
+    return [path for path, part in owners_of(model).items() if part.owner == path or path in layers]
 
 
 class _Hooks:
@@ -74,7 +74,7 @@ class _Hooks:
 
     def __init__(self, model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self.parts = parts_of(model)
+        self.parts = owners_of(model)
         self.extents = extents(graph_of(model))
         self.watch, self.layers, self.model = watch, layers, model
 

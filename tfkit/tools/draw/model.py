@@ -9,7 +9,7 @@ from tfkit.component import Component, Signal, WireMarker, marker
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
-from tfkit.tools.draw.parameter_counts import Tally
+from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import norm_box, tower
 from tfkit.tools.show import number
@@ -21,23 +21,23 @@ SIZES = ("d_model", "vocab_size", "max_len")
 
 def scene_of(graph: Graph) -> Scene:
     """The contents of a model's picture. Its boxes' parameters add up to the model's."""
-    tally = Tally(graph)
+    counts = ParameterCounts(graph)
     beside = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
     lowest = {column[0] for column in columns} - beside.keys()
     nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in beside.items()}
     for node, key in zip(graph.nodes, _keys(graph), strict=True):
         if hasattr(node.config, "plan"):
-            nodes[node.name] = tower(node, key, tally)
+            nodes[node.name] = tower(node, key, counts)
         else:
-            nodes[node.name] = _chain(node, key, tally)
+            nodes[node.name] = _chain(node, key, counts)
     model = graph.spec.model
     return Scene(
         name=graph.name,
         description=model.description or "",
         source=model.source or "",
         facts=tuple(_facts(graph)),
-        total=tally.total,
+        total=counts.total,
         nodes=nodes,
         columns=columns,
         wires=tuple(_wires(graph, columns)),
@@ -132,16 +132,16 @@ def _axes(signal: Signal) -> str:
     return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"
 
 
-def _chain(node: Node, key: str, tally: Tally) -> Chain:
+def _chain(node: Node, key: str, counts: ParameterCounts) -> Chain:
     """A node that is not a stack. An embedding is recognized by its table, everything else by its modules."""
     if node.config.table() is not None:
-        items = tuple(_embedding(node, key, tally))
+        items = tuple(_embedding(node, key, counts))
     else:
-        items = tuple(_modules(node, key, tally))
-    return Chain(key, node.name, items, tally.take(node.name))
+        items = tuple(_modules(node, key, counts))
+    return Chain(key, node.name, items, counts.take(node.name))
 
 
-def _embedding(node: Node, key: str, tally: Tally) -> Iterator[Box | Mark | Added]:
+def _embedding(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
     config: Any = node.config
     table = config.table()
     yield Box(
@@ -149,32 +149,32 @@ def _embedding(node: Node, key: str, tally: Tally) -> Iterator[Box | Mark | Adde
         role="embedding",
         title=_words(node.name),
         notes=(Note("table", f"{table.rows:,} × {table.width:,}"),),
-        parameters=tally.take(f"{node.name}.tokens"),
+        parameters=counts.take(f"{node.name}.tokens"),
         tied="tie" in node.wires,
         tip=tip_of(config),
     )
     for stage in getattr(config, "stages", None) or STAGES:
         if getattr(config, STAGES.get(stage, stage), None) is not None:
-            yield from _stage(stage, node, key, tally)
+            yield from _stage(stage, node, key, counts)
 
 
-def _stage(stage: str, node: Node, key: str, tally: Tally) -> Iterator[Box | Mark | Added]:
+def _stage(stage: str, node: Node, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
     config: Any = node.config
     path, here = f"{node.name}.{stage}", f"{key}/{stage}"
     if stage == "scale":
         root = config.scale == "sqrt_d_model"
         yield Mark(here, f"× √{config.d_model:,}" if root else f"× {number(config.scale)}")
     elif stage == "norm":
-        yield norm_box(config.norm, here, tally.label(path), tally.take(path))
+        yield norm_box(config.norm, here, counts.label(path), counts.take(path))
     elif stage == "position":
-        yield Added(component_box(config.position, here, f"{config.position.kind_name()} positions", tally.take(path)))
+        yield Added(component_box(config.position, here, f"{config.position.kind_name()} positions", counts.take(path)))
     elif stage == "tables":
         for name, rows in config.tables.items():
-            title, count = _words(name), tally.take(f"{path}.{name}")
+            title, count = _words(name), counts.take(f"{path}.{name}")
             yield Added(Box(f"{here}/{name}", "embedding", title, (Note("table", f"{rows:,} rows"),), parameters=count))
     elif stage == "project":
         widths = Note("widths", f"{config.d_embed:,} → {config.d_model:,}")
-        yield Box(here, "step", "projection", (widths,), parameters=tally.take(path))
+        yield Box(here, "step", "projection", (widths,), parameters=counts.take(path))
 
 
 def component_box(config: Component, key: str, title: str, parameters: int) -> Box:
@@ -183,29 +183,29 @@ def component_box(config: Component, key: str, title: str, parameters: int) -> B
     return Box(key, config.slot, title, notes, chips, parameters=parameters, tip=tip_of(config))
 
 
-def _modules(node: Node, key: str, tally: Tally) -> Iterator[Box]:
+def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
     """A box for each module with weights directly inside the node, in order; the last is the node's main one."""
     config = node.config
     gives_logits = node.output.type == "logits"
     role = "head" if gives_logits else "block"
-    children = tally.children(node.name)
+    children = counts.children(node.name)
     names = [name for name in children if name != "output"]
-    if not gives_logits and len(names) == 1 and f"{node.name}.{names[0]}" not in tally.components:
+    if not gives_logits and len(names) == 1 and f"{node.name}.{names[0]}" not in counts.components:
         names = []  # the node is that one module
     for name in names:
         path = f"{node.name}.{name}"
-        component = tally.components.get(path)
+        component = counts.components.get(path)
         if component is not None and component.slot == "norm":
-            yield norm_box(component, f"{key}/{name}", tally.label(path), tally.take(path))  # type: ignore[arg-type]
+            yield norm_box(component, f"{key}/{name}", counts.label(path), counts.take(path))  # type: ignore[arg-type]
         elif component is not None:
-            yield component_box(component, f"{key}/{name}", _words(name), tally.take(path))
+            yield component_box(component, f"{key}/{name}", _words(name), counts.take(path))
         else:
             yield Box(
                 f"{key}/{name}",
                 role,
                 _words(name),
-                chips=tuple(_activation(node, name, tally)),
-                parameters=tally.take(path),
+                chips=tuple(_activation(node, name, counts)),
+                parameters=counts.take(path),
             )
     notes = [] if node.name == config.kind_name() else [Note("kind", config.kind_name())]
     notes += [Note("width", f"{node.output.width:,} {'logits' if gives_logits else 'wide'}")]
@@ -215,14 +215,14 @@ def _modules(node: Node, key: str, tally: Tally) -> Iterator[Box]:
         title=_words(node.name),
         notes=(*notes, *notes_of(config)),
         chips=() if names else tuple(chips_of(config)),
-        parameters=tally.take(node.name),
+        parameters=counts.take(node.name),
         tied="tie" in node.wires,
         tip=tip_of(config),
     )
 
 
-def _activation(node: Node, name: str, tally: Tally) -> Iterator[Chip]:
-    component = tally.components.get(f"{node.name}.activation")
+def _activation(node: Node, name: str, counts: ParameterCounts) -> Iterator[Chip]:
+    component = counts.components.get(f"{node.name}.activation")
     if component is not None and name == "dense":
         yield Chip("activation", "activation", component.kind_name())
 

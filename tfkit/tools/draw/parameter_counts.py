@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from tfkit.builder import build
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.tools.params import count_params
 
 
-class Tally:
+class ParameterCounts:
     """Counts the parameters of a model, and those not in any box yet.
 
     Attributes:
@@ -26,7 +26,7 @@ class Tally:
         self.components: Mapping[str, Component] = model.meta["components"]
         self._left = {row.name: row.parameters for row in counted.rows}
         self._names = tuple(self._left)
-        self._labels = {path: part.label for path, part in parts_of(model).items()}
+        self._labels = {path: part.label for path, part in owners_of(model).items()}
 
     def take(self, path: str) -> int:
         """The parameters of a module and of everything in it; they belong to the caller from now on."""

@@ -10,7 +10,7 @@ from tfkit.component import NormConfig
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of, window_of
-from tfkit.tools.draw.parameter_counts import Tally
+from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
 from tfkit.tools.ownership import LABELS
 from tfkit.tools.show import number, text_of
@@ -21,7 +21,7 @@ MOST = 3
 """Most values that distinguish layers which look alike."""
 
 
-def tower(node: Node, key: str, tally: Tally) -> Tower:
+def tower(node: Node, key: str, counts: ParameterCounts) -> Tower:
     """The tower of a node whose config has a `plan`."""
     config: Any = node.config
     plan = config.plan()
@@ -29,15 +29,15 @@ def tower(node: Node, key: str, tally: Tally) -> Tower:
     drawers = []
     for name in names:
         indices = [index for index, (other, _) in enumerate(plan) if other == name]
-        drawers.append(_Layers(node, plan[indices[0]][1], f"{key}/{name}", name, indices, tally))
+        drawers.append(_Layers(node, plan[indices[0]][1], f"{key}/{name}", name, indices, counts))
     layers = tuple(_told_apart([drawer.draw(alone=len(names) == 1) for drawer in drawers], drawers))
     norm = config.closing_norm()
     closing = None
     if norm is not None:
         path = f"{node.name}.final_norm"
-        closing = norm_box(norm, f"{key}/final_norm", tally.label(path), tally.take(path))
+        closing = norm_box(norm, f"{key}/final_norm", counts.label(path), counts.take(path))
     order = tuple(names.index(name) for name, _ in plan)
-    notes, rest = tuple(_notes(node, varied=len(names) > 1)), tally.take(node.name)
+    notes, rest = tuple(_notes(node, varied=len(names) > 1)), counts.take(node.name)
     made = Tower(key, node.name, notes, layers, order, closing, rest, rest, tip_of(config))
     inside = sum(box.total for layer in layers for box in layer.boxes())
     return replace(made, parameters=inside + rest)
@@ -85,7 +85,7 @@ class _Layers:
     key: str
     name: str
     indices: Sequence[int]
-    tally: Tally
+    counts: ParameterCounts
 
     def draw(self, *, alone: bool) -> Layer:
         config: Any = self.node.config
@@ -149,7 +149,7 @@ class _Layers:
             yield Mark(f"{self.key}/{step.name}_scale", f"× {number(step.residual.scale)}")
 
     def _norm(self, norm: NormConfig, name: str, *, fresh: bool = True) -> Box:
-        label = self.tally.label(f"{self.node.name}.layers.{self.indices[0]}.{name}")
+        label = self.counts.label(f"{self.node.name}.layers.{self.indices[0]}.{name}")
         count = self._count(name) if fresh else 0
         box = norm_box(norm, f"{self.key}/{name}", label, count, len(self.indices))
         return box if fresh else replace(box, tied=True)
@@ -188,7 +188,7 @@ class _Layers:
 
     def _experts(self, name: str) -> tuple[Box, ...]:
         """The boxes of a mixture: the router, the chosen experts, the shared ones."""
-        children = self.tally.children(f"{self.node.name}.layers.{self.indices[0]}.{name}")
+        children = self.counts.children(f"{self.node.name}.layers.{self.indices[0]}.{name}")
         made = []
         for child in children:
             key = f"{self.key}/{name}/{child}"
@@ -198,12 +198,12 @@ class _Layers:
     def _with_shared(self, chip: Chip) -> Chip:
         """Positions with weights: those of these layers, or of all that share them, counted where they come first."""
         names = [self.name, *map(str, self.indices)]
-        return replace(chip, parameters=sum(self.tally.take(f"{self.node.name}.shared.{name}") for name in names))
+        return replace(chip, parameters=sum(self.counts.take(f"{self.node.name}.shared.{name}") for name in names))
 
     def _count(self, name: str) -> int:
         """The parameters of a module of one layer; those of all the others are taken too."""
-        counts = [self.tally.take(f"{self.node.name}.layers.{index}.{name}") for index in self.indices]
-        return counts[0]
+        taken = [self.counts.take(f"{self.node.name}.layers.{index}.{name}") for index in self.indices]
+        return taken[0]
 
 
 def _joins(step: Any, group: list[Any], *, first: bool) -> bool:

@@ -91,7 +91,7 @@ def _nearest(scene: Scene, source: str, target: str) -> str:
 
 
 def draw_route(canvas: Canvas, scene: Scene, route: Route, places: Places) -> None:
-    """Put a wire on the canvas, on which all nodes stand."""
+    """Put a wire on the canvas, after all nodes are on it."""
     if route.way == "tie":
         _tie(canvas, scene, route, places)
         return

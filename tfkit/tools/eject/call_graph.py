@@ -6,7 +6,7 @@ import ast
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.eject.code import Code, code_of, method_of
+from tfkit.tools.eject.rearranged import with_patterns
 from tfkit.tools.eject.same_modules import Alikes
 from tfkit.tools.eject.values import Known, Record, Value, join
 
@@ -83,7 +84,10 @@ class Whole(ABC):
         """What is known of a function."""
         if key not in self.functions:
             function = key[0] if len(key) == 1 else method_of(key[0], key[1])
-            self.functions[key] = Specialised(code_of(function, method=len(key) == 2))
+            code = code_of(function, method=len(key) == 2)
+            if len(key) == 2:
+                code = replace(code, tree=with_patterns(code.tree, key[0]))
+            self.functions[key] = Specialised(code)
         return self.functions[key]
 
     def record(self, kind: type, items: list[Value]) -> Record:

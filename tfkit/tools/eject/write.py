@@ -26,6 +26,7 @@ from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 from tfkit.tools.eject.functions import INDENT, docs_text, function_text, in_docs, record_text, steps_text
 from tfkit.tools.eject.inline import drawn_in
+from tfkit.tools.eject.rearranged import lend_sizes
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.symbols import with_names
@@ -57,6 +58,7 @@ def eject(graph: AnySpec) -> str:
     sizes = _Sizes()
     with torch.device("meta"), sizes, remembering():
         model = assemble(named)
+    lend_sizes(model)
     _check_apart(model)
     whole = Specialiser(model)
     whole.run()

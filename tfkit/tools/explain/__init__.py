@@ -14,11 +14,11 @@ from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import rows_of
 from tfkit.graph.tables import table_owner
 from tfkit.tools.cache import CacheSize, cache_size
-from tfkit.tools.cost import PartCost, cost
-from tfkit.tools.explain.parts import Part, part_of
-from tfkit.tools.explain.stack import stack_part
+from tfkit.tools.cost import ComponentCost, cost
+from tfkit.tools.explain.explanation import Explanation, explain_component
+from tfkit.tools.explain.stack import explain_stack
 
-__all__ = ["Explained", "Part", "explain"]
+__all__ = ["Explained", "Explanation", "explain"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Explained:
     flops: int
     length: int
     inputs: tuple[str, ...]
-    nodes: tuple[Part, ...]
-    init: Part
+    nodes: tuple[Explanation, ...]
+    init: Explanation
     cache: CacheSize | None
 
 
@@ -74,7 +74,7 @@ def explain(graph: AnySpec) -> Explained:
         length=found.length,
         inputs=tuple(_input(graph, name, signal) for name, signal in graph.inputs.items()),
         nodes=nodes,
-        init=part_of("init", spec.init),
+        init=explain_component("init", spec.init),
         cache=cache_size(graph),
     )
 
@@ -88,12 +88,14 @@ def _input(graph: Graph, name: str, signal: Signal) -> str:
     return f"{name}: {what}{', optional' if signal.optional else ''}"
 
 
-def _node(graph: Graph, node: Node) -> Part:
+def _node(graph: Graph, node: Node) -> Explanation:
     """A node in words."""
     if hasattr(node.config, "plan"):
-        part = stack_part(node)
+        part = explain_stack(node)
     else:
-        part = part_of(node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"}))
+        part = explain_component(
+            node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"})
+        )
     reads = [name for field, source in node.wires.items() if field != "tie" for name in as_list(source)]
     return replace(part, where=f"reads {' and '.join(dict.fromkeys(reads))}")
 
@@ -110,11 +112,11 @@ def _facts(graph: Graph, node: Node) -> Iterator[str]:
         yield f"tied: it uses the table of {table_owner(graph, tie)} and has none of its own"
 
 
-def _with_costs(part: Part, costs: list[PartCost]) -> Part:
+def _with_costs(part: Explanation, costs: list[ComponentCost]) -> Explanation:
     """A node whose components have their costs; the remainder is the node's own."""
     left = list(costs)
 
-    def claimed(one: Part, layers: tuple[int, ...]) -> Part:
+    def claimed(one: Explanation, layers: tuple[int, ...]) -> Explanation:
         layers = one.layers or layers
         mine = [] if one is part else [cell for cell in left if cell.component == one.name and _in(cell, layers)]
         for cell in mine:
@@ -129,15 +131,15 @@ def _with_costs(part: Part, costs: list[PartCost]) -> Part:
 _LAYER = re.compile(r"\blayers\.(\d+)")
 
 
-def _in(cell: PartCost, layers: tuple[int, ...]) -> bool:
+def _in(cell: ComponentCost, layers: tuple[int, ...]) -> bool:
     """True if the module of a cost is in one of the layers, or no layers are given."""
     match = _LAYER.search(cell.layer)
     return not layers or match is None or int(match[1]) in layers
 
 
-def _parameters(costs: list[PartCost]) -> int:
+def _parameters(costs: list[ComponentCost]) -> int:
     return sum(cell.parameters for cell in costs)
 
 
-def _flops(costs: list[PartCost]) -> int:
+def _flops(costs: list[ComponentCost]) -> int:
     return sum(cell.flops_forward for cell in costs)

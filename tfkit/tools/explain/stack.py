@@ -9,7 +9,7 @@ from typing import Any
 from tfkit.component import Component
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.tools.explain.parts import Part, attention_part, differing, many, part_of
+from tfkit.tools.explain.explanation import Explanation, differing, explain_attention, explain_component, many
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
 from tfkit.tools.show import number
 
@@ -20,14 +20,14 @@ FEW = 28
 """The longest list of layers, in letters, that is written out; a pattern may have twice as many."""
 
 
-def stack_part(node: Node) -> Part:
+def explain_stack(node: Node) -> Explanation:
     """A stack of layers."""
     config: Any = node.config
     plan = [(name, layer) for name, layer in config.plan() for _ in range(config.repeats())]
-    own = part_of(node.name, config, leave_out=STACK)
+    own = explain_component(node.name, config, leave_out=STACK)
     facts = [_size(config), *_sharing(config, plan), *own.facts]
     parts = [part for slot in SLOTS for part in _slot_parts(slot, config, node, plan)]
-    return Part(
+    return Explanation(
         node.name,
         config.kind_name(),
         says=doc_of(config),
@@ -72,9 +72,9 @@ def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
     return f"{what} ({sorts})"
 
 
-def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Part]:
+def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Explanation]:
     """The component in a slot, once for all layers if it is the same; for others the differences."""
-    found: list[tuple[Part, set[str]]] = []
+    found: list[tuple[Explanation, set[str]]] = []
     for name in dict.fromkeys(name for name, _ in plan):
         layer = next(layer for other, layer in plan if other == name)
         part = _slot_part(slot, config, layer, memory="memory" in node.wires)
@@ -93,15 +93,15 @@ def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, An
         yield replace(shown, where=_where(names, plan), layers=() if everywhere else layers)
 
 
-def _slot_part(slot: str, config: Any, layer: Any, *, memory: bool) -> Part | None:
+def _slot_part(slot: str, config: Any, layer: Any, *, memory: bool) -> Explanation | None:
     if not any(step.sublayer == slot for step in layer.steps(memory=memory)):
         return None
     if slot == "ffn":
-        return part_of(slot, layer.ffn)
-    return attention_part(slot, layer.attention_of(slot), config.default_mask() if slot == "attention" else None)
+        return explain_component(slot, layer.ffn)
+    return explain_attention(slot, layer.attention_of(slot), config.default_mask() if slot == "attention" else None)
 
 
-def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[Part]:
+def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[Explanation]:
     """The norms of the residual stream, each kind once."""
     norms: dict[str, Component] = {}
     for _, layer in {name: (name, layer) for name, layer in plan}.values():
@@ -112,7 +112,7 @@ def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Ite
     if (last := config.closing_norm()) is not None:
         norms.setdefault(last.kind_name(), last)
     for norm in norms.values():
-        yield part_of("norm", norm)
+        yield explain_component("norm", norm)
 
 
 def _programs(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.tools.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
 from tfkit.tools.export.format import Call, Format, Inputs, Opened
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
@@ -175,7 +175,7 @@ def _amount(check: Check, tolerance: float) -> str:
 def _differs(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
     """The error of a file that differs from its model."""
     what = f"the {format.name} file differs from {quoted(graph_of(model).name)}"
-    parts = parts_of(model)
+    parts = owners_of(model)
     if path is None:
         return SpecError(Diagnostic(f"{what}, but no single component is at fault", None, "", (how,), HELP))
     label = f"{parts[path].label} " if path in parts else ""

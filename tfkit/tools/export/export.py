@@ -16,7 +16,7 @@ from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
-from tfkit.tools.atomic_files import check_file, fresh_file, parts_of
+from tfkit.tools.atomic_files import check_file, extras_of, fresh_file
 from tfkit.tools.comparison_inputs import example
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
@@ -83,7 +83,7 @@ def export(
         stage("comparing it with the model")
         with _readable(path, name, "read again"):
             checks = check(model, made.open(new, model), made)
-        parts = sorted(file.relative_to(new.parent) for file in parts_of(new).rglob("*"))
+        parts = sorted(file.relative_to(new.parent) for file in extras_of(new).rglob("*"))
     files = [path, *(path.parent / part for part in parts)]
     size = sum(file.stat().st_size for file in files)
     largest = max((one.difference for one in checks), default=0.0)

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
-from tfkit.tools.ownership import parts_of
+from tfkit.tools.ownership import owners_of
 from tfkit.torch_private.programs import decomposed
 
 ANSI = re.compile(r"\x1b\[\d*m")
@@ -31,7 +31,7 @@ def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter:
         error: the exporter's error.
         exporter: its name.
     """
-    part = parts_of(model).get(path or "")
+    part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
         return SpecError(Diagnostic(message, help="another --format may take it"))

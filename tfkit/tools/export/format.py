@@ -87,7 +87,7 @@ class Format(ABC):
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         """Write the model to `path`, whose name is that of the final file.
 
-        Further files go to the folder `parts_of(path)`, whose name the file must contain: so they belong to it. The
+        Further files go to the folder `extras_of(path)`, whose name the file must contain: so they belong to it. The
         folder of `path` is empty, and is removed if anything fails. This function may raise any error: `export` turns
         it into a message.
 

@@ -24,7 +24,7 @@ from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.tools.atomic_files import parts_of
+from tfkit.tools.atomic_files import extras_of
 from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete
@@ -59,7 +59,7 @@ class Onnx(Format):
 
         made = programs(model, inputs, in_place=False)
         size = sum(tensor.nbytes for tensor in made[MODEL].state_dict.values())
-        parts = parts_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        parts = extras_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
         if parts is not None:
             parts.mkdir()
         written: dict[Any, Any] = {}
@@ -73,7 +73,7 @@ class Onnx(Format):
             for key, value in graph.graph.initializers.items():
                 value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
             beside = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
-            ir.save(graph, path if name == MODEL else parts_of(path) / f"{name}.onnx", external_data=beside)
+            ir.save(graph, path if name == MODEL else extras_of(path) / f"{name}.onnx", external_data=beside)
             if name == MODEL and len(made) > 1:
                 tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
                 written = {_content(one): one for one in tensors if isinstance(one, ir.ExternalTensor)}

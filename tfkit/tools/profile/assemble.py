@@ -9,12 +9,12 @@ from statistics import fmean
 from torch import fx
 
 from tfkit.builder import graph_of
-from tfkit.tools.ownership import Part
+from tfkit.tools.ownership import Ownership
 from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
 from tfkit.tools.profile.limits import device_name
 from tfkit.tools.profile.memory import Usage, memory_of
 from tfkit.tools.profile.ranges import OWN, named_parts
-from tfkit.tools.profile.result import KernelTime, Memory, PartTime, Profile
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Memory, Profile
 from tfkit.tools.profile.steps import Held, Settings
 from tfkit.tools.profile.trace import Trace
 
@@ -46,7 +46,7 @@ def assemble_profile(run: Run, trace: Trace, detailed: Trace) -> Profile:
     last = len(steps_of(detailed)) - 1
     usage = memory_of(locate(detailed, named), last, run.held.total, on_device=on_device)
     owners = {path: part for path, part in named.items() if _ran(path, times)}
-    owners |= {path: Part(name, name, path, name, name) for path, name in OWN.items() if _ran(path, times)}
+    owners |= {path: Ownership(name, name, path, name, name) for path, name in OWN.items() if _ran(path, times)}
     parts = [_part(path, part, times, usage, len(chosen)) for path, part in owners.items()]
     steps = tuple(end - start for i, (start, end) in enumerate(steps_of(trace)) if i in chosen)
     return Profile(
@@ -79,9 +79,9 @@ def _owners(path: str) -> tuple[Owner, Owner]:
     return Owner(path, "forward"), Owner(path, "backward")
 
 
-def _part(path: str, part: Part, times: Times, usage: Usage, n_steps: int) -> PartTime:
+def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) -> ComponentTime:
     forward, backward = _owners(path)
-    return PartTime(
+    return ComponentTime(
         path=path.strip("[]"),
         component=part.component,
         label=part.label,
@@ -97,7 +97,7 @@ def _part(path: str, part: Part, times: Times, usage: Usage, n_steps: int) -> Pa
     )
 
 
-def _kernels(times: Times, owners: Mapping[str, Part], n_steps: int) -> tuple[KernelTime, ...]:
+def _kernels(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tuple[KernelTime, ...]:
     """The longest operators or kernels, those of all modules of one component together."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for (name, owner), runs in times.kernels.items():

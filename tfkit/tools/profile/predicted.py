@@ -8,10 +8,10 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.cost import Cost, PartCost, UncountableError, cost
+from tfkit.tools.cost import ComponentCost, Cost, UncountableError, cost
 from tfkit.tools.cost.result import Amounts, part_phases
 from tfkit.tools.memory import free_memory
-from tfkit.tools.profile.result import Limits, PartTime, Profile
+from tfkit.tools.profile.result import ComponentTime, Limits, Profile
 from tfkit.tools.profile.steps import Settings
 from tfkit.tools.units import bytes_text
 
@@ -52,14 +52,14 @@ def with_prediction(profile: Profile, predicted: Cost | None, limits: Limits) ->
     """The profile with the work of each component, and with the least time for it."""
     if predicted is None:
         return replace(profile, limits=limits, notes=(*profile.notes, UNPREDICTED))
-    known: dict[str, tuple[PartCost, ...]] = {part.path: (part,) for part in predicted.parts}
+    known: dict[str, tuple[ComponentCost, ...]] = {part.path: (part,) for part in predicted.parts}
     if profile.compiled:
         known = {"compiled": predicted.parts}
     parts = [_with_work(part, known[part.path], limits) if part.path in known else part for part in profile.parts]
     return replace(profile, parts=tuple(parts), limits=limits)
 
 
-def _with_work(part: PartTime, works: tuple[PartCost, ...], limits: Limits) -> PartTime:
+def _with_work(part: ComponentTime, works: tuple[ComponentCost, ...], limits: Limits) -> ComponentTime:
     return replace(
         part,
         flops=sum(work.visible for work in works),

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.autograd.profiler import record_function
 
 from tfkit.tools.cost.watch_step import frames_of
-from tfkit.tools.ownership import Part, parts_of
+from tfkit.tools.ownership import Ownership, owners_of
 from tfkit.tools.profile.result import STEP_ROWS
 from tfkit.torch_private.profiler import QuickRange
 
@@ -26,9 +26,9 @@ OWN = {f"[{name}]": name for name in STEP_ROWS}
 """Ranges that are rows of their own. No path of a model has brackets."""
 
 
-def named_parts(model: fx.GraphModule) -> dict[str, Part]:
+def named_parts(model: fx.GraphModule) -> dict[str, Ownership]:
     """The modules that get a range, by path: nodes, layers, components; modules inside one count for it."""
-    parts = parts_of(model)
+    parts = owners_of(model)
     return {path: parts[path] for path in frames_of(model)}
 
 

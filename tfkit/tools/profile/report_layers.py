@@ -10,13 +10,13 @@ from xml.etree.ElementTree import Element
 from tfkit.tools.profile.report_bars import heading, remark
 from tfkit.tools.profile.report_markup import Child, tag
 from tfkit.tools.profile.report_numbers import time_text
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 NUMBERS = 24
 """Approximate number of layer numbers that fit below the picture."""
 _LAYER = re.compile(r"(?P<stack>.+)\.layers\.(?P<index>\d+)")
 
-Stack = dict[int, dict[str, PartTime]]
+Stack = dict[int, dict[str, ComponentTime]]
 """The work of each component in each layer, by the number of the layer."""
 
 
@@ -43,7 +43,7 @@ def _layers(profile: Profile) -> list[Child]:
     return [*pictures, tag("p", keys, ramp, class_="legend")]
 
 
-def _time(parts: Sequence[PartTime]) -> float:
+def _time(parts: Sequence[ComponentTime]) -> float:
     return sum(part.time for part in parts)
 
 
@@ -78,7 +78,7 @@ def _picture(name: str, stack: Stack, labels: dict[str, str], slowest: float, ce
     return grid
 
 
-def _tower(index: int, layer: dict[str, PartTime], slowest: float) -> Element:
+def _tower(index: int, layer: dict[str, ComponentTime], slowest: float) -> Element:
     forward, backward = (sum(getattr(part, phase) for part in layer.values()) for phase in ("forward", "backward"))
     hint = f"layer {index}: forward {time_text(forward)}, backward {time_text(backward)}"
     blocks = [
@@ -88,7 +88,7 @@ def _tower(index: int, layer: dict[str, PartTime], slowest: float) -> Element:
     return tag("div", *blocks, class_="tower", title=hint)
 
 
-def _cell(index: int, label: str, part: PartTime | None, slowest: float) -> Element:
+def _cell(index: int, label: str, part: ComponentTime | None, slowest: float) -> Element:
     if part is None:
         return tag("div", class_="cell none")
     hint = f"layer {index}, {label}: forward {time_text(part.forward)}, backward {time_text(part.backward)}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tfkit.tools.profile.report_bars import Segment, bar, heading, labelled, labels_of, remark, unknown
 from tfkit.tools.profile.report_markup import Child
 from tfkit.tools.profile.report_numbers import ratio_text, time_text
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 
 def floors(profiles: Sequence[Profile]) -> list[Child]:
@@ -28,7 +28,7 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
     return [*made, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
 
 
-def _bullet(label: str, row: PartTime, longest: float) -> Child:
+def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
     """The floor as the dark section of the measured time; all of it if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"

@@ -10,7 +10,7 @@ from tfkit.tools.profile.report_bars import heading, labels_of, remark, swatch, 
 from tfkit.tools.profile.report_markup import Child, tag
 from tfkit.tools.profile.report_numbers import amount_text, memory_text, ratio_text, share_text, time_text
 from tfkit.tools.profile.report_time import REST, UPDATE
-from tfkit.tools.profile.result import PartTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
 COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
 
@@ -29,7 +29,7 @@ def component_tables(profiles: Sequence[Profile]) -> list[Child]:
     return [*made, remark(f"{words} A row opens to its layers and modules.")]
 
 
-def _branch(profile: Profile, row: PartTime) -> Element:
+def _branch(profile: Profile, row: ComponentTime) -> Element:
     """A component, its layers below it, and the modules of each below that; a leaf if there are none."""
     own = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
     layers = [_layer(own, layer) for layer in rows(own, "layer")]
@@ -37,14 +37,14 @@ def _branch(profile: Profile, row: PartTime) -> Element:
     return _line(profile, row, row.label, [] if alone else layers, name=row.component)
 
 
-def _layer(profile: Profile, row: PartTime) -> Element:
+def _layer(profile: Profile, row: ComponentTime) -> Element:
     parts = [part for part in profile.parts if part.layer == row.layer]
     if len(parts) == 1:
         return _line(profile, parts[0], parts[0].path, [])
     return _line(profile, row, row.path, [_line(profile, part, part.path, []) for part in parts])
 
 
-def _line(profile: Profile, part: PartTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
+def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
     """A row, which opens to the rows inside it."""
     backward = time_text(part.backward) if part.backward else ""
     cells = (

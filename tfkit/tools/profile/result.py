@@ -16,7 +16,7 @@ STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")
 
 
 @dataclass(frozen=True)
-class PartTime:
+class ComponentTime:
     """One owner of time in the model, or one of `STEP_ROWS`, whose `node` and `layer` are its own name.
 
     `forward + backward == time`; a recomputed layer counts its second run as backward. Time inside an inner owner
@@ -130,7 +130,7 @@ class Profile:
     """Seconds of each profiled step that took no longer than their median: the others were disturbed."""
     plain_steps: tuple[float, ...]
     """Seconds of each step without the profiler, in the same run."""
-    parts: tuple[PartTime, ...]
+    parts: tuple[ComponentTime, ...]
     """In the order of the model; then the `STEP_ROWS` that occur."""
     kernels: tuple[KernelTime, ...]
     """The longest first."""
@@ -166,7 +166,7 @@ class Profile:
         return 1 - self.unattributed / self.step
 
 
-def rows(profile: Profile, by: By = "component") -> tuple[PartTime, ...]:
+def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
     """The parts of a profile added up by component, node or layer, in the order of `tfkit params`.
 
     In a row of several parts `path` is the name of the row, and so is `label` if theirs differ; `highest` is the
@@ -177,7 +177,7 @@ def rows(profile: Profile, by: By = "component") -> tuple[PartTime, ...]:
     return (*own, *(row for row in made if row.component in STEP_ROWS))
 
 
-def _sum(name: str, label: str, group: list[PartTime]) -> PartTime:
+def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
     return replace(
         group[0],
         path=name,

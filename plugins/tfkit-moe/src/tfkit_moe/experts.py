@@ -6,7 +6,7 @@ costs e / k times as much.
 
 The clamped gate: https://arxiv.org/abs/2508.10925.
 
-n tokens, e experts, k experts of a token, r = n k rows: one for each token and expert of it.
+s tokens, e experts, a experts of one token, (s a) rows: one for each token and expert of it, m d_model, f d_ff.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tfkit.nn import Linear, is_scripting
+from tfkit.nn import Linear, Rearrange, is_scripting, named, settings
 from tfkit_moe.stacked import ExpertLinear, takes_grouped
 
 
 class Gate(nn.Module):
     """activation(gate) * up of [..., 2 width], gate first -> [..., width]."""
+
+    extra_repr = settings
 
     def __init__(self, activation: nn.Module, *, limit: float | None, up_offset: int) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens [n, d_model], weights and indices of their experts [n, k] -> the weighted sum of what these return.
+    """Tokens [s, m], weights and indices of their experts [s, a] -> the weighted sum of what these return.
 
     Args:
         activation: between the two layers of an expert; a `Gate`, or anything that keeps the shape.
@@ -48,6 +50,9 @@ class Experts(nn.Module):
         bias: whether the layers have biases.
         weighs_input: weights multiply what an expert reads, not what it returns.
     """
+
+    def extra_repr(self) -> str:
+        return named(weighs_input=self.weighs_input)
 
     def __init__(
         self,
@@ -63,7 +68,11 @@ class Experts(nn.Module):
         super().__init__()
         gated = isinstance(activation, Gate)
         self.n = n
+        self.per_token = per_token
         self.weighs_input = weighs_input
+        self.merge_rows = Rearrange("s a -> (s a)")
+        self.split_rows = Rearrange("(s a) m -> s a m", a=per_token)
+        self.by_expert = Rearrange("s e -> e s 1")
         self.widths = (d_model, d_ff, 2 * d_ff if gated else d_ff)
         gate_up = {"gate": d_ff, "up": d_ff}
         self.gate_up = ExpertLinear(n, d_model, gate_up, bias=bias, per_token=per_token) if gated else None
@@ -75,15 +84,14 @@ class Experts(nn.Module):
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
             if torch.compiler.is_compiling() and not takes_grouped(x, self.widths):
                 return self.every(x, weights, chosen)
-        k = chosen.size(1)
-        experts, order = torch.sort(chosen.flatten(), stable=True)
+        experts, order = torch.sort(self.merge_rows(chosen), stable=True)
         ends = torch.searchsorted(experts, torch.arange(self.n, device=x.device), right=True)
-        rows = x.index_select(0, order // k)
+        rows = x.index_select(0, order // self.per_token)
         if self.weighs_input:
-            rows = rows * weights.flatten().index_select(0, order).unsqueeze(-1).to(x.dtype)
+            rows = rows * self.merge_rows(weights).index_select(0, order).unsqueeze(-1).to(x.dtype)
         rows = self.down(self.activation(self.first(rows, experts, ends)), experts, ends)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(order.size(0), device=x.device))
-        out = rows.index_select(0, back).unflatten(0, [-1, k])
+        out = self.split_rows(rows.index_select(0, back))
         if not self.weighs_input:
             out = out * weights.unsqueeze(-1)
         return out.sum(dim=1).to(rows.dtype)
@@ -99,16 +107,16 @@ class Experts(nn.Module):
     def every(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """What `forward` computes, by every expert for every token."""
         none = weights.new_zeros(x.size(0), self.n)
-        share = none.scatter(1, chosen, weights).t().unsqueeze(-1)
+        share = self.by_expert(none.scatter(1, chosen, weights))
         if self.weighs_input:
             x = x * share.to(x.dtype)
-            share = none.scatter(1, chosen, 1.0).t().unsqueeze(-1)
+            share = self.by_expert(none.scatter(1, chosen, 1.0))
         out = self.down(self.activation(self.first(x, None, None)), None, None)
         return (out * share).sum(dim=0).to(out.dtype)
 
 
 class SharedExperts(nn.Module):
-    """What every token goes through: one dense feed-forward network, [n, d_model] -> the same."""
+    """What every token goes through: one dense feed-forward network, [s, m] -> the same."""
 
     def __init__(self, activation: nn.Module, *, d_model: int, d_ff: int, bias: bool) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit import Count, Dim, Invalid, PositiveFloat, Shared
-from tfkit.nn import Linear
+from tfkit.nn import Linear, settings
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.router import Router, RouterConfig
 
@@ -105,6 +105,8 @@ class MoE(nn.Module):
 
     `experts` and `shared` are their activations.
     """
+
+    extra_repr = settings
 
     def __init__(self, config: MoEConfig, *, experts: nn.Module, shared: nn.Module) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ score_then_topk: https://arxiv.org/abs/2101.03961. topk_then_score: https://arxi
 Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the load:
 https://arxiv.org/abs/2412.19437.
 
-n tokens, e experts, k experts of a token, g groups.
+s tokens, e experts, a experts of one token, g groups of experts, r experts of one group, m d_model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit import Config, Count, Invalid, PositiveFloat
-from tfkit.nn import Linear, is_scripting
+from tfkit.nn import Linear, Rearrange, is_scripting, named
 
 
 class GroupsConfig(Config):
@@ -78,10 +78,18 @@ class RouterConfig(Config):
 
 
 class Router(Linear):
-    """Tokens [n, d_model] -> weights [n, k], float32, and the experts [n, k] that they are for.
+    """Tokens [s, m] -> weights [s, a], float32, and the experts [s, a] that they are for.
 
     A forward hook on it reads the routing, for a loss that balances the load or to look at it.
     """
+
+    def extra_repr(self) -> str:
+        score = f"{'softmax' if self.softmax else 'sigmoid'} {'after' if self.topk_first else 'before'} topk"
+        by = "top2sum" if self.n_best == 2 else "max"
+        groups = {"keep": self.n_kept, "by": by} if self.split_groups is not None else None
+        correction = self.correction is not None
+        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups, softcap=self.softcap)
+        return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
 
     def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
         super().__init__(d_model, n_experts, bias=config.bias)
@@ -92,7 +100,10 @@ class Router(Linear):
         self.renormalize = config.renormalize
         self.eps = config.eps or 0.0
         self.scale = config.scale
-        self.n_groups = config.groups.n if config.groups else 1
+        self.split_groups, self.merge_groups = None, None
+        if config.groups:
+            self.split_groups = Rearrange("s (g r) -> s g r", g=config.groups.n, gr=n_experts)
+            self.merge_groups = Rearrange("s g r -> s (g r)")
         self.n_kept = config.groups.keep if config.groups else 1
         self.n_best = 2 if config.groups and config.groups.by == "top2sum" else 1
         self.correction = nn.Parameter(torch.empty(n_experts), requires_grad=False) if config.correction_bias else None
@@ -111,7 +122,7 @@ class Router(Linear):
         return weights, chosen
 
     def logits(self, x: Tensor) -> Tensor:
-        """Tokens [n, d_model] -> logits [n, e], float32 also where the model is of another type."""
+        """Tokens [s, m] -> logits [s, e], float32 also where the model is of another type."""
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.float()
@@ -121,24 +132,25 @@ class Router(Linear):
         return logits
 
     def score(self, logits: Tensor) -> Tensor:
-        """Logits [n, ...] -> scores of the same shape."""
+        """Logits [s, ...] -> scores of the same shape."""
         return torch.softmax(logits, dim=-1) if self.softmax else torch.sigmoid(logits)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Scores [n, e] -> the chosen experts [n, k]."""
+        """Scores [s, e] -> the chosen experts [s, a]."""
         if self.correction is not None:
             scores = scores + self.correction
-        if self.n_groups > 1:
-            scores = scores.masked_fill(~self.kept(scores), -math.inf)
+        if self.split_groups is not None and self.merge_groups is not None:
+            groups = self.split_groups(scores)
+            kept = self.merge_groups(self.best(groups).expand_as(groups))
+            scores = scores.masked_fill(~kept, -math.inf)
         return torch.topk(scores, self.k, dim=-1, sorted=False)[1]
 
-    def kept(self, scores: Tensor) -> Tensor:
-        """Scores [n, e] -> whether an expert is in one of the best groups [n, e]."""
-        groups = scores.unflatten(1, [self.n_groups, -1])
+    def best(self, groups: Tensor) -> Tensor:
+        """Scores by groups [s, g, r] -> whether a group is one of the best [s, g, 1]."""
         worth = torch.topk(groups, self.n_best, dim=-1)[0].sum(dim=-1)
         best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
         kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
-        return kept.unsqueeze(-1).expand_as(groups).flatten(1)
+        return kept.unsqueeze(-1)
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ Three ways, the same numbers:
 On the meta device no row knows its expert: every expert then has as many, as a router that balances them would have it,
 so that what is counted there is what it costs.
 
-e experts, n tokens, r rows.
+s tokens, a experts of one token, (s a) rows, e experts, i and o widths of an expert's input and output.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ALIGNMENT = 16
 
 
 class ExpertLinear(StackedLinear):
-    """Rows [r, d_in] sorted by expert, their experts [r], and where the rows of each expert end [e] -> [r, d_out].
+    """Rows [s a, i] sorted by expert, their experts [s a], and where the rows of each expert end [e] -> [s a, o].
 
-    Without `experts` and `ends`, all rows [n, d_in], or those of each expert [e, n, d_in], times every matrix ->
-    [e, n, d_out].
+    Without `experts` and `ends`, all tokens [s, i], or those of each expert [e, s, i], times every matrix ->
+    [e, s, o].
 
     Whatever changes its weights or its output (an adapter, a hook) does so in every one of these ways.
     """
@@ -60,7 +60,7 @@ class ExpertLinear(StackedLinear):
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows [r, d_in] sorted by expert -> [r, d_out], expert by expert."""
+        """Rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
         # Unbound as a whole: the gradient of a single one would be as large as all of them together.
         weights, biases = self.weight.unbind(), _unbound(self.bias)
         pieces: list[Tensor] = []
@@ -86,15 +86,15 @@ def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
 
 
 def _grouped(rows: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
-    """Each of the rows [r, d_in] times the matrix of its expert -> [r, d_out]. Autocast does not know the kernel."""
+    """Each of the rows [s a, i] times the matrix of its expert -> [s a, o]. Autocast does not know the kernel."""
     dtype = _computed_in(rows)
-    out = F.grouped_mm(rows.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends.to(torch.int32))
+    out = F.grouped_mm(rows.to(dtype), weight.to(dtype).mT, offs=ends.to(torch.int32))
     return out if bias is None else out + bias.to(dtype).index_select(0, experts)
 
 
 def _stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """All rows [n, d_in], or those of each expert [e, n, d_in], times every matrix -> [e, n, d_out]."""
-    out = x @ weight.transpose(1, 2)
+    """All tokens [s, i], or those of each expert [e, s, i], times every matrix -> [e, s, o]."""
+    out = x @ weight.mT
     return out if bias is None else out + bias.unsqueeze(1).to(out.dtype)
 
 

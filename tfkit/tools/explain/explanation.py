@@ -25,7 +25,7 @@ SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout
 
 
 @dataclass(frozen=True)
-class Part:
+class Explanation:
     """A component of a model, for a person who sees it for the first time.
 
     Attributes:
@@ -52,16 +52,18 @@ class Part:
     steps: tuple[str, ...] = ()
     parameters: int = 0
     flops: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Explanation, ...] = ()
 
-    def walk(self) -> Iterator[Part]:
+    def walk(self) -> Iterator[Explanation]:
         """The component and everything inside it."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
 
-def part_of(name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out: frozenset[str] = frozenset()) -> Part:
+def explain_component(
+    name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out: frozenset[str] = frozenset()
+) -> Explanation:
     """A component with its settings, and with the components in its slots."""
     kind = config.kind_name() if isinstance(config, Component) else None
     own, inside = list(facts), []
@@ -70,12 +72,12 @@ def part_of(name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out
             inside.append(_inside(config, field, value))
         else:
             own.append(_fact(config, field, value))
-    return Part(name, kind, says=doc_of(config), papers=papers_of(config), facts=tuple(own), parts=tuple(inside))
+    return Explanation(name, kind, says=doc_of(config), papers=papers_of(config), facts=tuple(own), parts=tuple(inside))
 
 
-def _inside(config: Config, field: str, value: Config) -> Part:
+def _inside(config: Config, field: str, value: Config) -> Explanation:
     """The contents of a field: their purpose and description; a slot's own name makes the first redundant."""
-    part, role = part_of(field, value), field_words(config, field)
+    part, role = explain_component(field, value), field_words(config, field)
     if not isinstance(value, Component) or value.slot.endswith(field) or not role:
         return part
     return replace(
@@ -121,14 +123,14 @@ def _fact(config: Config, name: str, value: Any) -> str:
     return " ".join([f"{shown}: {words}" if words else shown, *field_papers(config, name, value)])
 
 
-def attention_part(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Part:
+def explain_attention(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Explanation:
     """An attention: its heads, its cache per token, and the tokens that a token reads, in plain words."""
     facts, mask = [_heads(config)], config.mask or default_mask
     if mask is not None:
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:
         facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
-    return part_of(name, config, facts=tuple(facts))
+    return explain_component(name, config, facts=tuple(facts))
 
 
 def _heads(config: AttentionConfig) -> str:
@@ -156,11 +158,11 @@ def _reads(mask: MaskConfig) -> str:
     return f"each token reads itself, {left} before it and {right} after it"
 
 
-def differing(part: Part, first: Part) -> Part:
+def differing(part: Explanation, first: Explanation) -> Explanation:
     """A component of other layers, reduced to its differences from that of the first ones."""
     if part.kind != first.kind:
         return part
-    known: Mapping[tuple[str, str | None], Part] = {(one.name, one.kind): one for one in first.parts}
+    known: Mapping[tuple[str, str | None], Explanation] = {(one.name, one.kind): one for one in first.parts}
     parts = [differing(one, known[one.name, one.kind]) if (one.name, one.kind) in known else one for one in part.parts]
     facts = tuple(fact for fact in part.facts if fact not in first.facts)
     kept = tuple(one for one in parts if one.facts or one.parts or one.says)

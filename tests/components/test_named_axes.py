@@ -1,0 +1,29 @@
+"""Where axes have names, modules say them: with `tfkit.Rearrange` or an einsum, not with numbers of dimensions."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [*ROOT.glob("tfkit/components/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
+BARE = {"view", "reshape", "unflatten", "permute", "transpose", "swapaxes", "movedim"}
+ALLOWED = {
+    "out.view(x.shape)": "batch and length are known only when it runs",
+    "rows[:n * size].unflatten(0, [n, size])": "how many rows an expert has is known only when it runs",
+}
+"""What names no axis, and why."""
+
+
+def bare_calls(source):
+    """Calls that change the shape of a tensor without naming its axes; methods of `self` are our own."""
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BARE):
+            continue
+        if ast.unparse(node.func.value) != "self":
+            yield ast.unparse(node)
+
+
+def test_no_forward_has_a_bare_reshape():
+    assert len(SOURCES) > 30
+    found = {call: path.name for path in SOURCES for call in bare_calls(path.read_text(encoding="utf-8"))}
+    assert {call: name for call, name in found.items() if call not in ALLOWED} == {}
+    assert ALLOWED.keys() <= found.keys()

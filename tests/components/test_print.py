@@ -1,0 +1,259 @@
+"""`print(model)` and the code of its modules show every field of every component that changes the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tfkit
+from tfkit.builder import assemble
+from tfkit.component import WireMarker, marker
+from tfkit.testing.component import small_spec
+
+from ..small_specs import reduced
+
+Part = dict[str, Any]
+PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins"], entry_points=False)
+
+GOLDEN = ("gpt2", "llama3_8b", "t5_small", "deepseek_v3")
+
+NOT_SHOWN = {
+    "d_model": "a part keeps the width of its model, which every layer shows",
+    "vocab_size": "the model's, as `d_model`",
+    "max_len": "no module has it: the model refuses longer sequences when it is called",
+    "init": "it fills the weights, and no module has it",
+    "additive.scale": "refused",
+    "additive.softcap": "refused",
+    "additive.sinks": "refused",
+}
+SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
+SMALL |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+SMALL |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
+SMALL_OF: dict[str, Part] = {
+    "learned": {"max_len": 32},
+    "longrope": {"factor": 2.0},
+    "proportional": {"width": 2},
+}
+"""Fields that a kind requires, by their names, or by kind."""
+
+NORMS = ["rmsnorm", {"kind": "layernorm", "eps": 0.5}]
+BIASES = [False, {"q": True}, {"k": True}, {"v": True}, {"o": True}]
+TEMPERATURES = [
+    {"beta": beta, "original_max_len": length, "offset": offset}
+    for beta, length, offset in ((0.5, 2, 0), (0.7, 2, 0), (0.5, 3, 0), (0.5, 2, 1))
+]
+OTHERS: dict[str, list[Any]] = {
+    "n_heads": [2],
+    "n_kv_heads": [1],
+    "d_head": [6],
+    "dropout": [0.3],
+    "position": ["rope", "alibi", "t5"],
+    "mask": [{"left": 2, "right": 0}, {"left": 3, "right": 0}],
+    "bias": [False],
+    "mha.bias": BIASES,
+    "lm_head.bias": [True],
+    "mla.bias": [True],
+    "clip": [0.5, 2.0],
+    "qk_norm_full": NORMS,
+    "scale": [0.25, 1.0],
+    "softcap": [5.0, 7.0],
+    "sinks": [True],
+    "qk_norm": NORMS,
+    "qk_norm_rotated": NORMS,
+    "value_norm": NORMS,
+    "temperature": TEMPERATURES,
+    "gate": ["sigmoid", "tanh", {"activation": "sigmoid", "per": "head"}],
+    "inner_norm": NORMS,
+    "d_ff": [20],
+    "approximate": ["tanh"],
+    "activation": ["silu", "relu", "relu2", "tanh", "sigmoid", "softplus", "quick_gelu", "xielu"],
+    "eps": [0.5],
+    "layernorm.scale": [False],
+    "rmsnorm.scale": [False],
+    "offset": [1],
+    "max_slope_exponent": [4.0],
+    "scaled": [True],
+    "learned.max_len": [40],
+    "theta": [500.0],
+    "rope.width": [2],
+    "style": ["interleaved"],
+    "reverse": [True],
+    "scaling": [{"kind": kind, "factor": 2.0} for kind in ("linear", "ntk")],
+    "proportional.width": [4],
+    "input_norm": ["rmsnorm", False],
+    "layout": ["half"],
+    "endpoint": [True],
+    "n_buckets": [16],
+    "max_distance": [64],
+    "shared": [False],
+    "factor": [3.0],
+    "original_max_len": [32],
+    "low_freq_factor": [2.0],
+    "high_freq_factor": [6.0],
+    "short_factor": [[1.0, 1.0, 1.75, 1.0]],
+    "long_factor": [[2.0, 2.0, 3.0, 2.0]],
+    "longrope.temperature": [1.5],
+    "yarn.temperature": [1.5],
+    "beta_fast": [8.0],
+    "beta_slow": [4.0],
+    "mscale": [2.0],
+    "mscale_all_dim": [0.5],
+    "truncate": [False],
+    "placement": ["post", "sandwich", "output", "parallel", "parallel_two_norms"],
+    "norm": NORMS,
+    "attention": [None, {"kind": "mqa", "n_heads": 4}, {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2}],
+    "cross_attention": [{"kind": "mqa", "n_heads": 4}],
+    "ffn": [None, {"kind": "relu", "d_ff": 24}, {"kind": "geglu", "d_ff": 24}],
+    "residual": [
+        {"scale": 0.5},
+        {"scale": 0.7},
+        {"learned": "scalar"},
+        {"learned": "vector"},
+        {"onto": "normed"},
+        {"learned_onto": "scalar"},
+        {"learned_onto": "vector"},
+    ],
+    "sublayers": [["ffn", "attention"], ["attention", "ffn", "ffn"]],
+    "n_layers": [6],
+    "layers": [
+        {"groups": 2},
+        {"groups": 1},
+        {"variants": {"local": {"attention": {"mask": {"left": 2, "right": 0}}}}, "pattern": ["local", "base"]},
+        {"variants": {"local": {"attention": {"mask": {"left": 2, "right": 0}}}}, "pattern": ["base", "local"]},
+        {"variants": {"local": {"attention": {"mask": {"left": 3, "right": 0}}}}, "pattern": ["base", "local"]},
+    ],
+    "final_norm": [False, *NORMS],
+    "d_embed": [8],
+    "tables": [{"types": 2}, {"types": 3}],
+    "embedding.scale": [2.0, 3.0, "sqrt_d_model"],
+    "embedding.position": ["learned", "sinusoidal"],
+    "select": ["last", "mean"],
+    "n_classes": [4],
+    "transform": [{"activation": "gelu"}, {"activation": "silu"}, {"norm": "rmsnorm"}, {"bias": False}],
+    "along": ["width"],
+    "q_rank": [6, 4],
+    "kv_rank": [4],
+    "d_nope": [6],
+    "d_rope": [6],
+    "d_v": [6],
+    "kv_scale": [2.0],
+    "latent_norm": NORMS[1:],
+    "additive.position": ["alibi", "t5"],
+    "n_experts": [8],
+    "n_experts_per_token": [1],
+    "gated": [False],
+    "limit": [5.0],
+    "up_offset": [1],
+    "router": [
+        {"score": "sigmoid"},
+        {"order": "topk_then_score"},
+        {"renormalize": True},
+        {"renormalize": True, "eps": 0.1},
+        {"scale": 2.0},
+        {"weighs": "input"},
+        {"correction_bias": True},
+        {"groups": {"n": 2, "keep": 1}},
+        {"groups": {"n": 2, "keep": 1, "by": "top2sum"}},
+        {"bias": True},
+        {"softcap": 5.0},
+    ],
+    "moe.shared": [{"d_ff": 24}, {"d_ff": 20}, {"d_ff": 24, "gate": True}, {"d_ff": 24, "combine": "average"}],
+    "qk_norm_weight": ["per_head"],
+    "project_bias": [False],
+    "stages": [["norm", "scale", "dropout"], ["dropout", "norm", "scale"]],
+}
+"""Values of each field of that name, or KIND.FIELD, that give different models."""
+
+BESIDE: dict[str, Part] = {
+    "qk_norm_weight": {"qk_norm": "rmsnorm"},
+    "project_bias": {"d_embed": 8},
+    "input_norm": {"placement": "parallel"},
+    "stages": {"scale": 2.0, "norm": "layernorm"},
+    "layernorm.scale": {"bias": False},
+    "longrope.temperature": {"factor": None, "temperature": 1.25},
+    "beta_fast": {"truncate": False},
+    "cross_attention": {"memory": "source"},
+}
+"""Fields without which another one has no effect."""
+
+
+def text_of(spec: Part) -> str:
+    """Everything that the model of a spec says of itself."""
+    model = assemble(tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS))
+    codes = {path: module.code for path, module in model.named_modules() if hasattr(module, "code")}
+    return "\n".join([str(model), *(f"{path}: {code}" for path, code in codes.items())])
+
+
+def required(kind: str, fields: Any) -> Part:
+    wanted = {name: SMALL[name] for name, info in fields.items() if name in SMALL and info.is_required()}
+    return wanted | SMALL_OF.get(kind, {})
+
+
+def fields_of_parts() -> Iterator[Any]:
+    """Slot, kind and field of all components, but for those that `NOT_SHOWN` has."""
+    for slot in PLUGINS.registry.slots():
+        if slot in NOT_SHOWN:
+            continue
+        for kind, found in PLUGINS.registry.kinds(slot).items():
+            for name, info in found.config.model_fields.items():
+                hidden = {name, f"{kind}.{name}"} & NOT_SHOWN.keys() and (kind, name) != ("learned", "max_len")
+                if name != found.config.word_key and not hidden and marker(info, WireMarker) is None:
+                    yield pytest.param(slot, kind, name, id=f"{kind}.{name}")
+
+
+@pytest.mark.parametrize(("slot", "kind", "name"), list(fields_of_parts()))
+def test_every_field_shows(slot: str, kind: str, name: str) -> None:
+    key = f"{kind}.{name}"
+    others = OTHERS.get(key) or OTHERS.get(name)
+    assert others is not None, f"say in OTHERS which values `{kind}.{name}` takes that give other models"
+    found = PLUGINS.registry.find(slot, kind)
+    assert found is not None
+    beside = BESIDE.get(key) or BESIDE.get(name, {})
+    part = {**required(kind, found.config.model_fields), **beside}
+    spec_of = blocks(kind) if slot == "block" else in_a_stack(found.config, kind)
+    texts = {text_of(spec_of(part)): "as it was"}
+    for value in others:
+        text = text_of(spec_of({**part, name: value}))
+        assert text not in texts, f"`{name}: {value}` looks like `{name}: {texts[text]}`"
+        texts[text] = str(value)
+
+
+def in_a_stack(config: Any, kind: str) -> Callable[[Part], Part]:
+    def spec_of(part: Part) -> Part:
+        return small_spec("decoder", config, {"kind": kind, **part})
+
+    return spec_of
+
+
+def blocks(kind: str) -> Callable[[Part], Part]:
+    """A model with one node of that kind between others."""
+    stack = {"n_layers": 4, "attention": {"kind": "mha", "n_heads": 4}, "ffn": {"kind": "gelu", "d_ff": 24}}
+    before: Part = {"embedding": {"block": "embedding", "input": "tokens"}}
+
+    def spec_of(part: Part) -> Part:
+        given, graph, inputs = dict(part), copy.deepcopy(before), ["tokens"]
+        shared: Part = {"d_model": 16, "vocab_size": 11, "max_len": 32}
+        if kind in ("encoder", "decoder"):
+            given, shared = {**copy.deepcopy(stack), **part}, {**shared, "dropout": 0.1}
+        if "memory" in given:
+            graph["source"] = {"block": "embedding", "input": "other"}
+            inputs.append("other")
+        if kind == "embedding":
+            graph["embedding"] |= {"dropout": 0.1, **given}
+            inputs += list(given.get("tables", ()))
+        else:
+            sources = {"inputs": ["embedding", "embedding"]} if kind in ("add", "concat") else {"input": "embedding"}
+            graph["node"] = {"block": kind, **sources, **given}
+        return {"tfkit": 1, "name": "small", **shared, "inputs": inputs, "graph": graph}
+
+    return spec_of
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_it_reads_well(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"print/{name}", str(assemble(reduced(name))))

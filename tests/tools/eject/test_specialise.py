@@ -1,0 +1,279 @@
+"""The evaluator by itself: a module in, what is left of its forward out."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tfkit.errors import SpecError
+from tfkit.tools.eject.specialise import Specialiser
+
+
+class Settings(nn.Module):
+    """Attributes of every kind that a configuration decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.yes, self.no, self.none, self.zero, self.one = True, False, None, 0, 1
+        self.size, self.rate, self.sizes = 7, 0.5, [4, 4]
+        self.linear = nn.Linear(2, 2)
+        self.missing: nn.Module | None = None
+        self.bias: nn.Parameter | None = None
+        self.weight = nn.Parameter(torch.ones(2))
+        self.layers = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+
+
+def left_of(cls: type[nn.Module]) -> str:
+    """The forward of a module, once everything that its attributes decide is decided."""
+    module = cls()
+    specialiser = Specialiser(module)
+    specialiser.run()
+    body = specialiser.functions[module, "forward"].body
+    return "\n".join(ast.unparse(ast.fix_missing_locations(step)) for step in body)
+
+
+class Branches(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.yes:
+            x = x + 1
+        if self.no:
+            x = x + 2
+        if self.none is not None:
+            x = x + 3
+        if self.zero:
+            x = x + 4
+        elif self.one:
+            x = x + 5
+        return x
+
+
+class Numbers(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size > 5:
+            x = x * self.size
+        if self.rate == 0.25:
+            x = x * 2
+        if self.sizes[0] == 4:
+            x = x + self.rate
+        return x
+
+
+class Parts(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.missing is not None:
+            x = self.missing(x)
+        if self.linear is not None:
+            x = self.linear(x)
+        bias = self.bias
+        x = x if bias is None else x + bias
+        if self.weight is not None:
+            x = x * self.weight
+        return x
+
+
+class Depends(Settings):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return x
+        if self.training:
+            x = x + 1
+        if x.size(0) > 2:
+            x = x * mask
+        return x
+
+
+class Both(Settings):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.yes and mask is not None:
+            x = x * mask
+        if self.no or x.size(0) > 2:
+            x = x + 1
+        if self.no and x.size(0) > 3:
+            x = x + 2
+        if not self.yes:
+            x = x + 3
+        return x
+
+
+class Narrowed(Settings):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            if mask is None:
+                x = x + 1
+            x = x * mask
+        return x
+
+
+class Ternary(Settings):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + 1 if self.yes else x + 2
+        y = None if self.yes else x
+        if y is not None:
+            x = x + y
+        return x if mask is None else x * mask
+
+
+class Called(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(self.same(x), True, 2.0)
+
+    def same(self, x: Tensor) -> Tensor:
+        return x
+
+    def scaled(self, x: Tensor, really: bool, by: float) -> Tensor:
+        if really:
+            x = x * by
+        return x
+
+
+class Loops(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Plus(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.size(0) + self.zero
+        return x[: n - self.zero]
+
+
+LEFT = {
+    Branches: "return x + 1 + 5",
+    Numbers: "return x * self.size + self.rate",
+    Parts: "return self.linear(x) * self.weight",
+    Depends: (
+        "if mask is None:\n    return x\nif self.training:\n    x = x + 1\n"
+        "if x.size(0) > 2:\n    x = x * mask\nreturn x"
+    ),
+    Both: "if mask is not None:\n    x = x * mask\nif x.size(0) > 2:\n    x = x + 1\nreturn x",
+    Narrowed: "if mask is not None:\n    x = x * mask\nreturn x",
+    Ternary: "x = x + 1\nreturn x if mask is None else x * mask",
+    Called: "return self.scaled(x)",
+    Loops: "for layer in self.layers:\n    x = layer(x)\nreturn x",
+    Plus: "return x[:x.size(0)]",
+}
+
+
+@pytest.mark.parametrize("cls", LEFT, ids=lambda cls: cls.__name__)
+def test_what_is_decided_falls_away(cls: type[nn.Module]) -> None:
+    assert left_of(cls) == LEFT[cls]
+
+
+def test_an_argument_that_is_the_same_constant_everywhere_is_none() -> None:
+    module = Called()
+    specialiser = Specialiser(module)
+    specialiser.run()
+    scaled = specialiser.functions[module, "scaled"]
+    assert scaled.parameters == ["x"]
+    assert [ast.unparse(step) for step in scaled.body] == ["return x * 2.0"]
+
+
+class Twice(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x, 2.0) + self.scaled(x, 3.0)
+
+    def scaled(self, x: Tensor, by: float) -> Tensor:
+        return x * by
+
+
+def test_one_that_differs_between_calls_stays() -> None:
+    module = Twice()
+    specialiser = Specialiser(module)
+    specialiser.run()
+    assert specialiser.functions[module, "scaled"].parameters == ["x", "by"]
+    assert left_of(Twice) == "return self.scaled(x, 2.0) + self.scaled(x, 3.0)"
+
+
+class State(NamedTuple):
+    mask: Tensor | None
+    table: Tensor | None
+    n: int
+
+
+class Reads(nn.Module):
+    def forward(self, x: Tensor, state: State) -> Tensor:
+        if state.table is not None:
+            x = x * state.table
+        if state.mask is not None:
+            x = x + state.mask
+        return x
+
+
+class Makes(Settings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Reads()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.child(x, State(mask, None, 3))
+
+
+def test_of_a_named_tuple_only_what_is_not_constant_is_left() -> None:
+    module = Makes()
+    specialiser = Specialiser(module)
+    specialiser.run()
+    assert specialiser.alone(State) == "mask"
+    body = specialiser.functions[module.child, "forward"].body
+    assert "table" not in "\n".join(map(ast.unparse, body))
+
+
+class Alike(Settings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Scaled(True), Scaled(False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scaled(nn.Module):
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self.on = on
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if self.on else x
+
+
+def test_modules_that_differ_have_a_forward_each() -> None:
+    module = Alike()
+    specialiser = Specialiser(module)
+    specialiser.run()
+    texts = [ast.unparse(specialiser.functions[layer, "forward"].body[0]) for layer in module.layers]
+    assert texts == ["return 2 * x", "return x"]
+
+
+class While(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.sum() > 1:
+            x = x / 2
+        return x
+
+
+class Lambda(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return (lambda y: 2 * y)(x)
+
+
+class Unknown(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [(While, "a `while`"), (Lambda, "a `lambda`"), (Unknown, "nothing says what `nowhere` is")],
+)
+def test_what_cannot_be_written_out_names_its_class(cls: type[nn.Module], why: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        left_of(cls)
+    (only,) = caught.value.diagnostics
+    assert only.message == f"`{cls.__name__}` (test_specialise.py) cannot be ejected: forward: {why}"

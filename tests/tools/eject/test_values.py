@@ -1,0 +1,95 @@
+"""What is known of a value, and of one that is one of two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from tfkit.tools.eject.values import (
+    ANY,
+    NONE,
+    SOME,
+    Items,
+    Known,
+    Modules,
+    Record,
+    Value,
+    join,
+    may_be_none,
+    truth,
+)
+
+FIRST, SECOND = nn.ReLU(), nn.Tanh()
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        (Known(3), Known(3), Known(3)),
+        (Known(3, literal=True), Known(3), Known(3)),
+        (Known(3), Known(4), SOME),
+        (Known(1), Known(True), SOME),
+        (Known(1), Known(1.0), SOME),
+        (Known(3), NONE, ANY),
+        (NONE, NONE, NONE),
+        (SOME, NONE, ANY),
+        (SOME, Known(3), SOME),
+        (ANY, SOME, ANY),
+        (Modules((FIRST,)), Modules((SECOND, FIRST)), Modules((FIRST, SECOND))),
+        (Modules((FIRST,)), NONE, ANY),
+        (Record(Pair, (Known(1), SOME)), Record(Pair, (Known(1), NONE)), Record(Pair, (Known(1), ANY))),
+        (Record(Pair, (SOME, SOME)), Record(None, (SOME, SOME)), SOME),
+        (Items(Known(1)), Items(Known(2)), Items(SOME)),
+        (Items(None), Items(Known(2)), Items(Known(2))),
+        (Items(SOME), SOME, SOME),
+    ],
+)
+def test_of_two_values_what_both_have_is_known(a: Value, b: Value, found: Value) -> None:
+    assert join(a, b) == found
+    if not isinstance(found, Modules):  # which keep the order in which they are met
+        assert join(b, a) == found
+
+
+def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
+    assert Known([1, (2, "a")]) == Known([1, (2, "a")])
+    assert Known([1]) != Known((1,))
+    assert Known(range(3)) == Known(range(3))
+    assert Known(torch.ones(2)) != Known(torch.ones(2))
+    assert Known(FIRST) == Known(FIRST)
+    assert Known(3) != Known(3, literal=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (Known(0), False),
+        (Known(2), True),
+        (NONE, False),
+        (Known([]), False),
+        (Known(torch.ones(2)), None),
+        (SOME, None),
+        (ANY, None),
+        (Modules((FIRST,)), None),
+    ],
+)
+def test_truth(value: Value, found: bool | None) -> None:
+    assert truth(value) is found
+
+
+def test_what_may_be_none() -> None:
+    assert [may_be_none(one) for one in (ANY, NONE, SOME, Known(0), Modules((FIRST,)), Items(None))] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]

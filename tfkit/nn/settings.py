@@ -1,0 +1,45 @@
+"""The `extra_repr` of modules: what `print(model)` says of each, as `name=value`."""
+
+from typing import Any
+
+from torch import nn
+
+LONG = 8
+"""The most values of a list that are all shown."""
+
+
+def settings(module: nn.Module) -> str:
+    """The plain attributes of a module; a class has it as `extra_repr = settings`. See `named` for what is left out."""
+    return named(
+        **{
+            name: value
+            for name, value in vars(module).items()
+            if _is_plain(value) and not name.startswith("_") and name != "training"
+        }
+    )
+
+
+def named(*values: Any, **by_name: Any) -> str:
+    """Values as the arguments of a call; those by name without what does nothing: None, False, 0 and a factor of 1."""
+    told = {name: value for name, value in by_name.items() if not _does_nothing(value)}
+    return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in told.items())])
+
+
+def _does_nothing(value: Any) -> bool:
+    return value in (None, 0) or (isinstance(value, float) and value == 1)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _text(value: Any) -> str:
+    """A number by its first six digits; of a long list its ends."""
+    if isinstance(value, list | tuple):
+        shown = [*value[:2], "...", value[-1]] if len(value) > LONG else value
+        return f"[{', '.join(map(_text, shown))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_text(one)}' for name, one in value.items())}}}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

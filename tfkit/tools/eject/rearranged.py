@@ -1,0 +1,90 @@
+"""Calls of a `tfkit.nn.Rearrange`, which a file has no class for: what it does stands where it is called."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Sequence
+
+from torch import nn
+
+from tfkit.nn import Rearrange
+from tfkit.tools.eject.cleanup import Replaced
+from tfkit.tools.eject.symbols import text_of
+
+
+def lend_sizes(model: nn.Module) -> None:
+    """Give each module the sizes that its children's patterns read, as attributes of its own."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            for axis in child.known if isinstance(child, Rearrange) else ():
+                setattr(module, _lent(module, name, child, axis), getattr(child, axis))
+
+
+def _lent(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
+    """The letter of the axis, unless the module means something else by it."""
+    value = getattr(child, axis)
+    return axis if text_of(getattr(module, axis, value)) == text_of(value) else f"{name}_{axis}"
+
+
+def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
+    """A method of a module whose calls of rearrangements are what these do."""
+    if not any(isinstance(child, Rearrange) for child in module.children()):
+        return tree
+    tree = copy.deepcopy(tree)
+    return _DrawnIn(module, tree.args.args[0].arg).visit(tree)
+
+
+class _DrawnIn(ast.NodeTransformer):
+    def __init__(self, module: nn.Module, self_name: str) -> None:
+        self.module = module
+        self.self_name = self_name
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        steps = self._steps(node)
+        return node if steps is None or len(steps) > 1 else _value(steps[-1])
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
+        (target,) = node.targets
+        self.generic_visit(node)
+        steps = self._steps(node.value)
+        if steps is None:
+            return node
+        if isinstance(target, ast.Tuple):
+            steps = _named(steps, target.elts)
+        return [*steps[:-1], ast.Assign([target], _value(steps[-1]), lineno=0)]
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt | list[ast.stmt]:
+        self.generic_visit(node)
+        return (self._steps(node.value) if node.value else None) or node
+
+    def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
+        """What a call of a rearrangement does; None for any other expression."""
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            return None
+        owner, name = node.func.value, node.func.attr
+        child = self.module._modules.get(name)
+        if not (isinstance(owner, ast.Name) and owner.id == self.self_name and isinstance(child, Rearrange)):
+            return None
+        (forward,) = ast.parse(child.code).body
+        assert isinstance(forward, ast.FunctionDef)
+        for part in ast.walk(forward):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+                part.value.id, part.attr = self.self_name, _lent(self.module, name, child, part.attr)
+        return [Replaced({"x": node.args[0]}).visit(step) for step in forward.body]
+
+
+def _value(step: ast.stmt) -> ast.expr:
+    assert isinstance(step, ast.Return)
+    assert step.value is not None
+    return step.value
+
+
+def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
+    """The steps with the names of the targets for those of the parts."""
+    first = steps[0]
+    if not (isinstance(first, ast.Assign) and isinstance(parts := first.targets[0], ast.Tuple)):
+        return steps
+    names = {part.id: target for part, target in zip(parts.elts, targets, strict=True) if isinstance(part, ast.Name)}
+    return [Replaced(names).visit(step) for step in steps]

@@ -1,0 +1,167 @@
+"""Plants known bugs in a scratch copy of tfkit, one at a time, and tells which quick test notices each.
+
+    python tools/planted.py                      all bugs: first the tests that an entry names, then all quick ones
+    python tools/planted.py --only rope          those whose words or file contain `rope`
+    python tools/planted.py --hinted             only the named tests: minutes instead of hours
+    python tools/planted.py --at /path/to/tree   another working tree of tfkit, with this list
+    python tools/planted.py --check              only whether each bug can still be planted
+
+The list is `tests/planted.yaml`. The working tree itself is never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import cache_from_source
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+import hypothesis  # noqa: F401  what tests import, here, so that the fork of each bug need not
+import jsonschema  # noqa: F401
+import pytest
+import torch._dynamo  # noqa: F401
+import transformers.models.llama.modeling_llama  # noqa: F401
+import yaml
+
+ROOT = Path(__file__).parent.parent
+BUGS = ROOT / "tests" / "planted.yaml"
+CRASHED = 99
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One change of one file that some quick test must notice."""
+
+    words: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def plant(self, tree: Path) -> str:
+        """Write the bug into a tree; returns the text that the file had. Raises ValueError where it has changed."""
+        path = tree / self.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} has {self.old!r} {text.count(self.old)} times, not once")
+        write(path, text.replace(self.old, self.new))
+        return text
+
+
+def write(path: Path, text: str) -> None:
+    """Write a module, whose compiled code may be as old as the text to the second."""
+    path.write_text(text, encoding="utf-8")
+    Path(cache_from_source(path)).unlink(missing_ok=True)
+
+
+def read_bugs(path: Path = BUGS) -> list[Bug]:
+    """All bugs of the list, in its order."""
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [Bug(one["bug"], one["file"], one["old"], one["new"], tuple(one["tests"])) for one in entries]
+
+
+def copy_of(tree: Path, folder: Path) -> Path:
+    """A copy of what git knows of a working tree, and of its new files."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (tree / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, folder / name)
+    return folder
+
+
+def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
+    """The first test that fails in a tree, of all quick tests if none are named; None where all pass.
+
+    Runs in a fork of this process, which has imported torch once for all bugs, and nothing of tfkit.
+    """
+    arguments = ["-x", "-q", "-rfE", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that transformers has imported
+    arguments += list(tests) or ["-n", str(workers), "--dist", "worksteal"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        child = os.fork()
+        if child == 0:
+            paths = [str(tree), *map(str, sorted(tree.glob("plugins/*/src")))]
+            status = CRASHED
+            try:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                os.chdir(tree)
+                os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+                sys.path[:0] = paths
+                status = int(pytest.main(arguments))
+            finally:  # what this process has open belongs to its parent
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        failed = FAILED.search(said.read())
+    if status == pytest.ExitCode.OK:
+        return None
+    return failed[1] if failed else f"(pytest ended with {status})"
+
+
+def told_by(tree: Path, bug: Bug, *, hinted: bool, workers: int) -> str | None:
+    """The test that notices a bug in a scratch tree; None where none does."""
+    before = bug.plant(tree)
+    try:
+        there = [test for test in bug.tests if (tree / test.partition("::")[0]).exists()]
+        found = first_failure(tree, there, workers) if there else None
+        return found if found or hinted else first_failure(tree, (), workers)
+    finally:
+        write(tree / bug.file, before)
+
+
+def check(tree: Path, bugs: Sequence[Bug]) -> int:
+    """Print the bugs that no longer fit the code; returns how many."""
+    stale = 0
+    for bug in bugs:
+        text = (tree / bug.file).read_text(encoding="utf-8") if (tree / bug.file).is_file() else ""
+        if text.count(bug.old) != 1:
+            stale += 1
+            print(f"stale: {bug.words}: {bug.file} has {bug.old!r} {text.count(bug.old)} times")
+    return stale
+
+
+def main() -> int:
+    """Run the list; the exit status is 0 only if every bug was planted and noticed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", metavar="WORD", help="only bugs whose words or file contain it")
+    parser.add_argument("--hinted", action="store_true", help="only the tests that an entry names")
+    parser.add_argument("--check", action="store_true", help="only whether each bug can still be planted")
+    parser.add_argument("--at", type=Path, default=ROOT, help="the working tree that is copied")
+    parser.add_argument("--workers", type=int, default=2, help="for the runs of all quick tests")
+    given = parser.parse_args()
+    bugs = [bug for bug in read_bugs() if not given.only or given.only in f"{bug.words} {bug.file}"]
+    if given.check:
+        return int(check(given.at, bugs) > 0)
+    told: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        tree = copy_of(given.at.resolve(), Path(folder))
+        for number, bug in enumerate(bugs, 1):
+            try:
+                test = told_by(tree, bug, hinted=given.hinted, workers=given.workers)
+            except ValueError as stale:
+                test, verdict = str(stale), "stale"
+            else:
+                verdict = "caught" if test else "MISSED"
+                told |= {bug.words: test} if test else {}
+            print(f"{number:3} {verdict}  {bug.words}\n           {test or '-'}", flush=True)
+        tests = sorted({test for test in told.values() if not test.startswith("(")})
+        red = first_failure(tree, tests, 1) if tests else None
+    print(f"\n{len(told)} of {len(bugs)} caught" + (f"; but {red} is red without a bug" if red else ""))
+    return int(len(told) < len(bugs) or red is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
