@@ -59,6 +59,7 @@ class Style(NamedTuple):
     """How many calls stand inside one another."""
     stream: str | None
     """The name of every value after which the one before it is not read any more."""
+    columns: int = WIDTH
 
 
 LAYER = Style(calls=4, stream="x")
@@ -124,7 +125,7 @@ class _Writer:
             elif step.op != "placeholder":
                 self._write(value, step)
         parameters = ["self", *map(self._parameter, inputs)]
-        head = _broken("def forward(", parameters, f"){self._result()}:", WIDTH)
+        head = _broken("def forward(", parameters, f"){self._result()}:", self.style.columns)
         return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
 
     def _write(self, value: Value, step: Step) -> None:
@@ -147,7 +148,7 @@ class _Writer:
         written = write()
         start = "return " if self.style.stream else f"{self.steps[value].name} = "
         bare = len(drawn) == 1 and written is self.pending[drawn[0]]
-        long = not bare and len(INDENT + start + written.text) > WIDTH
+        long = not bare and len(INDENT + start + written.text) > self.style.columns
         if drawn and (long or written.calls > self.style.calls):
             self._flush(max((n for n, one in enumerate(self.pending.values(), 1) if one.calls), default=0))
             written = write()
@@ -170,9 +171,9 @@ class _Writer:
         self._line(start, written)
 
     def _line(self, start: str, written: _Expression) -> None:
-        before, arguments = written.broken
-        if arguments and len(start + written.text) > WIDTH - len(INDENT):
-            self.lines += _broken(start + before, arguments, ")", WIDTH - len(INDENT))
+        (before, arguments), columns = written.broken, self.style.columns - len(INDENT)
+        if arguments and len(start + written.text) > columns:
+            self.lines += _broken(start + before, arguments, ")", columns)
         else:
             self.lines.append(start + written.text)
 
