@@ -90,13 +90,12 @@ class FusedProjection(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.d_head = config.d_head
-        self.heads = [config.n_heads, config.n_heads, config.n_heads]
+        self.h = [config.n_heads, config.n_heads, config.n_heads]
+        self.d = config.d_head
         self.qkv = nn.Linear(config.d_model, 3 * config.n_heads * config.d_head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x)  # [b, t, 2304]
-        q, k, v = qkv.unflatten(2, (-1, self.d_head)).split_with_sizes(self.heads, dim=2)  # [b, t, 12, 64]
+        q, k, v = self.qkv(x).unflatten(2, (-1, self.d)).split_with_sizes(self.h, dim=2)  # [b, t, 12, 64]
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -183,11 +182,10 @@ class Gpt2(nn.Module):
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
         if tokens_mask is not None and tokens_mask.is_floating_point():
             raise ValueError(
-                f"{'tokens_mask'} is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`"
+                "tokens_mask is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`"
             )
-        tokens_is_token = None if tokens_mask is None else tokens_mask.to(torch.bool)
-        embedding = self.embedding(tokens, mask=tokens_is_token)  # [b, t, 768]
-        decoder = self.decoder(embedding, mask=tokens_is_token)  # [b, t, 768]
+        tokens_mask = None if tokens_mask is None else tokens_mask.to(torch.bool)
+        decoder = self.decoder(self.embedding(tokens, mask=tokens_mask), mask=tokens_mask)  # [b, t, 768]
         return F.linear(decoder, self.embedding.tokens.weight)
 
 
