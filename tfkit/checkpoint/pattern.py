@@ -7,7 +7,7 @@ A pattern reads like one of einops (https://openreview.net/forum?id=oapKSVM2bcj)
     q i, k i, v i -> [q k v] i                           and joined again
     (h [q k v] d) i -> [(h q d) (h k d) (h v d)] i       fused per head; then all queries, all keys, all values
     (h [(t d) p]) i -> (h [(d t) p]) i                   rotary rows of each head permuted, the other p kept
-    e (f [g u]) -> e [(g f) (u f)]                       even elements first, then the odd ones, where g = u = 1
+    e (f [gate up]) -> e [(gate f) (up f)]               even elements first, then the odd ones, where gate = up = 1
     1 e -> e                                             an axis of size 1 dropped
 
 A pattern has two sides around `->`, a side has tensors with `,` between them, a tensor has axes. An axis is a name;
