@@ -269,7 +269,7 @@ def test_backends_agree(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_asked_for_is_not_there() -> None:
     model = tfkit.build(spec("decoder", {}))
     attention: Any = model.get_submodule("stack.layers.0.attention")
-    assert {name for name, _ in attention.named_children()} == {"project", "core", "output"}
+    assert {name for name, _ in attention.named_children()} == {"project", "core", "merge_heads", "output"}
     assert model.get_submodule("stack").contexts(torch.zeros(1, 3, 32), None, None, None, None)[0].temperature is None  # type: ignore[operator]
 
 

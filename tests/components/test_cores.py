@@ -126,7 +126,7 @@ def test_a_block_is_skipped_if_nothing_in_it_is_read(
     padding = torch.arange(t) >= torch.tensor([[0], [150], [300]]) if padded else None
     prefix = torch.tensor([140, 20, 0]) if prefixed else None
     context = AttentionContext(
-        ContextKey(MaskConfig(left=left, right=right), prefixed, flag=False), rotary=None, position=None
+        ContextKey(MaskConfig(left=left, right=right), prefixed, flag=False), rotary=None, position=None, slopes=None
     )
     dense = context(x, padding, prefix).mask
     assert dense is not None

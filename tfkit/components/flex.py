@@ -5,7 +5,7 @@ https://arxiv.org/abs/2412.05496. It serves on CUDA, where windows, prefixes, pa
 attention (the fused kernels have a flag for it), sequences in pieces, cross-attention, sinks, other biases, and
 TorchScript.
 
-b batch, t positions, q queries, k keys, h query heads, g key-value heads, d d_head.
+b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_a_cache_holds_one_latent_and_one_key() -> None:
 def test_a_single_token_expands_no_latent(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(q_rank=7)
     calls: list[int] = []
-    model.decoder.layers[0].attention.kv_up.register_forward_hook(lambda *given: calls.append(given[2].size(1)))
+    model.decoder.layers[0].attention.kv_up.register_forward_hook(lambda *given: calls.append(given[2].size(2)))
     cached = tfkit.CachedModel(model, length=12)
     with torch.no_grad():
         for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1):
