@@ -1,8 +1,8 @@
 """Archives of several programs of `torch.export`, and of AOTInductor's libraries.
 
 `torch.export.save` writes one program. torch's own archive of several, `package_pt2`, has no public home, and keeps the
-weights of each program: those that programs share are in it once for each. Archives that list their weights, in
-`weights_config.json`, and libraries whose weights lie beside them are there since torch 2.9.
+weights of each program: those that programs share are in it once for each. torch 2.9 is too old for this file: its
+`serialize` cannot leave weights out.
 """
 
 from __future__ import annotations

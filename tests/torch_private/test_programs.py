@@ -1,0 +1,65 @@
+"""Archives of several programs: what torch writes of each is there, and weights that they share are in it once."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from tfkit.torch_private import programs
+
+
+class Scaled(nn.Module):
+    def __init__(self, layer: nn.Linear, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = layer, factor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.factor * torch.softmax(self.layer(x) + y, dim=-1)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own use of it
+LAYER = nn.Linear(64, 64)
+FACTORS = {"once": 1.0, "twice": 2.0}
+
+
+def made() -> dict[str, ExportedProgram]:
+    given = {"x": torch.randn(3, 64), "y": torch.randn(3, 64)}
+    free = {name: {0: Dim.DYNAMIC} for name in given}
+    return {
+        name: torch.export.export(Scaled(LAYER, factor), (), given, dynamic_shapes=free, strict=False)
+        for name, factor in FACTORS.items()
+    }
+
+
+def check(path: Path, found: Tensor, factor: float, x: Tensor, y: Tensor) -> None:
+    torch.testing.assert_close(found, Scaled(LAYER, factor)(x, y))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read(next(one for one in archive.namelist() if one.endswith("extra/note"))) == b"of ours"
+        weights = [one for one in archive.infolist() if one.file_size >= LAYER.weight.nbytes]
+        assert len([one for one in weights if "weights/" in one.filename]) == 1
+
+
+def test_an_archive_of_programs(tmp_path: Path) -> None:
+    path, x, y = tmp_path / "two.pt2", torch.randn(5, 64), torch.randn(5, 64)
+    programs.write_programs(path, made(), {"note": "of ours"})
+    for name, program in programs.read_programs(path).items():
+        assert programs.arguments_of(program) == ["x", "y"]
+        check(path, program.module()(x=x, y=y), FACTORS[name], x, y)
+
+
+def test_a_program_in_smaller_operations() -> None:
+    whole = made()["once"]
+    before, after = ({str(node.target) for node in one.graph.nodes} for one in (whole, programs.decomposed(whole)))
+    assert "aten.add.Tensor" in before
+    assert "aten.add.Tensor" not in after
+    assert "prims.add.default" in after
+
+
+def test_a_compiler_is_found_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert programs.has_compiler() == any(map(shutil.which, ("g++", "clang++", "c++")))
