@@ -90,13 +90,12 @@ class FusedProjection(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.d_head = config.d_head
-        self.heads = [config.n_heads, config.n_heads, config.n_heads]
+        self.h = [config.n_heads, config.n_heads, config.n_heads]
+        self.d = config.d_head
         self.qkv = nn.Linear(config.d_model, 3 * config.n_heads * config.d_head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x)  # [b, t, 2304]
-        q, k, v = qkv.unflatten(2, (-1, self.d_head)).split_with_sizes(self.heads, dim=2)  # [b, t, 12, 64]
+        q, k, v = self.qkv(x).unflatten(2, (-1, self.d)).split_with_sizes(self.h, dim=2)  # [b, t, 12, 64]
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
