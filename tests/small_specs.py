@@ -60,7 +60,7 @@ COVERING = tuple(
 
 def covering(*quick: str) -> list[Any]:
     """`COVERING`, as parameters of a test; slow are those that are not among the `quick` ones."""
-    names = dict.fromkeys((*COVERING, *quick))
+    names = dict.fromkeys((*COVERING, *sorted(quick)))
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 

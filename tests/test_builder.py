@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import pickle
 import subprocess
@@ -16,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tfkit
+from tfkit.nn import Written
 from tfkit.testing import check_script, example_inputs
+
+from .small_specs import reduced
 
 LAYER = ["n_layers=2", "attention.n_heads=2", "ffn.d_ff=24"]
 SPECS = {
@@ -91,9 +95,14 @@ def test_each_submodule_knows_the_component_that_made_it() -> None:
     assert set(found) <= {name for name, _ in model.named_modules()}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vaswani_base"])
-def test_the_code_reads_as_the_forward(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"code_{name}", model_of(name).code.strip())
+@pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "t5_small", "deepseek_v3"])
+def test_the_code_reads_as_if_written_by_hand(name: str, golden: Callable[[str, str], None]) -> None:
+    model = tfkit.build(reduced(name), device="meta")
+    texts: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Written):
+            texts.setdefault(inspect.getsource(type(module)), path)
+    golden(f"code_{name}", "\n".join([model.code, *(f"# {path}\n{text}" for text, path in texts.items())]).strip())
 
 
 # ---- what can be done with it ----

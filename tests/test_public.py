@@ -19,6 +19,7 @@ import tfkit.nn
 ROOT = Path(__file__).parents[1]
 STUB = Path(tfkit.__file__).with_suffix(".pyi")
 PAGE = ROOT / "docs" / "names.md"
+PLUGIN_FILES = sorted(ROOT.glob("plugins/*/**/*.py"))
 
 
 def listed() -> list[ast.alias]:
@@ -77,3 +78,17 @@ def test_no_other_name_is_there() -> None:
         tfkit.buidl  # noqa: B018
     with pytest.raises(AttributeError, match=r"'tfkit' has no attribute '_homes_'$"):
         tfkit._homes_  # noqa: B018
+
+
+@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(ROOT / "plugins")))
+def test_a_plugin_imports_public_modules_only(path: Path) -> None:
+    """A contract of import-linter would not do: it reads packages, and a plugin may be a single file."""
+    public = {"tfkit", "tfkit.nn"} | ({"tfkit.testing", "tfkit.cli"} if "tests" in path.parts else set())
+    found = [
+        name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+        if name is not None and name.split(".")[0] == "tfkit" and name not in public
+    ]
+    assert found == []

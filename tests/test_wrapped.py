@@ -107,7 +107,7 @@ def _of_peft(name: str) -> Any:
 def test_the_loss_says_that_torch_func_cannot_follow_it() -> None:
     loss = tfkit.Loss(built())
     parameters = dict(loss.named_parameters())
-    with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: take"):
+    with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: use"):
         torch.func.grad(lambda given: torch.func.functional_call(loss, given, (TOKENS,)))(parameters)
 
 
@@ -175,7 +175,7 @@ def test_a_loss_says_what_to_wrap(name: str) -> None:
 def test_a_head_that_is_sharded_by_itself() -> None:
     model = tfkit.build("llama_7b", sets=[*SIZES[:3], *LAYERS])
     fully_shard(model.logits)
-    with pytest.raises(ValueError, match="`logits` is sharded by itself: leave it to the root"):
+    with pytest.raises(ValueError, match="`logits` is sharded on its own: leave it to the root"):
         tfkit.Loss(sharded(model))(TOKENS)
 
 
@@ -204,7 +204,7 @@ USES: dict[str, Callable[[Any, Path], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_module_that_computes_something_else_is_refused(use: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"it is Own; hand over .*, which it has as `inner\.lm`$"):
+    with pytest.raises(ValueError, match=r"it is Own; pass .*, which it has as `inner\.lm`$"):
         USES[use](Own(), tmp_path)
     with pytest.raises(ValueError, match=r"it is Linear; pass the model itself$"):
         USES[use](nn.Linear(2, 2), tmp_path)
@@ -228,7 +228,7 @@ def test_parameters_that_fsdp_has_flattened() -> None:
 def test_policies_that_differ() -> None:
     model = built().eval()
     fully_shard(model.decoder.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, and a cache has one type"):
+    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, but a cache has one type"):
         tfkit.CachedModel(fully_shard(model))(TOKENS)
 
 

@@ -266,8 +266,8 @@ def call(
     value = program.call(node.name, module, *args, **kwargs, **further)
     if not node.makes_mask:
         return {node.name: value}
-    mask = program.apply(f"{node.name}_mask", operator.getitem, value, 1)
-    return {node.name: program.apply(f"{node.name}_value", operator.getitem, value, 0), f"{node.name}_mask": mask}
+    first = program.apply(node.name, operator.getitem, value, 0)
+    return {node.name: first, f"{node.name}_mask": program.apply(f"{node.name}_mask", operator.getitem, value, 1)}
 
 
 def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
@@ -294,12 +294,7 @@ def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
 def mask_inputs(program: Program, names: Iterable[str]) -> dict[str, Value]:
     """Padding masks as optional arguments, checked before anything reads them."""
     given = {name: program.input(name, optional=True) for name in names}
-    return {name: program.apply(checked_mask(name), is_token, value, name) for name, value in given.items()}
-
-
-def checked_mask(name: str) -> str:
-    """The name of a mask in a model's code after its check."""
-    return f"{name.removesuffix('_mask')}_is_token"
+    return {name: program.apply(name, is_token, value, name) for name, value in given.items()}
 
 
 def _arguments(

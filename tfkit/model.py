@@ -1,12 +1,13 @@
 """The class of a built model: a call with inputs that it cannot read fails with a clear error.
 
 A forward does not check its inputs, which would cost time. They are checked only after it has failed: if they are at
-fault, the error says so; otherwise the original error is raised.
+fault, the error says so; otherwise the original error is raised, with a note that names the layer it comes from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from traceback import walk_tb
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import beyond, max_len, rows_of
+from tfkit.nn import WrittenGraph
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
 """The type of arguments; `graph_of` tells if a module is one."""
@@ -25,7 +27,7 @@ _SHAPES = {"tokens": "token ids [b, t]", "sequence": "vectors [b, t, width]", "l
 _DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
 
 
-class Model(fx.GraphModule):
+class Model(WrittenGraph):
     """A built model."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -35,8 +37,17 @@ class Model(fx.GraphModule):
         except Exception as error:
             wrong = wrong_call(self, args, kwargs)
             if wrong is None:
+                name_layer(error, self)
                 raise
             raise wrong from error
+
+
+def name_layer(error: BaseException, model: nn.Module) -> None:
+    """Note on an error which module of the model it comes from: `in decoder.layers.7.ffn`."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    owners = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
+    if path := next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None):
+        error.add_note(f"in {path}")
 
 
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:

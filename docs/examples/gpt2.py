@@ -182,11 +182,10 @@ class Gpt2(nn.Module):
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
         if tokens_mask is not None and tokens_mask.is_floating_point():
             raise ValueError(
-                f"{'tokens_mask'} is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`"
+                "tokens_mask is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`"
             )
-        tokens_is_token = None if tokens_mask is None else tokens_mask.to(torch.bool)
-        embedding = self.embedding(tokens, mask=tokens_is_token)  # [b, t, 768]
-        decoder = self.decoder(embedding, mask=tokens_is_token)  # [b, t, 768]
+        tokens_mask = None if tokens_mask is None else tokens_mask.to(torch.bool)
+        decoder = self.decoder(self.embedding(tokens, mask=tokens_mask), mask=tokens_mask)  # [b, t, 768]
         return F.linear(decoder, self.embedding.tokens.weight)
 
 

@@ -120,3 +120,12 @@ def test_activations(kind: str, function: Any) -> None:
     ours = build(f"{{kind: mlp, activation: {kind}, d_ff: 24}}")
     x = torch.linspace(-8, 8, 101, dtype=torch.float64)
     torch.testing.assert_close(ours.activation(x), function(x))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+@torch.no_grad()
+def test_the_hidden_layer_drops_out_in_training_and_nowhere_else(kind: str) -> None:
+    plain, dropping = build(f"{{kind: {kind}, d_ff: 24}}"), build(f"{{kind: {kind}, d_ff: 24, dropout: 0.5}}")
+    x = torch.randn(2, 3, 16)
+    assert torch.equal(dropping.eval()(x), plain(x))
+    assert not torch.allclose(dropping.train()(x), plain(x), atol=1e-3)

@@ -184,3 +184,12 @@ graph:
     check_gradients(model, inputs)
     check_script(model, inputs)
     check_cached(model, inputs)
+
+
+@torch.no_grad()
+def test_the_sublayer_is_multiplied_by_the_factor() -> None:
+    half = "block: encoder, n_layers: 1, sublayers: [ffn], ffn: {kind: relu, d_ff: 24}, placement: pre"
+    x = torch.randn(2, 3, 16)
+    one, other = build(half), build(f"{half}, residual: {{scale: 0.25}}")
+    other.load_state_dict(one.state_dict())
+    torch.testing.assert_close(other(x) - x, 0.25 * (one(x) - x))

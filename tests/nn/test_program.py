@@ -3,10 +3,15 @@
 import copy
 import gc
 import inspect
+import io
+import linecache
 import operator
+import pdb
 import pickle
 import subprocess
 import sys
+import textwrap
+import traceback
 
 import pytest
 import torch
@@ -59,10 +64,75 @@ def test_lists_and_optional_arguments():
         assert torch.equal(module(x), torch.cat([x, x], dim=1))
 
 
-def test_the_code_can_be_read_and_has_a_place_in_tracebacks():
+def test_the_source_can_be_read():
     module = scaled(2.0)
-    assert "linear = self.linear(x)" in module.code
-    assert inspect.getsource(type(module).forward) == module.code
+    linecache.checkcache()
+    assert module.code == "def forward(self, x: Tensor) -> Tensor:\n    return self.linear(x) * 2.0\n"
+    assert textwrap.dedent(inspect.getsource(type(module).forward)) == module.code
+    assert inspect.getsource(type(module)) == "class Scaled(Written):\n" + textwrap.indent(module.code, "    ")
+
+
+def test_tracebacks_show_the_line():
+    module = scaled(2.0)
+    with pytest.raises(RuntimeError) as caught:
+        module(torch.randn(2, 4))
+    assert "return self.linear(x) * 2.0" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_debugger_steps_through_it():
+    model, tokens = tfkit.build(tfkit.loads(SPEC)).eval(), torch.arange(6)[None]
+    shown = io.StringIO()
+    commands = [
+        "b model.decoder.layers[1].forward",
+        "b model.forward",
+        "c",
+        "c",
+        "n",
+        "p x.shape",
+        "disable 1",
+        "c",
+        "",
+    ]
+    debugger = pdb.Pdb(stdin=io.StringIO("\n".join(commands)), stdout=shown, nosigint=True, readrc=False)
+    debugger.run("model(tokens)", {"model": model, "tokens": tokens})
+    text = shown.getvalue()
+    assert "-> x = x + self.attention(self.attention_norm_in(x), context)" in text
+    assert "-> return x + self.ffn(self.ffn_norm_in(x))" in text
+    assert "torch.Size([1, 6, 8])" in text
+    assert '-> tokens_mask = is_token(tokens_mask, "tokens_mask")' in text
+
+
+def test_names_that_mean_something_else_in_the_text():
+    def torch_(x: Tensor) -> Tensor:
+        return x + 1
+
+    torch_.__name__ = "torch"
+    program = Program()
+    x, tensor = program.input("x"), program.input("Tensor", optional=True)
+    y = program.apply("F", torch_, program.apply("Written", torch.abs, x))
+    y = program.apply("torch", torch.add, program.call("linear", nn.Linear(3, 3), y), y)
+    module = program.build((y, tensor), "Tensor", returns=(Tensor, Tensor | None))
+    x = torch.randn(2, 3)
+    y, (sum, none) = x.abs() + 1, module(x)
+    assert torch.equal(sum, module.linear(y) + y)
+    assert none is None
+    assert torch.equal(torch.jit.script(module)(x, None)[0], sum)
+
+
+def test_names_that_python_does_not_take():
+    program = Program()
+    with pytest.raises(ValueError, match="`a b` cannot be the name of an argument"):
+        program.input("a b")
+    with pytest.raises(ValueError, match="`class` cannot be the name of a class"):
+        program.build(program.input("x"), "class")
+
+
+def test_what_is_returned_has_its_type():
+    program = Program()
+    x, mask = program.input("x"), program.input("mask", optional=True)
+    module = program.build((x, mask), "Pair", returns=(Tensor, Tensor | None))
+    assert module.code.startswith("def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor |")
+    assert torch.jit.script(module)(torch.ones(2))[1] is None
 
 
 def test_layers_of_a_model_share_their_class():
@@ -91,12 +161,56 @@ assert torch.equal(saved["model"](saved["tokens"]), saved["logits"])"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_the_graph_module_says_the_same():
+def top() -> torch.fx.GraphModule:
     program = Program()
-    x: Tensor | object = program.input("x")
-    module = program.build_graph_module(program.call("linear", nn.Linear(3, 3), x), "Top")
+    x = program.input("x")
+    program.input("mask", optional=True)
+    y = program.call("linear", nn.Linear(3, 3), program.apply("mask", torch.add, x, 1))
+    return program.build_graph_module(program.apply("joined", torch.cat, [y, program.weight("linear.weight")]), "Top")
+
+
+def test_a_graph_module_is_written_too():
+    module = top()
     assert isinstance(module, torch.fx.GraphModule)
-    assert "linear = self.linear(x)" in module.code
+    assert module.code == (
+        "def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:\n"
+        "    linear = self.linear(torch.add(x, 1))\n"
+        "    return torch.cat([linear, self.linear.weight])\n"
+    )
+    assert inspect.getsource(type(module).forward) == module.code
+
+
+def test_a_graph_module_is_written_again_once_it_was_edited():
+    module, x = top(), torch.randn(2, 3)
+    before = module(x)
+    (node,) = module.graph.find_nodes(op="call_module", target="linear")
+    with module.graph.inserting_after(node):
+        made = module.graph.call_method("relu", (node,))
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    module.graph.lint()
+    module.recompile()
+    assert "return torch.cat([linear.relu(), self.linear.weight])" in module.code
+    assert torch.equal(module(x)[:2], before[:2].relu())
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.code == module.code
+        assert torch.equal(copied(x), module(x))
+        assert copied.linear.weight is not module.linear.weight
+        copied.linear.weight.data.zero_()
+        assert not copied(x)[2:].any()
+
+
+def test_a_pickled_model_is_one_that_can_be_edited():
+    model, tokens = tfkit.build(tfkit.loads(SPEC)).eval(), torch.arange(6)[None]
+    twin = pickle.loads(pickle.dumps(model))
+    assert type(twin).__name__ == "Tiny"
+    assert isinstance(twin, type(model).__mro__[1])
+    assert twin.code == model.code
+    assert [node.name for node in twin.graph.nodes] == [node.name for node in model.graph.nodes]
+    (head,) = twin.graph.find_nodes(op="call_module", target="logits")
+    head.replace_all_uses_with(head.args[0])
+    twin.graph.eliminate_dead_code()
+    twin.recompile()
+    assert torch.equal(twin(tokens), model.decoder(model.embedding(tokens)))
 
 
 def test_garbage_is_collected_again_after_a_build():

@@ -39,7 +39,7 @@ def chain() -> str:
 ABSURD = {
     "layers": (stack("n_layers: 1000000000"), "`n_layers` takes a whole number from 1 to 4,096"),
     "power": (stack("n_layers: 2, ffn: {kind: gelu, d_ff: 9**9**9}"), "`d_ff`: a power of more than 64"),
-    "product": (stack(f"n_layers: 2, ffn: {{kind: gelu, d_ff: {'9**63*' * 25}1}}"), "`d_ff`: a number beyond"),
+    "product": (stack(f"n_layers: 2, ffn: {{kind: gelu, d_ff: {'9**63*' * 25}1}}"), "`d_ff`: a number larger"),
     "long_expression": (stack(f"n_layers: {'1+' * 200_000}1"), "`n_layers`: an expression has at most 200"),
     "chain_of_sums": (chain(), "`dropout` takes a number"),
     "nodes": (nodes(f"n{i}: {{block: norm}}" for i in range(100_000)), "more than 50,000 keys and values"),

@@ -191,3 +191,9 @@ def test_what_set_says_itself_is_strict(bodies: Callable[..., Path], tmp_path: P
 def test_on_the_command_line_it_is_a_note(bodies: Callable[..., Path], run: Callable[..., str]) -> None:
     assert "warning: `norm` has no effect" in run("params", str(bodies()), "--set", SWAP, stderr=True)
     assert "warning: `norm` has no effect" in run("validate", str(bodies(SWAPPED)), stderr=True)
+
+
+def test_the_count_of_a_base_is_not_that_of_what_changes_it() -> None:
+    assert tfkit.load("gpt2").spec.model.parameters is not None
+    assert tfkit.loads("extends: gpt2\nname: mine\nd_model: 24").spec.model.parameters is None
+    assert tfkit.load("gpt2", sets=["d_model=24"]).spec.model.parameters is None

@@ -91,13 +91,13 @@ def test_other_names_of_the_same_inputs() -> None:
 
 
 CANNOT = {
-    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), and `a` has no such input"),
-    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), and `b` has no such input"),
+    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), but `a` has no such input"),
+    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), but `b` has no such input"),
     "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` must be given `image` (a sequence of width 4)"),
     "another width": (
         FEATURES.replace("WIDTH", "4"),
         FEATURES.replace("WIDTH", "6"),
-        "`image` has vectors of width 4 in `a`, and 6 in `b`",
+        "`image` has vectors of width 4 in `a`, but 6 in `b`",
     ),
 }
 
@@ -149,4 +149,4 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "only in A: encoder\nonly in B: decoder\n" in out
     assert "they diverge at embedding: " in out
     assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
-    assert "reads nothing like it" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)
+    assert "has no such input" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

@@ -118,6 +118,22 @@ def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
         exchanging.exchange(tmp_path / "one", tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_all_is_on_the_disk_before_it_has_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[str, bool]] = []
+    target, fsync = tmp_path / "target", os.fsync
+
+    def watched(number: int) -> None:
+        flushed.append((Path(os.readlink(f"/proc/self/fd/{number}")).name, target.exists()))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    WRITERS[name](target, "text")
+    wanted = {"a file": {"target"}, "a folder": {"target", "a", "b", "c"}, "a file with parts": {"target", "a", "b"}}
+    assert wanted[name] <= {file for file, _ in flushed}
+    assert not any(there for _, there in flushed)
+
+
 # ---- several processes ----
 
 

@@ -50,16 +50,15 @@ def counted(spec: str, size: Size) -> int:
 @pytest.mark.parametrize(
     ("family", "amount", "published", "sets"),
     [
-        ("gpt2", 124.4e6, "gpt2", ()),
         ("gpt2", 1.5576e9, "gpt2_xl", ()),
-        ("gpt2_xl", 124.4e6, "gpt2", ()),
-        ("llama_7b", 13.016e9, "llama_13b", ()),
+        pytest.param("gpt2_xl", 124.4e6, "gpt2", (), marks=pytest.mark.slow),
+        pytest.param("llama_7b", 13.016e9, "llama_13b", (), marks=pytest.mark.slow),
         ("llama3_8b", 8.03e9, "llama3_8b", ()),
         ("llama3_8b", 70.55e9, "llama3_70b", ("decoder.attention.n_kv_heads=8",)),
         ("t5_small", 222.9e6, "t5_base", ()),
-        ("t5_base", 60.5e6, "t5_small", ()),
+        pytest.param("t5_base", 60.5e6, "t5_small", (), marks=pytest.mark.slow),
         ("bert_base", 335.174e6, "bert_large", ()),
-        ("deepseek_v3", 671e9, "deepseek_v3", ()),
+        pytest.param("deepseek_v3", 671e9, "deepseek_v3", (), marks=pytest.mark.slow),
         ("gemma3_1b", 1e9, "gemma3_1b", ()),
     ],
 )

@@ -72,10 +72,10 @@ def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:
         (["--params", "1M", "--recompute"], "--recompute has no effect with --params"),
         (["--memory", "1GB", "--optimizer", "sgd", "--mode", "decode"], "--optimizer has no effect without a backward"),
         (["--params", "124Q"], "`124Q` is not an amount above zero; write it like `124M`"),
-        (["--params", "0"], "`0` is no amount above zero"),
-        (["--params", "-3M"], "`-3M` is no amount above zero"),
+        (["--params", "0"], "`0` is not an amount above zero"),
+        (["--params", "-3M"], "`-3M` is not an amount above zero"),
         (["--memory", "80"], "`80` is not an amount above zero; write it like `80GB`"),
-        (["--params", "1e400"], "is no amount above zero"),
+        (["--params", "1e400"], "is not an amount above zero"),
         (["--params", "1M", "--keep", "vocab"], "--keep"),
     ],
 )

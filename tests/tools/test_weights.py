@@ -48,6 +48,14 @@ def test_the_file_may_go_once_it_is_read(small: tfkit.Graph, weights: Path) -> N
     assert torch.equal(model.embedding.tokens.weight, tfkit.build(small, seed=7).embedding.tokens.weight)  # type: ignore[union-attr]
 
 
+def test_numbers_that_are_none_are_refused_while_it_is_built(small: tfkit.Graph, weights: Path) -> None:
+    tensors = load_file(weights)
+    tensors["embedding.tokens.weight"][3, 1] = torch.nan
+    save_file(tensors, weights)
+    with pytest.raises(tfkit.SpecError, match=r"`embedding\.tokens\.weight` .* 1 values that are infinite or NaN"):
+        build_with_weights(small, weights)
+
+
 def test_everything_wrong_is_said_at_once(small: tfkit.Graph, weights: Path) -> None:
     tensors = load_file(weights)
     up = "decoder.layers.{}.ffn.up.weight"

@@ -140,7 +140,7 @@ def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
     with pytest.raises(TypeError, match=re.escape(f"reads source, target: give them by name, `{call})`")):
         made(inputs["source"])
     for name in ("targets", "labels"):
-        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets stand beside the inputs")):
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets come after the inputs")):
             made({**inputs, name: inputs["target"]})
     assert made(inputs, inputs["target"]) > 0
 
@@ -227,7 +227,7 @@ def test_models_without_one_head() -> None:
     graph = (
         f"graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}}}}"
     )
-    with pytest.raises(ValueError, match="`test` returns logits, decoder, and a loss is taken of one"):
+    with pytest.raises(ValueError, match="`test` returns logits, decoder, but a loss is computed for one"):
         Loss(loaded("outputs: [logits, decoder]\n" + graph))
     with pytest.raises(ValueError, match="`test` returns a sequence of width 16, but a loss is computed from logits"):
         Loss(loaded("outputs: [decoder]\n" + graph.replace(", logits: {block: lm_head}", "")))
@@ -260,5 +260,5 @@ def test_arguments_out_of_their_range(options: dict[str, object], text: str) -> 
 
 def test_a_second_derivative() -> None:
     model, inputs = build("gpt2"), {**inputs_of("gpt2"), "tokens_mask": LEFT}
-    with pytest.raises(RuntimeError, match="the loss in pieces has no second derivative"):
+    with pytest.raises(RuntimeError, match="the loss in chunks has no second derivative"):
         torch.autograd.grad(loss(model, inputs), list(model.parameters()), create_graph=True)

@@ -25,9 +25,6 @@ from tfkit.nn import Rearrange, Softmax, named
 class ScaledDotProduct(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d], by torch's fused kernels."""
 
-    def extra_repr(self) -> str:
-        return named(f"scale={self.scale:.6g}", dropout=self.dropout, causal=self.causal, grouped=self.grouped)
-
     def __init__(self, *, scale: float, dropout: float, causal: bool, grouped: bool) -> None:
         super().__init__()
         self.scale = scale
@@ -42,15 +39,15 @@ class ScaledDotProduct(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=self.grouped)
 
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", dropout=self.dropout, causal=self.causal, grouped=self.grouped)
+
 
 class Eager(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] -> [b, h, q, d]; `softmax` returns the weights [b, h, q, k].
 
     With a soft-cap, scores are bent to stay within (-cap, cap) before the mask: cap * tanh(scores / cap).
     """
-
-    def extra_repr(self) -> str:
-        return named(f"scale={self.scale:.6g}", softcap=self.cap, dropout=self.dropout)
 
     def __init__(
         self,
@@ -81,6 +78,9 @@ class Eager(nn.Module):
             scores = self.cap * torch.tanh(scores / self.cap)
         weights = F.dropout(self.softmax(scores, mask), self.dropout, self.training)
         return self.unstack(self.stack(weights) @ v)
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, dropout=self.dropout)
 
 
 class SinkDotProduct(Eager):
@@ -120,9 +120,6 @@ class SinkSoftmax(Softmax):
     They sum to less than one, and are zero for a query that may read no key.
     """
 
-    def extra_repr(self) -> str:
-        return named(n_heads=self.sinks.size(0))
-
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.sinks = nn.Parameter(torch.empty(n_heads))
@@ -135,3 +132,6 @@ class SinkSoftmax(Softmax):
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         sinks = self.sinks.to(scores.dtype)[:, None, None].expand(scores.size(0), -1, scores.size(2), 1)
         return torch.softmax(torch.cat((scores, sinks), dim=3), dim=3)[..., :-1]
+
+    def extra_repr(self) -> str:
+        return named(n_heads=self.sinks.size(0))

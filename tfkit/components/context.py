@@ -93,14 +93,6 @@ class AttentionContext(nn.Module):
     has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
     """
 
-    def extra_repr(self) -> str:
-        causal = self.right == 0
-        window = None if self.left is None or not causal else self.left + 1
-        if causal:
-            return named(causal=True, window=window)
-        sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
-        return ", ".join(f"{side}={number}" for side, number in sides.items())
-
     def __init__(
         self,
         key: ContextKey,
@@ -191,6 +183,14 @@ class AttentionContext(nn.Module):
             real = tokens.to(torch.bool)[:, None, :]
             visible = real if visible is None else visible & real
         return None if visible is None else visible[:, None]
+
+    def extra_repr(self) -> str:
+        causal = self.right == 0
+        window = None if self.left is None or not causal else self.left + 1
+        if causal:
+            return named(causal=True, window=window)
+        sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
+        return ", ".join(f"{side}={number}" for side, number in sides.items())
 
 
 def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:

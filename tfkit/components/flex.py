@@ -39,9 +39,6 @@ class FlexAttention(nn.Module):
     Any other mask goes to `dense`, the core that writes its mask out.
     """
 
-    def extra_repr(self) -> str:
-        return named(f"scale={self.scale:.6g}", softcap=self.cap, grouped=self.grouped)
-
     def __init__(self, *, scale: float, cap: float | None, grouped: bool, dense: nn.Module) -> None:
         super().__init__()
         self.scale = scale
@@ -67,6 +64,9 @@ class FlexAttention(nn.Module):
         # In mixed precision a rotation may return float32, and the kernel takes one type.
         q, k = q.to(v.dtype), k.to(v.dtype)
         return attend(q, k, v, bend, mask.blocks, self.scale, self.grouped)
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", softcap=self.cap, grouped=self.grouped)
 
 
 def serves(x: Tensor) -> bool:

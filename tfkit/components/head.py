@@ -125,9 +125,6 @@ class LMHeadConfig(BlockConfig):
 class TiedOutput(nn.Module):
     """A linear layer whose weight belongs to an embedding."""
 
-    def extra_repr(self) -> str:
-        return named(bias=self.bias is not None)
-
     def __init__(self, d_out: int, *, bias: bool) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
@@ -138,6 +135,9 @@ class TiedOutput(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return named(bias=self.bias is not None)
 
 
 class PoolerConfig(BlockConfig):

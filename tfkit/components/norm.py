@@ -90,9 +90,6 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, config: LayerNormConfig, width: int) -> None:
         super().__init__(width, config.eps, bias=config.bias)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, offset=1"
-
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         if self.bias is not None:
@@ -101,16 +98,15 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, offset=1"
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean of squares + eps) * (offset + weight), over the last axis.
 
     Computed in the type of the weight: under autocast that is float32, as autocast does for a layernorm by itself.
     """
-
-    def extra_repr(self) -> str:
-        weight = None if self.weight is not None else "none"
-        return named(*self.width, eps=self.eps, weight=weight, offset=self.offset or None)
 
     def __init__(self, config: RMSNormConfig, width: int) -> None:
         super().__init__()
@@ -131,13 +127,13 @@ class RMSNorm(nn.Module):
                 weight = weight + self.offset
         return F.rms_norm(x, self.width, weight, self.eps)
 
+    def extra_repr(self) -> str:
+        weight = None if self.weight is not None else "none"
+        return named(*self.width, eps=self.eps, weight=weight, offset=self.offset or None)
+
 
 class HeadNorm(nn.Module):
     """A norm without weights, then a weight and a bias [heads, width] of each head; x [b, heads, t, width]."""
-
-    def extra_repr(self) -> str:
-        heads, width = self.weight.shape
-        return named(heads=heads, width=width, bias=self.bias is not None, offset=self.offset or None)
 
     def __init__(self, norm: nn.Module, heads: int, width: int, *, offset: int, bias: bool) -> None:
         super().__init__()
@@ -155,3 +151,7 @@ class HeadNorm(nn.Module):
         weight = self.weight + self.offset if self.offset else self.weight
         x = self.norm(x.to(weight.dtype)) * weight[:, None]
         return x if self.bias is None else x + self.bias[:, None]
+
+    def extra_repr(self) -> str:
+        heads, width = self.weight.shape
+        return named(heads=heads, width=width, bias=self.bias is not None, offset=self.offset or None)

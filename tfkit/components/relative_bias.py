@@ -49,9 +49,6 @@ class T5BiasConfig(ScoreBiasConfig):
 class T5Bias(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> [b or 1, h, q, k]."""
 
-    def extra_repr(self) -> str:
-        return named(causal=self.causal, max_distance=self.max_distance)
-
     def __init__(self, config: T5BiasConfig, n_heads: int, causal: bool) -> None:
         super().__init__()
         self.causal = causal
@@ -73,3 +70,6 @@ class T5Bias(nn.Module):
         far = self.near + (share * (self.sides - self.near)).long()
         bucket = torch.where(distance < self.near, distance, far.clamp(max=self.sides - 1))
         return bucket if self.causal else bucket + (offset > 0).long() * self.sides
+
+    def extra_repr(self) -> str:
+        return named(causal=self.causal, max_distance=self.max_distance)

@@ -48,9 +48,6 @@ def _scale(learned: Learned, width: int) -> ResidualScale:
 class ResidualScale(nn.Module):
     """A learned factor of a term of the residual stream; [width] or [1]."""
 
-    def extra_repr(self) -> str:
-        return named(width=self.weight.size(0))
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
@@ -60,3 +57,6 @@ class ResidualScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+    def extra_repr(self) -> str:
+        return named(width=self.weight.size(0))

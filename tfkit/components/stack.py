@@ -198,13 +198,6 @@ class Stack(nn.Module):
     layers run, and `past` says how much came before.
     """
 
-    def extra_repr(self) -> str:
-        names = [*self.shared]
-        contexts = [names[i] for i in self.context_of]
-        by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
-        shown = by_name if len(names) > 1 else None
-        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
-
     def __init__(
         self,
         *,
@@ -257,6 +250,13 @@ class Stack(nn.Module):
             cache = None if caches is None else caches[self.first_run[i]]
             contexts.append(shared(x, mask, prefix, past, cache))
         return contexts
+
+    def extra_repr(self) -> str:
+        names = [*self.shared]
+        contexts = [names[i] for i in self.context_of]
+        by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
+        shown = by_name if len(names) > 1 else None
+        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
 
 
 class MemoryStack(Stack):

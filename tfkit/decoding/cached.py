@@ -17,7 +17,7 @@ from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import beyond, max_len
-from tfkit.model import BuiltModel, wrong_inputs
+from tfkit.model import BuiltModel, name_layer, wrong_inputs
 from tfkit.nn import Past, is_token
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
@@ -145,12 +145,13 @@ class CachedModel:
 
     @contextmanager
     def _explained(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Say what is wrong with inputs where they are why something fails."""
+        """Say what is wrong with inputs where they are why something fails, and otherwise where it fails."""
         try:
             yield
         except Exception as error:
             for wrong in wrong_inputs(self._graph, given, next(self.model.parameters(), None)):
                 raise wrong from error
+            name_layer(error, self.model)
             raise
 
     def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:

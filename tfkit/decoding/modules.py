@@ -24,7 +24,9 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> f
     for node in parts.once:
         _hold_tables(program, model, graph, node)
         values |= call(program, graph, node, model.get_submodule(node.name), values)
-    return program.build_graph_module(tuple(values[name] for name in made_once(parts)), "Reading")
+    names = made_once(parts)
+    returns = tuple(Tensor if name in parts.read_once else Tensor | None for name in names)
+    return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
 
 
 def made_once(parts: DecodeSplit) -> list[str]:

@@ -2,97 +2,123 @@
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
-from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, cast
+import sys
+from collections.abc import Callable, Mapping
+from itertools import count
+from textwrap import indent
+from types import ModuleType
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name
 
-class Value(str):
-    """What a step of a `Program` gives, to be used as an argument of later steps."""
-
-
-class Step(NamedTuple):
-    """One line of a program: an argument of `forward`, a call, a weight, or what is returned."""
-
-    op: str
-    name: str
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+Steps = Mapping[Value, Step]
 
 
 class Program:
-    """Writes the `forward` of a module as straight-line code: one call per step, nothing decided at run time.
+    """Writes the `forward` of a module as straight-line code: nothing is decided at run time.
 
-    Every step has a name; the module called in it becomes a child of that name.
+    Every step has a name: that of the child that it calls, or of the variable that holds what a function gives. In the
+    text a value is called so where no other is called so any more; or `x`, once the x before it is not read again; or
+    it is drawn into the line that reads it.
     """
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: dict[Value, Step] = {}
         self._children: dict[str, nn.Module] = {}
 
     def input(self, name: str, annotation: Any = Tensor, *, optional: bool = False) -> Value:
         """An argument of `forward`; an optional one is None unless given."""
-        default = {"default_value": None} if optional else {}
-        return self._add("placeholder", name, annotation | None if optional else annotation, (), default)
+        if not is_name(name):
+            raise ValueError(f"`{name}` cannot be the name of an argument")
+        default = (None,) if optional else ()
+        return self._add(Step("placeholder", name, name, default, {}, annotation | None if optional else annotation))
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Value:
         """A call of `module`, which becomes the child `name`."""
         self._children[name] = module
-        return self._add("call_module", name, name, args, kwargs)
+        return self._add(Step("call_module", name, name, args, kwargs))
 
     def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
-        """A call of a function of torch or of `operator`."""
-        return self._add("call_function", name, function, args, kwargs)
+        """A call of a function, of torch or of `operator` for instance."""
+        return self._add(Step("call_function", name, function, args, kwargs))
 
     def weight(self, path: str) -> Value:
         """A parameter of a child by its dotted path."""
-        return self._add("get_attr", path.replace(".", "_"), path, (), {})
+        return self._add(Step("get_attr", path.replace(".", "_"), path))
 
     def hold(self, name: str, module: nn.Module) -> None:
         """Make `module` the child `name` for the sake of its weights, without a call."""
         self._children[name] = module
 
-    def _add(self, op: str, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        self._steps.append(Step(op, name, target, args, kwargs))
-        return Value(f"%{len(self._steps)}")
+    def _add(self, step: Step) -> Value:
+        value = Value(f"%{len(self._steps)}")
+        self._steps[value] = step
+        return value
 
-    def build(self, output: Any, class_name: str) -> nn.Module:
-        """The module whose `forward` returns `output`. Equal programs become objects of one class."""
-        self._add("output", "output", "output", (output,), {})
+    def _finish(self, output: Any, returns: Any) -> None:
+        if returns is None:
+            returns = (Tensor,) * len(output) if isinstance(output, tuple) else Tensor
+        annotation = tuple.__class_getitem__(returns) if isinstance(returns, tuple) else returns
+        self._add(Step("output", "output", "output", (output,), {}, annotation))
+
+    def build(self, output: Any, class_name: str, returns: Any = None) -> nn.Module:
+        """The module whose `forward` returns `output`. Equal programs become objects of one class.
+
+        `returns` is the type of `output`, a tuple of types for one of values; each is a Tensor unless given.
+        """
+        if not is_name(class_name):
+            raise ValueError(f"`{class_name}` cannot be the name of a class")
+        self._finish(output, returns)
         module = written_class(self._steps, class_name)()
         for name, child in self._children.items():
             module.add_module(name, child)
         return module
 
     def build_graph_module(
-        self, output: Any, class_name: str, base: type[fx.GraphModule] = fx.GraphModule
-    ) -> fx.GraphModule:
-        """The same as a `torch.fx.GraphModule`, which can be taken apart and edited; or as a kind of it, `base`."""
-        self._add("output", "output", "output", (output,), {})
+        self, output: Any, class_name: str, base: "type[WrittenGraph] | None" = None, returns: Any = None
+    ) -> "WrittenGraph":
+        """That module as a `torch.fx.GraphModule`, which can be taken apart and edited; or as a kind of it, `base`."""
+        self._finish(output, returns)
         root = nn.Module()
         for name, child in self._children.items():
             root.add_module(name, child)
-        module = base(root, _graph(self._steps), class_name=class_name)
-        for step in self._steps:
+        module = (base or WrittenGraph)(root, _graph(self._steps), class_name=class_name)
+        for step in self._steps.values():
             if step.op == "get_attr":  # of which fx has copied the tensor: what takes its place later is to be read
                 holder = step.target.rpartition(".")[0]
                 module.set_submodule(holder, root.get_submodule(holder))
         return module
 
 
-class CallTracer(fx.Tracer):
-    """Reads the code of a model again, as unpickling does, and leaves the functions that it calls as calls."""
+class WrittenGraph(fx.GraphModule):
+    """A module whose `forward` is written from its `graph`, by `recompile` again after an edit."""
 
-    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        forward = cast(Any, type(root).forward if isinstance(root, nn.Module) else root)
-        called = {id(value) for value in forward.__globals__.values() if isinstance(value, FunctionType)}
-        self._autowrap_function_ids |= called
-        return super().trace(root, concrete_args)
+    def recompile(self) -> fx.graph.PythonCode:
+        made = super().recompile()
+        type(self).forward, self._code = written_forward(self.graph, type(self).__name__)
+        return made
+
+    def __reduce__(self) -> Any:
+        """By its steps: fx would trace the code again, and look into the functions that it calls."""
+        made_again = ("_graph", "_code", "_lineno_map", "_prologue_start")
+        state = {name: value for name, value in vars(self).items() if name not in made_again}
+        return _empty_graph, (type(self).__mro__[1], type(self).__name__), (steps_of(self.graph), state)
+
+    def __setstate__(self, state: Any) -> None:
+        steps, attributes = state
+        super().__setstate__(attributes)
+        self.graph = _graph(steps)
+
+
+def _empty_graph(base: type[WrittenGraph], class_name: str) -> WrittenGraph:
+    """A graph module without its state: what unpickling starts from."""
+    module = base.__new__(base)
+    type(module).__name__ = class_name
+    return module
 
 
 def recomputed(layer: nn.Module, *args: Any) -> Any:
@@ -103,7 +129,7 @@ def recomputed(layer: nn.Module, *args: Any) -> Any:
 class Written(nn.Module):
     """A module whose class was written by a `Program`: `code` is its forward."""
 
-    steps: ClassVar[Sequence[Step]]
+    steps: ClassVar[Steps]
     code: ClassVar[str]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -111,59 +137,92 @@ class Written(nn.Module):
         return _empty, (self.steps, type(self).__name__), *state
 
 
-def _empty(steps: Sequence[Step], class_name: str) -> Written:
+def _empty(steps: Steps, class_name: str) -> Written:
     """A module without its state: what unpickling and copying start from."""
     return Written.__new__(written_class(steps, class_name))
 
 
 _CLASSES: dict[tuple[Any, ...], type[Written]] = {}
+_COUNT = count()
 
 
-def written_class(steps: Sequence[Step], class_name: str) -> type[Written]:
+def written_class(steps: Steps, class_name: str) -> type[Written]:
     """The class with these steps as its forward.
 
     All equal layers of a model are of one class, as if a person had written it: it is compiled once, by Python, by
     TorchScript, and by `torch.compile` of the layers.
     """
-    key = (class_name, *[(op, name, target, repr(args), repr(kwargs)) for op, name, target, args, kwargs in steps])
+    key = (class_name, *[(one.op, one.name, one.target, repr(one[3:])) for one in steps.values()])
     if key not in _CLASSES:
         _CLASSES[key] = _write_class(steps, class_name)
     return _CLASSES[key]
 
 
-def _write_class(steps: Sequence[Step], class_name: str) -> type[Written]:
-    forward, code = written_forward(_graph(steps), class_name)
-    body = {"steps": tuple(steps), "code": code, "forward": forward, "__module__": __name__}
-    return type(class_name, (Written,), body)
+def _write_class(steps: Steps, class_name: str) -> type[Written]:
+    names = {"Written": Written, class_name: ...}
+    code = forward_text(steps, names, LAYER)
+    module = ModuleType(f"{__name__}.{class_name}_{next(_COUNT)}")
+    sys.modules[module.__name__] = module  # where `inspect` looks for the source of a class
+    vars(module).update(names)
+    kind: type[Written] = _run(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
+        class_name
+    ]
+    module.__file__ = kind.forward.__code__.co_filename
+    kind.steps, kind.code = dict(steps), code
+    return kind
 
 
 def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str]:
     """A graph as a function whose first argument is the module with what it calls, and its code."""
-    text = graph.python_code("self")
-    code = text.src.strip() + "\n"
-    file = f"<tfkit {name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
-    names: dict[str, Any] = dict(text.globals)
-    exec(compile(code, file, "exec"), names)
-    return names["forward"], code
+    names: dict[str, Any] = {}
+    code = forward_text(steps_of(graph), names, GRAPH)
+    return _run(code, name, names)["forward"], code
 
 
-def _graph(steps: Sequence[Step]) -> fx.Graph:
-    graph = fx.Graph(tracer_cls=CallTracer)
+def _run(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a text that a debugger, TorchScript and tracebacks find again."""
+    file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec", dont_inherit=True), names)
+    return names
+
+
+def _graph(steps: Steps) -> fx.Graph:
+    """Steps as a graph of torch.fx."""
+    graph = fx.Graph()
     nodes: dict[Value, fx.Node] = {}
 
     def node(value: Any) -> Any:
         return nodes[value] if isinstance(value, Value) else value
 
-    for number, (op, name, target, args, kwargs) in enumerate(steps, 1):
-        args, kwargs = fx.node.map_aggregate(args, node), fx.node.map_aggregate(kwargs, node)
-        if op == "placeholder":
-            written = graph.placeholder(name, type_expr=target, **kwargs)
-        elif op == "output":
-            written = graph.output(*args)
-        elif op == "get_attr":
-            written = graph.get_attr(target)
-        else:
-            written = graph.create_node(op, target, args, kwargs, name=name)
-        nodes[Value(f"%{number}")] = written
+    for value, step in steps.items():
+        args, kwargs = fx.node.map_aggregate(step.args, node), fx.node.map_aggregate(dict(step.kwargs), node)
+        made = graph.create_node(step.op, step.target, args, kwargs, name=step.name, type_expr=step.annotation)
+        if made.name != step.name:
+            made.meta["variable"] = step.name
+        nodes[value] = made
     return graph
+
+
+def variable_of(node: fx.Node) -> str:
+    """The variable that a node asks for: several may take turns."""
+    return str(node.meta.get("variable", node.name))
+
+
+def steps_of(graph: fx.Graph) -> Steps:
+    """A graph of torch.fx as steps."""
+
+    def value(part: Any) -> Any:
+        return Value(part.name) if isinstance(part, fx.Node) else part
+
+    return {
+        Value(node.name): Step(
+            node.op,
+            variable_of(node),
+            node.target,
+            fx.node.map_aggregate(node.args, value),
+            fx.node.map_aggregate(node.kwargs, value),
+            node.type,
+        )
+        for node in graph.nodes
+    }

@@ -19,11 +19,12 @@ from tfkit.testing.checks import (
     check_script,
     check_state_dict,
 )
-from tfkit.testing.component import check_component, check_model, small_spec
+from tfkit.testing.component import Layout, check_component, check_model, small_spec
 from tfkit.testing.inputs import call, example_inputs
 from tfkit.testing.parts import check_alone, check_fields, check_repeatable
 
 __all__ = [
+    "Layout",
     "call",
     "check_alone",
     "check_cached",

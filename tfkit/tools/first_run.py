@@ -17,9 +17,10 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import sources
 from tfkit.graph.places import place_of
+from tfkit.nn.forward_text import GRAPH, forward_text
+from tfkit.nn.program import steps_of
 from tfkit.promises import Watch
 from tfkit.spec.messages import kind_of
-from tfkit.tools.code import forward_code
 from tfkit.tools.inputs import random_inputs
 from tfkit.tools.memory import check_memory, size_of
 from tfkit.tools.weights import build_with_weights
@@ -86,7 +87,7 @@ def first_run(
     return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
-        code=forward_code(model),
+        code=forward_text(steps_of(model.graph), {}, GRAPH._replace(columns=80)).rstrip(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size_of(model),
         dtype=str(dtype).removeprefix("torch."),

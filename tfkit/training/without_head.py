@@ -8,12 +8,12 @@ from typing import TypeAlias, cast
 
 from torch import Tensor, fx, nn
 
-from tfkit.builder import checked_mask, graph_of
+from tfkit.builder import graph_of
 from tfkit.component import Pieces
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding, wire_of
 from tfkit.graph.expand import Graph, Node
-from tfkit.nn import written_forward
+from tfkit.nn import variable_of, written_forward
 from tfkit.wrapped import unwrapped
 
 Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
@@ -97,8 +97,7 @@ def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
     head = graph.graph_copy(model.graph, copies)
     if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
         raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.head}`")
-    nodes = {node.name: copy for node, copy in copies.items()}
-    mask = nodes.get(checked_mask(ends.mask or ""), nodes.get(ends.mask or ""))
-    graph.output((head.args[0], mask, nodes.get(ends.tokens or ""), dict(head.kwargs)))
+    values = {variable_of(node): copy for node, copy in copies.items()}  # of a mask what is checked
+    graph.output((head.args[0], values.get(ends.mask or ""), values.get(ends.tokens or ""), dict(head.kwargs)))
     graph.erase_node(head)
     return written_forward(graph, "trunk")[0]

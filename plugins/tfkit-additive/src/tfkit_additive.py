@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Softmax, settings
 
 
-class AdditiveConfig(MultiHeadConfig):
+class AdditiveConfig(tfkit.MultiHeadConfig):
     """Scores by a small network: weight . tanh(q + k)."""
 
     kind: Literal["additive"] = "additive"

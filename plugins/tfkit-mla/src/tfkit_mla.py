@@ -129,9 +129,6 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 class LatentAttention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model]; queries come from `q`, or from `q_down`, `q_norm` and `q_up`."""
 
-    def extra_repr(self) -> str:
-        return named(f"scale={self.scale:.6g}", kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
-
     def __init__(
         self,
         config: LatentAttentionConfig,
@@ -257,6 +254,9 @@ class LatentAttention(nn.Module):
     def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """[b, h, q, k] -> the same."""
         return F.dropout(self.softmax(scores * self.scale, mask), self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        return named(f"scale={self.scale:.6g}", kv_scale=self.kv_scale, dropout=self.dropout, causal=self.causal)
 
 
 class CrossLatentAttention(LatentAttention):

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.testing import (
+    Layout,
     check_cached,
     check_causal,
     check_component,
@@ -22,8 +23,6 @@ from tfkit.testing import (
     check_script,
     example_inputs,
 )
-from tfkit.testing.component import Layout
-from tfkit.tools.cache import cache_size
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
 FIELDS = {"n_heads": 3, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
@@ -91,10 +90,11 @@ def test_names_and_shapes(q_rank: int | None) -> None:
 
 
 def test_a_cache_holds_one_latent_and_one_key() -> None:
-    graph = graph_of(position=ROPE)
-    size = cache_size(graph, torch.float32)
-    assert size is not None
-    assert size.per_token == 2 * (8 + 4) * 4
+    cached = tfkit.CachedModel(tfkit.build(graph_of(position=ROPE)).eval(), length=11)
+    with torch.no_grad():
+        cached(TOKENS[:1, :1])
+    layers, slots, one_more = 2, 11, 1  # which takes what padding writes
+    assert cached.nbytes == layers * (slots + one_more) * (8 + 4) * 4
 
 
 def test_a_single_token_expands_no_latent(monkeypatch: pytest.MonkeyPatch) -> None:

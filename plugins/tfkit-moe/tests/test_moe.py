@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.testing import (
+    check_alone,
     check_component,
     check_filled,
     check_gradients,
@@ -20,7 +21,6 @@ from tfkit.testing import (
     check_script,
     example_inputs,
 )
-from tfkit.testing.parts import check_alone
 
 from .layer import PLUGINS, layer, spec
 

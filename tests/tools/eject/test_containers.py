@@ -13,7 +13,7 @@ from tfkit.tools.eject import check, eject
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import loaded, made
 
-from ...docs.test_readme import blocks
+from ...docs.page import ROOT, blocks
 
 PLUGIN = """
 import copy
@@ -279,7 +279,7 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
 
 
 def test_the_plugin_of_the_readme_leaves_too(tmp_path: Path, alone: Alone) -> None:
-    (text,) = [text for text in blocks("python") if "tfkit_register" in text]
+    (text,) = [one.text for one in blocks(ROOT / "README.md") if "tfkit_register" in one.text]
     (tmp_path / "double_gelu.py").write_text(text, encoding="utf-8")
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
     graph = tfkit.loads(SPEC.replace("odd", "double_gelu"), plugins=plugins)

@@ -37,7 +37,7 @@ def test_without_a_compiler_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) ->
         raise InvalidCxxCompiler
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
-    with pytest.raises(tfkit.SpecError, match="AOTInductor needs a C\\+\\+ compiler, and there is none"):
+    with pytest.raises(tfkit.SpecError, match="AOTInductor needs a C\\+\\+ compiler, but there is none"):
         check_format(one_layer(block="encoder").meta["graph"], "aoti")
 
 

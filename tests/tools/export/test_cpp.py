@@ -61,6 +61,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
     for command in (["cmake", "-S", str(SOURCE), "-B", str(build), prefix], ["cmake", "--build", str(build)]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "cannot find the CUDA" in " ".join(done.stderr.split()):
+            pytest.skip(f"torch {torch.__version__} was built for CUDA, and no CUDA toolkit is here to link with")
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "generate"
 

@@ -51,9 +51,9 @@ def test_a_decoder_is_several_graphs_with_one_file_of_weights(
     ]
     assert [one.name for one in whole.get_outputs()] == ["logits"]
     decode = onnxruntime.InferenceSession(parts / "decode.onnx")
-    inputs = ["tokens", "cache_stack_0", "cache_stack_1", "past", "tokens_mask"]
+    inputs = ["tokens", "cache_stack_0_0", "cache_stack_0_1", "past", "tokens_mask"]
     assert [one.name for one in decode.get_inputs()] == inputs
-    assert [one.name for one in decode.get_outputs()] == ["logits", "new_cache_stack_0", "new_cache_stack_1"]
+    assert [one.name for one in decode.get_outputs()] == ["logits", "new_cache_stack_0_0", "new_cache_stack_0_1"]
     for file in tmp_path.rglob("*.onnx"):
         assert str(Path(tfkit.__file__).parent).encode() not in file.read_bytes()
 

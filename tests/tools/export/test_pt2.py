@@ -74,6 +74,7 @@ def test_torch_alone_reads_it_and_the_weights_are_in_it_once(tmp_path: Path) -> 
     assert str(Path(tfkit.__file__).parent).encode() not in text
 
 
+@pytest.mark.slow
 def test_a_component_that_cannot_be_exported_is_named_beforehand(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,10 +76,10 @@ def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     ("name", "forward", "backward", "runs"),
     [
         ("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1),
-        ("small", "logits", "embedding", 1),
+        pytest.param("small", "logits", "embedding", 1, marks=pytest.mark.slow),
         ("small", "embedding.position", "logits", 1),
         ("pair", "decoder.layers.2.cross_attention", "decoder.layers.0.cross_attention_norm_in", 1),
-        ("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1),
+        pytest.param("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1, marks=pytest.mark.slow),
         ("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4),
     ],
 )

@@ -148,7 +148,9 @@ def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:
         profile("small", directory=tmp_path / "thesis.tex")
 
 
-@pytest.mark.parametrize("wrong", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "wrong", [KeyboardInterrupt, pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
+)
 def test_nothing_half_written_is_left(
     wrong: Any, tmp_path: Path, profile: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

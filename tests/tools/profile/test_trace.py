@@ -217,6 +217,7 @@ def test_a_step_that_something_held_up_does_not_count() -> None:
     assert undisturbed([(0, 10), (10, 20)]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_trace_may_be_compressed(tmp_path: Path) -> None:
     import gzip
 

@@ -12,12 +12,11 @@ SHORT = 88
 """The same where a person wrote two lines."""
 
 
-def tidied(steps: list[ast.stmt], *, written: bool) -> list[ast.stmt]:
-    """The statements of a function, tidied; those of a `Program`, a line for each step, are drawn together."""
+def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a function, tidied."""
     steps = _without_copies([one for step in copy.deepcopy(steps) for one in _one_by_one(step)])
     steps, _ = _Living().block(steps, set())
-    steps = _drawn_together(_shortened(steps), every=written)
-    return _streamed(steps) if written else steps
+    return _drawn_together(_shortened(steps))
 
 
 def _shortened(steps: list[ast.stmt]) -> list[ast.stmt]:
@@ -204,18 +203,18 @@ def _without_index(step: ast.For) -> ast.For:
     return step
 
 
-def _drawn_together(steps: list[ast.stmt], *, every: bool) -> list[ast.stmt]:
+def _drawn_together(steps: list[ast.stmt]) -> list[ast.stmt]:
     """Names that the next step alone reads make place for what they stand for, as do all names of weights."""
     for step in steps:
         if isinstance(step, ast.For | ast.If):
-            step.body = _drawn_together(step.body, every=False)
+            step.body = _drawn_together(step.body)
     before, last = steps[-2:] if len(steps) > 1 else (None, None)
     if isinstance(before, ast.Assign) and isinstance(last, ast.Return) and last.value is not None:  # noqa: SIM102
         if [ast.unparse(one) for one in before.targets] == [ast.unparse(last.value)]:
             steps[-2:] = [ast.Return(before.value)]
     index = 0
     while index < len(steps) - 1:
-        found = _merged(steps, index, every=every)
+        found = _merged(steps, index)
         if found is None:
             index += 1
             continue
@@ -226,7 +225,7 @@ def _drawn_together(steps: list[ast.stmt], *, every: bool) -> list[ast.stmt]:
     return steps
 
 
-def _merged(steps: list[ast.stmt], index: int, *, every: bool) -> tuple[int, ast.stmt] | None:
+def _merged(steps: list[ast.stmt], index: int) -> tuple[int, ast.stmt] | None:
     """The step that alone reads what this one assigns, with that in its place, and where it stands."""
     step = steps[index]
     if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
@@ -242,7 +241,7 @@ def _merged(steps: list[ast.stmt], index: int, *, every: bool) -> tuple[int, ast
     if changed or not once or name in stored(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return None
     new = Replaced({name: value}).visit(copy.deepcopy(reader))
-    return (readers[0], new) if len(ast.unparse(new)) <= (WIDTH if every or path else SHORT) else None
+    return (readers[0], new) if len(ast.unparse(new)) <= (WIDTH if path else SHORT) else None
 
 
 def _changes(step: ast.stmt) -> bool:
@@ -278,16 +277,3 @@ class Replaced(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return copy.deepcopy(self.values.get(node.id, node))
-
-
-def _streamed(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """What the steps hand on is called x, wherever the x before is not needed any more."""
-    for index, step in enumerate(steps):
-        if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
-            continue
-        name, rest = step.targets[0].id, steps[index + 1 :]
-        if name != "x" and not any("x" in reads(one) for one in rest):
-            renamed = Replaced({name: ast.Name("x")})
-            steps[index] = ast.Assign([ast.Name("x")], step.value, lineno=0)
-            steps[index + 1 :] = [renamed.visit(one) for one in rest]
-    return steps

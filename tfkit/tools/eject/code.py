@@ -23,10 +23,6 @@ class Code:
     tree: ast.FunctionDef
     parameters: Mapping[str, inspect.Parameter]
     names: Mapping[str, Any]
-    written: bool
-    """By a `tfkit.nn.Program`: a line for each step."""
-    fx: bool
-    """By torch.fx, as those are too."""
     line: int
     """Where it begins in its file."""
 
@@ -41,17 +37,8 @@ def code_of(function: FunctionType, *, method: bool) -> Code:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
     parameters = list(inspect.signature(function).parameters.items())
-    file = inspect.getsourcefile(function) or ""
-    written = file.startswith("<tfkit")
     names = dict(parameters[1:] if method else parameters)
-    return Code(
-        tree,
-        names,
-        function.__globals__,
-        written,
-        written or file.startswith("<eval"),
-        function.__code__.co_firstlineno,
-    )
+    return Code(tree, names, function.__globals__, function.__code__.co_firstlineno)
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType:

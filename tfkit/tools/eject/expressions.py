@@ -178,6 +178,16 @@ class Expressions(Conditions):
         value, written = self.eval(node.value)
         return value, ast.Starred(written)
 
+    def _joinedstr(self, node: ast.JoinedStr) -> Written:
+        """A text with values in it; those that are known texts are part of it."""
+        made = self._any(node)[1]
+        assert isinstance(made, ast.JoinedStr)
+        known = [_known_text(part) for part in made.values]
+        if None not in known:
+            return SOME, ast.Constant("".join(text for text in known if text is not None))
+        made.values = [p if text is None else ast.Constant(text) for p, text in zip(made.values, known, strict=True)]
+        return SOME, made
+
     def _tuple(self, node: ast.Tuple) -> Written:
         found = [self.eval(one) for one in node.elts]
         return Record(None, tuple(value for value, _ in found)), ast.Tuple([written for _, written in found])
@@ -230,3 +240,10 @@ class Expressions(Conditions):
 
     def _lambda(self, node: ast.Lambda) -> Written:
         raise NotImplementedError("a `lambda`")
+
+
+def _known_text(part: ast.expr) -> str | None:
+    """The text of a part of an f-string, if it is known and written as it is."""
+    if isinstance(part, ast.FormattedValue) and part.conversion == -1 and part.format_spec is None:
+        part = part.value
+    return part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None

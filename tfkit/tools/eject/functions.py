@@ -28,7 +28,7 @@ _KNOWN = [torch.Tensor, type(None), *(one for one in vars(builtins).values() if 
 def function_text(name: str, entry: Specialised, whole: Whole, *, method: bool) -> str:
     """A function or a method, with what is left of its arguments."""
     parameters = ["self"] * method + [_parameter(entry, one, whole) for one in entry.parameters]
-    result = annotation(entry.code.tree.returns, entry, whole) or ("Tensor" if entry.code.fx else "")
+    result = annotation(entry.code.tree.returns, entry, whole)
     head = f"def {name}({', '.join(parameters)}){f' -> {result}' if result else ''}:"
     docs = ast.get_docstring(entry.code.tree)
     lines = docs_text(docs).splitlines() if docs else []

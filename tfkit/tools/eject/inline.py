@@ -62,7 +62,7 @@ def drawn_in(functions: dict[Key, Specialised], read: Mapping[nn.Module, set[str
 
 def _hosting(host: Specialised, body: list[ast.stmt], guest: Specialised, name: str) -> Specialised:
     host = copy.copy(host)
-    host.body = tidied(body, written=host.code.written)
+    host.body = tidied(body)
     host.uses = {used: value for used, value in host.uses.items() if used != name} | guest.uses
     host.attributes = (host.attributes | guest.attributes) - {name}
     return host

@@ -95,7 +95,7 @@ class Specialiser(Whole):
             raise
         except Exception as cause:
             raise refuse(key[0], f"{entry.code.tree.name}: {cause}") from cause
-        entry.body = tidied(function.body, written=entry.code.written)
+        entry.body = tidied(function.body)
         old = {new: name for name, new in function.renamed.items()}
         names = {old.get(name, name) for step in entry.body for name in reads(step)}
         entry.names = function.renamed

@@ -51,9 +51,6 @@ class Experts(nn.Module):
         weighs_input: weights multiply what an expert reads, not what it returns.
     """
 
-    def extra_repr(self) -> str:
-        return named(weighs_input=self.weighs_input)
-
     def __init__(
         self,
         activation: nn.Module,
@@ -113,6 +110,9 @@ class Experts(nn.Module):
             share = self.by_expert(none.scatter(1, chosen, 1.0))
         out = self.down(self.activation(self.first(x, None, None)), None, None)
         return (out * share).sum(dim=0).to(out.dtype)
+
+    def extra_repr(self) -> str:
+        return named(weighs_input=self.weighs_input)
 
 
 class SharedExperts(nn.Module):

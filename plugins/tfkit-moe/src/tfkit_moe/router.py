@@ -83,14 +83,6 @@ class Router(Linear):
     A forward hook on it reads the routing, for a loss that balances the load or to look at it.
     """
 
-    def extra_repr(self) -> str:
-        score = f"{'softmax' if self.softmax else 'sigmoid'} {'after' if self.topk_first else 'before'} topk"
-        by = "top2sum" if self.n_best == 2 else "max"
-        groups = {"keep": self.n_kept, "by": by} if self.split_groups is not None else None
-        correction = self.correction is not None
-        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups, softcap=self.softcap)
-        return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
-
     def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
         super().__init__(d_model, n_experts, bias=config.bias)
         self.k = n_experts_per_token
@@ -151,6 +143,14 @@ class Router(Linear):
         best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
         kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
         return kept.unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        score = f"{'softmax' if self.softmax else 'sigmoid'} {'after' if self.topk_first else 'before'} topk"
+        by = "top2sum" if self.n_best == 2 else "max"
+        groups = {"keep": self.n_kept, "by": by} if self.split_groups is not None else None
+        correction = self.correction is not None
+        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups, softcap=self.softcap)
+        return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,52 @@
+"""Every norm against its formula, with an epsilon and an offset that nobody could overlook."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tfkit
+
+SPEC = """
+tfkit: 1
+name: t
+inputs: {x: {type: features, width: 8}}
+graph: {n: {block: norm, input: x, norm: %s}}
+"""
+
+
+def build(norm: str) -> nn.Module:
+    """A norm with every parameter drawn at random."""
+    module = tfkit.build(tfkit.loads(SPEC % norm)).get_submodule("n")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return module
+
+
+def formula(x: Tensor, *, eps: float, centred: bool) -> Tensor:
+    x = x - x.mean(dim=-1, keepdim=True) if centred else x
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+@torch.no_grad()
+def test_a_norm_is_its_formula(kind: str, offset: int, eps: float) -> None:
+    module = build(f"{{kind: {kind}, eps: {eps}, offset: {offset}}}")
+    found = dict(module.named_parameters())
+    weight, bias = found["weight"] + offset, found.get("bias", torch.zeros(8))
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+    want = formula(x, eps=eps, centred=kind == "layernorm") * weight + bias
+    torch.testing.assert_close(module(x), want)
+
+
+@pytest.mark.parametrize(("kind", "bias"), [("rmsnorm", ""), ("layernorm", ", bias: false")])
+@torch.no_grad()
+def test_without_scale_there_is_nothing_to_learn(kind: str, bias: str) -> None:
+    module = build(f"{{kind: {kind}, eps: 0.5, scale: false{bias}}}")
+    assert list(module.parameters()) == []
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(module(x), formula(x, eps=0.5, centred=kind == "layernorm"))

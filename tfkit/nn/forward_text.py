@@ -1,0 +1,375 @@
+"""The text of a `forward`, as a person would write it, from the steps that it takes."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+import torch
+from torch.nn import functional as F
+
+WIDTH = 116
+"""Columns of a line, inside a class that is indented."""
+OPERATORS: Mapping[Any, tuple[str, int]] = {
+    operator.add: ("+", 1),
+    operator.sub: ("-", 1),
+    operator.mul: ("*", 2),
+    operator.truediv: ("/", 2),
+    operator.matmul: ("@", 2),
+}
+"""The sign of an operator, and how tightly it binds."""
+ATOM = 3
+"""How tightly a name, a call or an index binds."""
+INDENT = "    "
+
+
+class Value(str):
+    """What a step gives, to be used as an argument of later steps."""
+
+    __repr__ = str.__str__  # a text that reads the same is another argument
+
+
+class Step(NamedTuple):
+    """A line of a forward before it is written: an argument, a call, a weight, or what is returned."""
+
+    op: str
+    """The word of torch.fx: placeholder, call_module, call_function, call_method, get_attr or output."""
+    name: str
+    """The variable that it asks for."""
+    target: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    annotation: Any = None
+    """The type of an argument, or of what is returned; None where nothing says it."""
+
+
+class Style(NamedTuple):
+    """How much stands in one line."""
+
+    calls: int
+    """How many calls stand inside one another."""
+    stream: str | None
+    """The name of every value after which the one before it is not read any more."""
+    columns: int = WIDTH
+
+
+LAYER = Style(calls=4, stream="x")
+GRAPH = Style(calls=2, stream=None)
+"""The nodes of a model keep their names."""
+
+
+def is_name(text: str) -> bool:
+    """Whether Python takes it for a name."""
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> str:
+    """The function `forward`.
+
+    What its text takes from outside is added to `outside`, by name; no other name there means something else in it.
+    Every step runs in its place: a value that is read once is drawn into the line that reads it only where nothing
+    that has an effect changes its order.
+    """
+    return _Writer(steps, outside, style).text()
+
+
+@dataclass
+class _Expression:
+    """A value that has no variable yet."""
+
+    text: str
+    name: str = ""
+    binds: int = ATOM
+    calls: int = 0
+    """How many calls stand inside one another."""
+    reads: list[Value] = field(default_factory=list)
+    """The variables in it."""
+    broken: tuple[str, list[str]] = ("", [])
+    """Of a call that may be too long: what stands before the arguments, and these."""
+
+
+class _Writer:
+    def __init__(self, steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> None:
+        self.steps = steps
+        self.outside = outside
+        self.style = style
+        self.lines: list[str] = []
+        self.held = {name: Value(name) for name in ("self", "forward")}
+        """Whose value a variable has at this point."""
+        self.variables: dict[Value, str] = {}
+        self.operands = {value: list(_values((step.args, step.kwargs))) for value, step in steps.items()}
+        self.unread = Counter(chain.from_iterable(self.operands.values()))
+        """How often a value is still to be read."""
+        self.unread.update(self.held.values())
+        self.pending: dict[Value, _Expression] = {}
+        """Values that are read once, in their order, which have no variable yet."""
+
+    def text(self) -> str:
+        inputs = [step for step in self.steps.values() if step.op == "placeholder"]
+        for value, step in self.steps.items():
+            if step.op == "placeholder":
+                self.variables[value] = step.target.lstrip("*")
+                self.held[step.target.lstrip("*")] = value
+        for value, step in self.steps.items():
+            if step.op == "output":
+                self._return(value, step)
+            elif step.op != "placeholder":
+                self._write(value, step)
+        parameters = ["self", *map(self._parameter, inputs)]
+        head = _broken("def forward(", parameters, f"){self._result()}:", self.style.columns)
+        return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
+
+    def _write(self, value: Value, step: Step) -> None:
+        if not self.unread[value] and (step.op == "get_attr" or step.target is operator.getitem):
+            self.unread.subtract(self.operands[value])
+            return
+        written = self._with_pending(value, partial(self._expression, step))
+        if self.unread[value] == 1:
+            self.pending[value] = written
+        else:
+            self._flush(len(self.pending))
+            self._assign(value, written)
+
+    def _with_pending(self, value: Value, write: Callable[[], _Expression]) -> _Expression:
+        """The expression of a value, with all pending ones drawn in that it reads last of what is pending, in order."""
+        waiting = list(self.pending)
+        used = [one for one in self.operands[value] if one in self.pending]
+        self._flush(next(n for n in range(len(waiting) + 1) if _ends_with(waiting[n:], used)))
+        drawn = [one for one in used if one in self.pending]
+        written = write()
+        start = "return " if self.style.stream else f"{self.steps[value].name} = "
+        bare = len(drawn) == 1 and written is self.pending[drawn[0]]
+        long = not bare and len(INDENT + start + written.text) > self.style.columns
+        if drawn and (long or written.calls > self.style.calls):
+            self._flush(max((n for n, one in enumerate(self.pending.values(), 1) if one.calls), default=0))
+            written = write()
+        for one in drawn:
+            self.pending.pop(one, None)
+        return written
+
+    def _flush(self, count: int) -> None:
+        """Give the first pending values variables."""
+        for value in list(self.pending)[:count]:
+            self._assign(value, self.pending.pop(value))
+
+    def _assign(self, value: Value, written: _Expression) -> None:
+        self.unread.subtract(written.reads)
+        start = ""
+        if self.unread[value]:
+            self.variables[value] = name = self._variable(written.name)
+            self.held[name] = value
+            start = f"{name} = "
+        self._line(start, written)
+
+    def _line(self, start: str, written: _Expression) -> None:
+        (before, arguments), columns = written.broken, self.style.columns - len(INDENT)
+        if arguments and len(start + written.text) > columns:
+            self.lines += _broken(start + before, arguments, ")", columns)
+        else:
+            self.lines.append(start + written.text)
+
+    def _variable(self, name: str) -> str:
+        """A free variable: the stream's, if what it holds is read nowhere any more, or one of this name."""
+        if self.style.stream and self._is_free(self.style.stream):
+            return self.style.stream
+        return next(one for one in _numbered(name) if self._is_free(one))
+
+    def _is_free(self, name: str) -> bool:
+        if not is_name(name) or name in self.outside or hasattr(builtins, name):
+            return False
+        return name not in self.held or not self.unread[self.held[name]]
+
+    def _return(self, value: Value, step: Step) -> None:
+        (output,) = step.args
+        bare = type(output) is tuple and len(output) > 1
+        written = self._with_pending(value, partial(self._sequence if bare else self._part, output))
+        self._flush(len(self.pending))
+        self._line("return ", written)
+
+    def _expression(self, step: Step) -> _Expression:
+        written = self._of(step)
+        written.name = step.name
+        return written
+
+    def _of(self, step: Step) -> _Expression:
+        if step.op == "get_attr":
+            return _Expression(_path(step.target))
+        if step.op == "call_module":
+            return self._call(_path(step.target), step.args, step.kwargs)
+        if step.op == "call_method":
+            owner, *args = step.args
+            inner = self._part(owner)
+            return self._call(f"{_bracketed(inner, ATOM)}.{step.target}", args, step.kwargs, inner)
+        if step.target in OPERATORS and len(step.args) == 2 and not step.kwargs:
+            sign, binds = OPERATORS[step.target]
+            left, right = map(self._part, step.args)
+            text = f"{_bracketed(left, binds)} {sign} {_bracketed(right, binds + 1)}"
+            return _joined(text, [left, right], binds=binds)
+        if step.target is operator.getitem and len(step.args) == 2:
+            left, index = self._part(step.args[0]), self._index(step.args[1])
+            return _joined(f"{_bracketed(left, ATOM)}[{index.text}]", [left, index])
+        return self._call(self._function(step.target), step.args, step.kwargs)
+
+    def _call(
+        self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], owner: _Expression | None = None
+    ) -> _Expression:
+        parts = [self._part(one) for one in args]
+        named = [self._part(one) for one in kwargs.values()]
+        texts = [one.text for one in parts] + [f"{n}={one.text}" for n, one in zip(kwargs, named, strict=True)]
+        made = _joined(f"{function}({', '.join(texts)})", [*([owner] if owner else []), *parts, *named])
+        made.calls += 1
+        made.broken = f"{function}(", texts
+        return made
+
+    def _part(self, value: Any) -> _Expression:
+        """An argument."""
+        if isinstance(value, Value):
+            pending = self.pending.get(value)
+            return _Expression(self.variables[value], reads=[value]) if pending is None else pending
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._call(self._global(type(value).__name__, type(value)), value, {})
+        if isinstance(value, list | tuple):
+            made = self._sequence(value)
+            if isinstance(value, list):
+                made.text = f"[{made.text}]"
+            else:
+                made.text = f"({made.text}{',' * (len(value) == 1)})"
+            return made
+        if isinstance(value, dict):
+            keys, values = [self._part(one) for one in value], [self._part(one) for one in value.values()]
+            inner = ", ".join(f"{key.text}: {one.text}" for key, one in zip(keys, values, strict=True))
+            return _joined(f"{{{inner}}}", values)
+        if isinstance(value, slice):
+            return self._call(self._global("slice", slice), [value.start, value.stop, value.step], {})
+        return _Expression(self._constant(value))
+
+    def _sequence(self, values: Sequence[Any]) -> _Expression:
+        parts = [self._part(one) for one in values]
+        return _joined(", ".join(part.text for part in parts), parts)
+
+    def _index(self, value: Any) -> _Expression:
+        """What stands between square brackets."""
+        if type(value) is tuple and len(value) > 1:
+            parts = [self._index(one) for one in value]
+            return _joined(", ".join(part.text for part in parts), parts)
+        if isinstance(value, slice):
+            ends = [None if one is None else self._part(one) for one in (value.start, value.stop, value.step)]
+            texts = ["" if one is None else one.text for one in ends]
+            return _joined(":".join(texts[:2] + texts[2:] * bool(texts[2])), [one for one in ends if one])
+        return self._part(value)
+
+    def _constant(self, value: Any) -> str:
+        if value is ...:
+            return "..."
+        if isinstance(value, str):
+            return repr(value) if "'" in value or '"' in value else f'"{repr(value)[1:-1]}"'
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'{self._global("float", float)}("{value}")'
+        if value is None or isinstance(value, bool | int | float):
+            return repr(value)
+        if isinstance(value, torch.dtype):
+            return f"{self._global('torch', torch)}.{str(value).removeprefix('torch.')}"
+        if callable(value):
+            return self._function(value)
+        return self._global(type(value).__name__, value)
+
+    def _function(self, function: Any) -> str:
+        """What a function is called here."""
+        name = getattr(function, "__name__", type(function).__name__)
+        for short, module in (("torch", torch), ("F", F), ("operator", operator)):
+            if getattr(module, name, None) is function:
+                return f"{self._global(short, module)}.{name}"
+        return self._global(name if is_name(name) else "function", function)
+
+    def _global(self, name: str, value: Any) -> str:
+        """The name of something from outside, which no variable has."""
+        free = (one for one in _numbered(name) if one not in self.held and self.outside.get(one, value) is value)
+        self.outside[found := next(free)] = value
+        return found
+
+    def _parameter(self, step: Step) -> str:
+        default = f" = {self._part(step.args[0]).text}" if step.args else ""
+        said = step.annotation
+        if said is None:
+            return f"{step.target}{default.replace(' ', '')}"
+        return f"{step.target}: {self._annotation(said)}{default}"
+
+    def _result(self) -> str:
+        (output,) = [step for step in self.steps.values() if step.op == "output"]
+        said, returned = output.annotation, output.args[0]
+        fits = (get_origin(said) is tuple) == isinstance(returned, tuple)  # in a graph that was edited it may not
+        return f" -> {self._annotation(said)}" if said is not None and fits else ""
+
+    def _annotation(self, kind: Any) -> str:
+        origin, args = get_origin(kind), get_args(kind)
+        if kind in (None, NoneType):
+            return "None"
+        if origin in (Union, UnionType):
+            return " | ".join(map(self._annotation, args))
+        if origin in (list, tuple, dict) and ... not in args:
+            return f"{self._global(origin.__name__, origin)}[{', '.join(map(self._annotation, args))}]"
+        if isinstance(kind, type) and origin is None:
+            return self._global(kind.__name__, kind)
+        return self._global("Annotation", kind)
+
+
+def _values(parts: Any) -> Iterator[Value]:
+    """The values in arguments, in the order in which Python computes them."""
+    if isinstance(parts, Value):
+        yield parts
+    elif isinstance(parts, list | tuple):
+        for one in parts:
+            yield from _values(one)
+    elif isinstance(parts, Mapping):
+        for one in parts.values():
+            yield from _values(one)
+    elif isinstance(parts, slice):
+        yield from _values((parts.start, parts.stop, parts.step))
+
+
+def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:
+    """Whether those of the used values that wait are the last ones, in their order."""
+    drawn = [one for one in used if one in waiting]
+    return drawn == waiting[len(waiting) - len(drawn) :]
+
+
+def _joined(text: str, parts: Sequence[_Expression], *, binds: int = ATOM) -> _Expression:
+    calls = max((part.calls for part in parts), default=0)
+    return _Expression(text, "", binds, calls, [one for part in parts for one in part.reads])
+
+
+def _bracketed(part: _Expression, binds: int) -> str:
+    """An operand, in brackets where it binds less tightly."""
+    return part.text if part.binds >= binds else f"({part.text})"
+
+
+def _path(target: str) -> str:
+    """A child or a parameter by its dotted path."""
+    text = "self"
+    for name in target.split("."):
+        text = f"{text}.{name}" if is_name(name) else f'getattr({text}, "{name}")'
+    return text
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """The name, then the name with a number."""
+    yield name
+    yield from (f"{name}_{number}" for number in count(1))
+
+
+def _broken(start: str, parts: Sequence[str], end: str, width: int) -> list[str]:
+    """A call or a signature on one line; its arguments on a line of their own; or on one each."""
+    if len(line := f"{start}{', '.join(parts)}{end}") <= width:
+        return [line]
+    if len(inner := INDENT + ", ".join(parts)) <= width:
+        return [start, inner, end]
+    return [start, *(f"{INDENT}{part}," for part in parts), end]
