@@ -102,6 +102,9 @@ class WrittenGraph(fx.GraphModule):
         type(self).forward, self._code = written_forward(self.graph, type(self).__name__)
         return made
 
+    def __str__(self) -> str:
+        return f"{self!r}\n\n{self.code}"
+
     def __reduce__(self) -> Any:
         """By its steps: fx would trace the code again, and look into the functions that it calls."""
         made_again = ("_graph", "_code", "_lineno_map", "_prologue_start")
