@@ -131,7 +131,7 @@ def test_the_estimate_is_what_a_run_shows(kind: str, sets: list[str], placement:
 BAD = {
     "a table that is too large": (["init=torch", TIED], "repeat the token just read"),
     "large logits": (["init={kind: normal, std: 0.3}"], "the logits of the head are large"),
-    "a scale of the logits": (["logits.scale=50.0"], "look at `scale`"),
+    "a scale of the logits": (["logits.scale=50.0"], "check `scale`"),
     "a scaled embedding": (["init={kind: normal, std: 0.06}", TIED, SCALED], "repeat the token"),
 }
 

@@ -222,17 +222,17 @@ CASES: list[tuple[dict[str, str], type[Component], str, str]] = [
         "ffn kind `wrong` returns tuple, not a tensor",
         "body.ffn",
     ),
-    ({"NORM": "wrong"}, WrongNorm, "norm kind `wrong` returns [2, 3, 1], and [2, 3, 8]", "body.norm"),
+    ({"NORM": "wrong"}, WrongNorm, "norm kind `wrong` returns [2, 3, 1] instead of [2, 3, 8]", "body.norm"),
     (
         {"FFN": "{kind: glu, d_ff: 4, activation: wrong}"},
         WrongActivation,
-        "activation kind `wrong` returns [2, 3, 1], and [2, 3, 4]",
+        "activation kind `wrong` returns [2, 3, 1] instead of [2, 3, 4]",
         "body.ffn.activation",
     ),
     (
         {"ATTENTION": "{kind: wrong, n_heads: 2}"},
         WrongAttention,
-        "attention kind `wrong` returns [2, 1, 8], and [2, 3, 8]",
+        "attention kind `wrong` returns [2, 1, 8] instead of [2, 3, 8]",
         "body.attention",
     ),
     (
@@ -260,7 +260,7 @@ CASES: list[tuple[dict[str, str], type[Component], str, str]] = [
         "body.attention.position.scaling",
     ),
     ({"MIDDLE": "wrong"}, WrongBlock, "block `wrong` returns [2, 1, 8] instead of [2, 3, 8]", "middle"),
-    ({"HEAD": "wrong_head"}, WrongHead, "block `wrong_head` returns [2, 3, 1], and [2, any, 11]", "logits"),
+    ({"HEAD": "wrong_head"}, WrongHead, "block `wrong_head` returns [2, 3, 1] instead of [2, any, 11]", "logits"),
 ]
 
 

@@ -256,6 +256,6 @@ def test_what_is_saved_has_no_names_of_the_wrapper(tmp_path: Path) -> None:
 def test_a_model_with_other_modules_is_not_saved(tmp_path: Path) -> None:
     model = built()
     model.decoder.layers[0].ffn.up = nn.Sequential(model.decoder.layers[0].ffn.up)
-    with pytest.raises(tfkit.SpecError, match="the model has other tensors than `gpt2`, its modules were changed"):
+    with pytest.raises(tfkit.SpecError, match="the model has other tensors than `gpt2`; its modules were changed"):
         save(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -161,10 +161,11 @@ def test_the_core_is_chosen_when_the_model_is_built(
 def test_weights_drop_out_in_training_and_nowhere_else(name: str) -> None:
     softmax = SinkSoftmax(SIZES["h"])
     softmax.reset_parameters()
+    heads = SIZES["h"], SIZES["g"]
     made: dict[str, Callable[[float], nn.Module]] = {
         "sdpa": lambda rate: ScaledDotProduct(scale=0.3, dropout=rate, causal=False, grouped=True),
-        "eager": lambda rate: Eager(scale=0.3, dropout=rate, cap=2.0),
-        "sinks": lambda rate: SinkDotProduct(scale=0.3, dropout=rate, causal=False, grouped=True, softmax=softmax),
+        "eager": lambda rate: Eager(scale=0.3, dropout=rate, heads=heads, cap=2.0),
+        "sinks": lambda rate: SinkDotProduct(scale=0.3, dropout=rate, causal=False, heads=heads, softmax=softmax),
     }
     plain, dropping = made[name](0.0), made[name](0.5)
     want = plain(*tensors(), None)

@@ -37,7 +37,7 @@ def naive(mask: MaskConfig, padding: Tensor | None, prefix: Tensor | None) -> Te
 
 
 def context(mask: MaskConfig, *, flag: bool = False) -> AttentionContext:
-    return AttentionContext(ContextKey(mask, prefix=False, flag=flag), rotary=None, position=None)
+    return AttentionContext(ContextKey(mask, prefix=False, flag=flag), rotary=None, position=None, slopes=None)
 
 
 @pytest.mark.parametrize("left", [None, 0, 2, 10])

@@ -95,7 +95,7 @@ def test_another_weight_is_named(model: fx.GraphModule, folder: Path, monkeypatc
             other.get_parameter("decoder.layers.1.ffn.up.weight")[3, 5] *= 1 + 2**-23
 
     planted(monkeypatch, change)
-    wanted = r"written as torchscript is not `small`.* differs is FFN `decoder\.layers\.1\.ffn\.up`(.|\n)*weight"
+    wanted = r"the torchscript file differs from `small`.* differs is FFN `decoder\.layers\.1\.ffn\.up`(.|\n)*weight"
     with pytest.raises(tfkit.SpecError, match=wanted):
         export(model, folder / "model.ts")
 
@@ -128,18 +128,22 @@ def test_another_component_is_named(
     named: str,
 ) -> None:
     planted(monkeypatch, change)
-    with pytest.raises(tfkit.SpecError, match=f"torchscript is not `small`: the first .* differs is {named}"):
+    with pytest.raises(
+        tfkit.SpecError, match=f"torchscript file differs from `small`: the first .* differs is {named}"
+    ):
         export(model, folder / "model.ts")
 
 
-def _late(state: dict[str, list[Tensor]], tokens: Tensor, mask: Tensor | None) -> None:
-    state[".columns"][0][0] += tokens.size(1) + 1
-    state[".lengths"][0] += tokens.size(1) + 1
+def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> None:
+    state[".columns"][0][0][0] += tokens.size(1) + 1
+    state[".lengths"][0][0] += tokens.size(1) + 1
 
 
 def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods.state, "move_on", _late)
-    with pytest.raises(tfkit.SpecError, match=r"torchscript is not `small`(.|\n)*cached decoding(.|\n)*differ by"):
+    with pytest.raises(
+        tfkit.SpecError, match=r"torchscript file differs from `small`(.|\n)*cached decoding(.|\n)*differ by"
+    ):
         export(model, folder / "model.ts")
 
 
@@ -150,7 +154,9 @@ def test_every_format_is_compared(model: fx.GraphModule, tmp_path: Path, monkeyp
         save_file(tensors, path)
 
     monkeypatch.setattr(Safetensors, "write", write)
-    with pytest.raises(tfkit.SpecError, match=r"safetensors is not `small`.* attention `decoder.layers.0.attention.o"):
+    with pytest.raises(
+        tfkit.SpecError, match=r"safetensors file differs from `small`.* attention `decoder.layers.0.attention.o"
+    ):
         export(model, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
 

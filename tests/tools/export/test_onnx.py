@@ -75,7 +75,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
-    wanted = r"written as onnx is not `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    wanted = r"the onnx file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
     with pytest.raises(tfkit.SpecError, match=wanted):
         export(one_layer("sly", block="encoder"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

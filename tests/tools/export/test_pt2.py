@@ -90,7 +90,7 @@ def test_a_component_that_cannot_be_exported_is_named_beforehand(
 
 
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
-    wanted = r"written as pt2 is not `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    wanted = r"the pt2 file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
     with pytest.raises(tfkit.SpecError, match=wanted):
         export(one_layer("sly", block="encoder"), tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
