@@ -12,8 +12,9 @@ PINS    := $(TORCH:%=$(VENV)/)constraints.txt
 SCHEMA  := specs/schema.json
 INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
-# One thread per worker, so that the workers share the cores; no test may reach for a model hub.
-PYTEST  := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# One thread per worker, so that the workers share the cores; no test may reach for a model hub; bytecode is kept for
+# the many processes that tests start.
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint checks ruff format-check mypy imports format pictures clean

@@ -20,6 +20,7 @@ import tfkit
 from tfkit.nn import Written
 from tfkit.testing import check_script, example_inputs
 
+from .sampling import slow
 from .small_specs import reduced
 
 LAYER = ["n_layers=2", "attention.n_heads=2", "ffn.d_ff=24"]
@@ -154,8 +155,11 @@ WAYS: dict[str, Callable[[nn.Module, str, Path], nn.Module]] = {
     "script and save": scripted_and_saved,
     "export": exported,
 }
+SLOW_WAYS = ("compile", "script and save", "export")
+TRAINED = [slow((name, way)) if way in SLOW_WAYS and (name, way) != ("gpt2", "compile") else (name, way) for name in SPECS for way in WAYS]
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_in_another_process(tmp_path: Path) -> None:
     model, inputs = model_of("vaswani_base"), inputs_of("vaswani_base")
     torch.save((model, inputs, model(**inputs).detach()), tmp_path / "all.pt")
@@ -176,8 +180,7 @@ def train_one_step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
                 parameter -= 5.0 * parameter.grad
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "way"), TRAINED)
 def test_equal_before_and_after_a_training_step(name: str, way: str, tmp_path: Path) -> None:
     """The step moves a tied weight by the gradients of all its uses, and all of them see it move."""
     reference = model_of(name)

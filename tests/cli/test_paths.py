@@ -16,6 +16,7 @@ from tfkit.decoding.text import load_tokenizer
 from tfkit.tools.atomic_files import names_in, write_file
 from tfkit.tools.importing import import_config
 
+from ..sampling import slow
 from ..tools.conftest import DECODER
 
 BAD = {"loop": "loop", "long": "a" * 300, "through": "file/below"}
@@ -121,7 +122,7 @@ def test_what_cannot_be_read(name: str, bad: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize("json", [[], slow(["--json"])])
 @pytest.mark.parametrize("name", ["draw", "import", "solve"])
 def test_an_odd_name(name: str, json: list[str], odd: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     words, suffix = FILES[name]

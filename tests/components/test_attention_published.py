@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tfkit
 
+from ..sampling import slow
 from .attentions import spec
 from .test_attention_steps import angles
 
@@ -131,7 +132,7 @@ def tables(case: Published, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("backend", ["sdpa", slow("eager")])
 @pytest.mark.parametrize("name", PUBLISHED)
 @torch.no_grad()
 def test_a_step_is_what_a_published_model_does(name: str, backend: str, side: str) -> None:

@@ -15,6 +15,7 @@ from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Softmax
 from tfkit.testing import check_capture, check_causal, check_script, example_inputs
 
+from ..sampling import slow, some
 from .attentions import (
     BACKENDS,
     FEATURES,
@@ -42,7 +43,8 @@ def flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("flex")
 @pytest.mark.parametrize(
-    ("feature", "padded"), [*((name, True) for name in FEATURES), *((name, False) for name in sorted(PLAINLY_CAUSAL))]
+    ("feature", "padded"),
+    some([*((name, True) for name in FEATURES), *((name, False) for name in sorted(PLAINLY_CAUSAL))], 12),
 )
 def test_outputs_and_gradients_are_equal(feature: str, padded: bool) -> None:
     graph = spec(*FEATURES[feature])
@@ -130,7 +132,7 @@ def test_the_cache(backend: AttentionBackend, feature: str) -> None:
     torch.testing.assert_close(torch.cat(pieces, dim=1), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("feature", ["gqa_window_softcap", "alibi", "cross"])
+@pytest.mark.parametrize("feature", ["gqa_window_softcap", slow("alibi"), slow("cross")])
 @pytest.mark.parametrize("backend", ["eager", "flex"])
 def test_torchscript(backend: AttentionBackend, feature: str) -> None:
     graph = spec(*FEATURES[feature])

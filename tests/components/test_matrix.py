@@ -210,7 +210,7 @@ def test_every_pair(row: Row) -> None:
     check_gradients(model, example_inputs(graph, padding="rows"))
 
 
-@pytest.mark.parametrize("row", rest(CHOSEN, FEW), ids=name_of)
+@pytest.mark.parametrize("row", rest(CHOSEN[::2], FEW), ids=name_of)
 def test_every_value_is_scripted(row: Row) -> None:
     graph = load(spec_of(row))
     check_script(tfkit.build(graph), example_inputs(graph), example_inputs(graph, length=8, padding="left"))
@@ -240,7 +240,7 @@ def capture(row: Row, backend: str | None = None) -> None:
     check_capture(tfkit.build(graph), *calls, backend=backend)
 
 
-@pytest.mark.parametrize("row", rest(CHOSEN[::6], FEW), ids=name_of)
+@pytest.mark.parametrize("row", rest(CHOSEN[:1], FEW), ids=name_of)
 def test_it_is_captured_whole(row: Row) -> None:
     capture(row)
 

@@ -15,6 +15,7 @@ from tfkit.builder import assemble
 from tfkit.component import WireMarker, marker
 from tfkit.testing.component import small_spec
 
+from ..sampling import some
 from ..small_specs import reduced
 
 Part = dict[str, Any]
@@ -206,7 +207,7 @@ def fields_of_parts() -> Iterator[Any]:
                     yield pytest.param(slot, kind, name, id=f"{kind}.{name}")
 
 
-@pytest.mark.parametrize(("slot", "kind", "name"), list(fields_of_parts()))
+@pytest.mark.parametrize(("slot", "kind", "name"), some(fields_of_parts(), 75))
 def test_every_field_shows(slot: str, kind: str, name: str) -> None:
     key = f"{kind}.{name}"
     others = OTHERS.get(key) or OTHERS.get(name)

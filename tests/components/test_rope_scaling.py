@@ -155,6 +155,7 @@ def test_longrope_reads_in_pieces(original_max_len: int) -> None:
     check_cached(tfkit.build(graph), example_inputs(graph, length=12))
 
 
+@pytest.mark.slow
 def test_one_capture_of_longrope_serves_short_and_long_sequences() -> None:
     graph = build(f"{{kind: rope, scaling: {LONGROPE}factor: 16}}}}")
     model = tfkit.build(graph)

@@ -12,6 +12,7 @@ import yaml
 import tfkit
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
+from ..sampling import slow, some
 from .small import build, spec_of
 
 LENGTH = 13
@@ -219,14 +220,14 @@ SLOW |= {"memory_qk_norm_full", "memory_parallel", "parallel", "several_windows"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SPECS]
+    "name", some((name for name in SPECS if name not in SLOW), 20) + [slow(name) for name in SPECS if name in SLOW]
 )
 def test_pieces(name: str) -> None:
     model = build(SPECS[name])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))
 
 
-@pytest.mark.parametrize("name", ["memory_sublayers", "prefix_window"])
+@pytest.mark.parametrize("name", ["memory_sublayers", pytest.param("prefix_window", marks=pytest.mark.slow)])
 def test_step(name: str) -> None:
     model = build(SPECS[name])
     check_cached_step(model, example_inputs(model.meta["graph"], length=LENGTH))

@@ -321,6 +321,7 @@ def slow(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_it_streams(slow: subprocess.Popen[bytes], run: Run) -> None:
     assert slow.stdout is not None
     seen = []

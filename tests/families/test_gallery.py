@@ -42,11 +42,12 @@ def test_the_gallery_is_large() -> None:
 
 
 FIRST_OF_QUICK = {first for model_type, first in families().items() if model_type in QUICK}
+FEW = {"gpt2", "gemma3_1b", *sorted(FIRST_OF_QUICK)[::4]}
 
 
 def quick(names: Iterable[str]) -> list[Any]:
-    """Names as parameters of a test: the first specs of the families in `QUICK`, and the others as slow ones."""
-    return [name if name in FIRST_OF_QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    """Names as parameters of a test: first specs of some families of `QUICK`, and the others as slow ones."""
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("name", quick(NAMES))

@@ -152,6 +152,7 @@ def test_a_copy_does_the_same(copied):
     assert not twin.merge_heads.training
 
 
+@pytest.mark.slow
 def test_a_pickle_is_read_by_another_process(tmp_path):
     module, x = Rearrange("b t (h d) -> b h t d", d=3), torch.randn(2, 5, 9)
     torch.save((module, x, module(x)), tmp_path / "saved.pt")

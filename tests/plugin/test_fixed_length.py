@@ -12,6 +12,8 @@ from tfkit.cli import main
 from tfkit.testing import check_model
 from tfkit.tools.inputs import random_inputs
 
+from ..sampling import slow
+
 PLUGIN = Path(__file__).parent / "patches.py"
 PLUGINS = tfkit.load_plugins(plugin_dirs=[PLUGIN], entry_points=False)
 CLASSES = """\
@@ -60,13 +62,23 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    ["build", "cost --mode prefill", "params", "cost", "explain", "validate", "show", "profile --steps 2 --warmup 0"],
+    [
+        "build",
+        "cost --mode prefill",
+        "params",
+        "cost",
+        "explain",
+        "validate",
+        "show",
+        slow("profile --steps 2 --warmup 0"),
+    ],
 )
 def test_every_command_reads_it(command: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, *options = command.split()
     assert main([name, str(file), *options, "--plugin-dir", str(PLUGIN), "--no-plugins"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_drawn_and_ejected(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command, suffix in (("draw", "svg"), ("eject", "py")):
         target = tmp_path / f"out.{suffix}"

@@ -18,6 +18,7 @@ from tfkit.plugin.registry import Registry
 from tfkit.spec.load import parse_spec, read_spec
 from tfkit.spec.render import render, schema_line
 
+from ..sampling import some
 from ..small_specs import covering_first
 
 PLUGINS = load_plugins(entry_points=False)
@@ -32,7 +33,7 @@ def round_trip(text: str, plugins: Plugins = PLUGINS) -> str:
     return rendered
 
 
-@pytest.mark.parametrize("name", covering_first())
+@pytest.mark.parametrize("name", covering_first(24))
 def test_shipped_specs_load_again_as_the_same_model(name: str) -> None:
     model = read_spec(name, INSTALLED).model
     rendered = render(model)
@@ -143,7 +144,7 @@ STRINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", STRINGS, ids=ascii)
+@pytest.mark.parametrize("text", some(STRINGS, 24), ids=ascii)
 def test_text(text: str) -> None:
     spec = stack("n_layers: 1", FFN, head=f"description: {json.dumps(text, ensure_ascii=False)}\n{HEAD}")
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model.model_copy(update={"description": text})
@@ -152,6 +153,7 @@ def test_text(text: str) -> None:
         round_trip(spec)
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=20))
 def test_any_text(text: str) -> None:
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model
@@ -159,6 +161,7 @@ def test_any_text(text: str) -> None:
     assert parse_spec(render(model), PLUGINS).model == model
 
 
+@settings(max_examples=30)
 @given(st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False))
 def test_any_number(number: float) -> None:
     round_trip(stack("n_layers: 1", FFN, f"norm: {{kind: rmsnorm, eps: {number!r}}}"))
@@ -231,7 +234,7 @@ def test_what_no_text_can_say() -> None:
         render(model.model_copy(update={"graph": {"<<": model.graph["embedding"]}}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_spec(specs: st.SearchStrategy[dict[str, Any]], data: st.DataObject) -> None:
     text = json.dumps(data.draw(specs))

@@ -77,7 +77,7 @@ def test_it_is_the_same_each_time() -> None:
     assert json.dumps(json_schema(load_plugins(entry_points=False))) == json.dumps(SCHEMA)
 
 
-@pytest.mark.parametrize("name", covering_first())
+@pytest.mark.parametrize("name", covering_first(70))
 def test_shipped_specs_are_valid(name: str) -> None:
     spec = plain(read(find_spec(name)))
     WITH_PLUGINS.validate(spec)
@@ -85,7 +85,7 @@ def test_shipped_specs_are_valid(name: str) -> None:
         VALIDATOR.validate(spec)
 
 
-@pytest.mark.parametrize("name", covering_first())
+@pytest.mark.parametrize("name", covering_first(24))
 def test_rendered_specs_are_valid(name: str) -> None:
     model = read_spec(name, INSTALLED).model
     (WITH_PLUGINS if model.requires else VALIDATOR).validate(plain(parse(render(model), name)))

@@ -246,6 +246,7 @@ def test_attention_may_need_the_whole() -> None:
     check_component(WholeConfig, within=["decoder"])
 
 
+@pytest.mark.slow
 def test_a_capture_for_each_token_is_told() -> None:
     class Counts(nn.Module):
         calls = 0
@@ -290,5 +291,6 @@ def test_example_inputs_hide_what_they_say(padding: Literal["left", "right", "ro
     assert inputs["source_mask"].int().tolist() == wanted[padding]
 
 
+@pytest.mark.slow
 def test_check_model_takes_any_graph() -> None:
     check_model(tfkit.load("gpt2", sets=TINY_GPT2), causal="tokens")

@@ -21,6 +21,7 @@ from tfkit.tools.solve.budget import parameters_of
 from tfkit.tools.solve.family import Family, Hidden
 from tfkit.tools.solve.forms import Form
 
+from ..sampling import some
 from ..small_specs import COVERING
 
 PLUGINS = load_plugins()
@@ -55,9 +56,9 @@ def counted(spec: str, size: Size) -> int:
         pytest.param("llama_7b", 13.016e9, "llama_13b", (), marks=pytest.mark.slow),
         ("llama3_8b", 8.03e9, "llama3_8b", ()),
         ("llama3_8b", 70.55e9, "llama3_70b", ("decoder.attention.n_kv_heads=8",)),
-        ("t5_small", 222.9e6, "t5_base", ()),
+        pytest.param("t5_small", 222.9e6, "t5_base", (), marks=pytest.mark.slow),
         pytest.param("t5_base", 60.5e6, "t5_small", (), marks=pytest.mark.slow),
-        ("bert_base", 335.174e6, "bert_large", ()),
+        pytest.param("bert_base", 335.174e6, "bert_large", (), marks=pytest.mark.slow),
         pytest.param("deepseek_v3", 671e9, "deepseek_v3", (), marks=pytest.mark.slow),
         ("gemma3_1b", 1e9, "gemma3_1b", ()),
     ],
@@ -88,7 +89,9 @@ def test_a_published_number_of_active_parameters_is_that_of_the_published_size(f
         assert size.parameters == count_params(graph).total
 
 
-@pytest.mark.parametrize("spec", ["gpt2", "llama_7b", "t5_small", "gemma3_1b", "mixtral_8x7b", "distilbart_cnn_12_6"])
+@pytest.mark.parametrize(
+    "spec", some(["gpt2", "llama_7b", "t5_small", "gemma3_1b", "mixtral_8x7b", "distilbart_cnn_12_6"], 3)
+)
 def test_the_changes_give_that_count(spec: str) -> None:
     for size in sizes_of(spec, 400e6 if spec != "mixtral_8x7b" else 9e9):
         assert counted(spec, size) == size.parameters == size.value

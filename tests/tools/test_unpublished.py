@@ -71,7 +71,8 @@ MODELS |= {name_of(row): lambda row=row: load(spec_of(row)) for row in ALL_VALUE
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name",
+    [name if name in ("latents",) else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()

@@ -15,6 +15,7 @@ import tfkit
 from tfkit.training.chunked_loss import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
 from tfkit.training.loss import Loss, loss
 
+from ..sampling import slow
 from .models import NEXT_TOKEN, SPECS, VOCABULARY, build, gradients, inputs_of
 
 RIGHT = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()
@@ -49,7 +50,7 @@ def assert_same(model: nn.Module, found: Tensor, expected: Tensor, atol: float =
 # ---- every head ----
 
 
-@pytest.mark.parametrize("pieces", [1, 4, 100, None])
+@pytest.mark.parametrize("pieces", [slow(1), 4, slow(100), None])
 @pytest.mark.parametrize("name", NEXT_TOKEN)
 def test_the_next_token(name: str, pieces: int | None) -> None:
     model, inputs = build(name), inputs_of(name)

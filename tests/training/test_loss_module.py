@@ -71,7 +71,8 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 
 
 @traced
-@pytest.mark.parametrize("name", [pytest.param("gpt2, scale and softcap", marks=pytest.mark.slow), "llama_7b, bias"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2, scale and softcap", "llama_7b, bias"])
 def test_it_is_compiled_whole(name: str) -> None:
     model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
     torch.compiler.reset()

@@ -166,7 +166,7 @@ PADDINGS = {
 
 
 @pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("backend", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("model_type", "given", "fields"), CASES.values(), ids=CASES)
 def test_outputs_and_gradients(
     model_type: str, given: dict[str, Any], fields: dict[str, Any], backend: str, padding: Tensor

@@ -45,9 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "deepseek" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
 def test_it_keeps_every_promise(name: str) -> None:
     within = ["decoder"] if VARIANTS[name] else ["encoder", "decoder", "memory"]
     check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)

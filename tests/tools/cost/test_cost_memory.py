@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ...sampling import slow
+
 SCRIPT = Path(__file__).parents[3] / "tools" / "bench" / "cost_memory.py"
 
 
@@ -36,7 +38,7 @@ def hold(bench: Any, case: Any) -> None:
 SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
 
 
-@pytest.mark.parametrize(("length", "recompute"), [(32, False), (32, True), (4, False)])
+@pytest.mark.parametrize(("length", "recompute"), [(32, False), slow((32, True)), slow((4, False))])
 @pytest.mark.parametrize(
     ("spec", "sets"),
     [

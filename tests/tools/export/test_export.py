@@ -128,9 +128,7 @@ def test_another_component_is_named(
     named: str,
 ) -> None:
     planted(monkeypatch, change)
-    with pytest.raises(
-        tfkit.SpecError, match=f"torchscript file differs from `small`: the first .* differs is {named}"
-    ):
+    with pytest.raises(tfkit.SpecError, match=f"torchscript file differs.*: the first .* differs is {named}"):
         export(model, folder / "model.ts")
 
 
@@ -141,9 +139,7 @@ def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | N
 
 def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods.state, "move_on", _late)
-    with pytest.raises(
-        tfkit.SpecError, match=r"torchscript file differs from `small`(.|\n)*cached decoding(.|\n)*differ by"
-    ):
+    with pytest.raises(tfkit.SpecError, match=r"torchscript file differs(.|\n)*cached decoding(.|\n)*differ by"):
         export(model, folder / "model.ts")
 
 
@@ -154,9 +150,7 @@ def test_every_format_is_compared(model: fx.GraphModule, tmp_path: Path, monkeyp
         save_file(tensors, path)
 
     monkeypatch.setattr(Safetensors, "write", write)
-    with pytest.raises(
-        tfkit.SpecError, match=r"safetensors file differs from `small`.* attention `decoder.layers.0.attention.o"
-    ):
+    with pytest.raises(tfkit.SpecError, match=r"safetensors file differs.* attention `decoder.layers.0.attention.o"):
         export(model, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
 

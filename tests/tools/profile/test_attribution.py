@@ -16,6 +16,8 @@ from tfkit.tools.cost import cost
 from tfkit.tools.profile import Limits, Profile, rows
 from tfkit.tools.profile.ranges import named_ranges, shown
 
+from ...sampling import slow, some
+
 TRIES = 4
 """A busy machine may take the processor away at any moment, also where nobody is to blame."""
 NAP = 0.06
@@ -59,8 +61,7 @@ def by_path(found: Profile) -> dict[str, Any]:
     return {part.path: part for part in found.parts}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["small", "pair"])
+@pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 2))
 def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     tries = (profile(name, mode=mode, length=32, batch=4) for _ in range(TRIES))
     found = next((one for one in tries if one.attributed >= 0.95), None)
@@ -77,10 +78,10 @@ def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     [
         ("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1),
         pytest.param("small", "logits", "embedding", 1, marks=pytest.mark.slow),
-        ("small", "embedding.position", "logits", 1),
+        pytest.param("small", "embedding.position", "logits", 1, marks=pytest.mark.slow),
         ("pair", "decoder.layers.2.cross_attention", "decoder.layers.0.cross_attention_norm_in", 1),
         pytest.param("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1, marks=pytest.mark.slow),
-        ("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4),
+        pytest.param("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4, marks=pytest.mark.slow),
     ],
 )
 def test_naps_are_found_where_they_are(
@@ -96,7 +97,7 @@ def test_naps_are_found_where_they_are(
     assert max(found.values()) < 0.5 * NAP
 
 
-@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("mode", ["prefill", slow("decode")])
 def test_a_nap_while_reading(mode: str, profile: Run, plant: Plant) -> None:
     path = "decoder.layers.1.cross_attention"
     plant(path, nap)
@@ -105,6 +106,7 @@ def test_a_nap_while_reading(mode: str, profile: Run, plant: Plant) -> None:
     assert max(part.time for part in parts.values()) < 0.5 * NAP
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_computed_twice(profile: Run, plant: Plant) -> None:
     plant("decoder.layers.1.attention", nap, recompute=True)
     found = by_path(profile("small"))["decoder.layers.1.attention"]
@@ -157,7 +159,7 @@ def test_memory_adds_up(profile: Run) -> None:
     assert memory.peak > memory.at_start >= 4 * size
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", some(MODES, 1))
 def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Limits) -> None:
     found = profile("small", mode=mode)
     assert not found.notes

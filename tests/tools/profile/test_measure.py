@@ -124,6 +124,7 @@ def test_what_is_written(profile: Run, tmp_path: Path) -> None:
     profile("small", directory=tmp_path / "out", mode="prefill")  # a former profile is replaced
 
 
+@pytest.mark.slow
 def test_scalars_for_tensorboard(profile: Run, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = profile("small", directory=tmp_path / "out")
