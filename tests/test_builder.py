@@ -156,7 +156,11 @@ WAYS: dict[str, Callable[[nn.Module, str, Path], nn.Module]] = {
     "export": exported,
 }
 SLOW_WAYS = ("compile", "script and save", "export")
-TRAINED = [slow((name, way)) if way in SLOW_WAYS and (name, way) != ("gpt2", "compile") else (name, way) for name in SPECS for way in WAYS]
+TRAINED = [
+    slow((name, way)) if way in SLOW_WAYS and (name, way) != ("gpt2", "compile") else (name, way)
+    for name in SPECS
+    for way in WAYS
+]
 
 
 @pytest.mark.slow

@@ -185,6 +185,7 @@ def test_three_at_once(name: str, tmp_path: Path) -> None:
         WRITERS[name](alone / "target", text)
         wanted.append(shown(alone / "target"))
     assert shown(target) in wanted
+    WRITERS[name](target, "last")  # takes away what each of the last two left to the other
     assert left(tmp_path) == []
 
 
