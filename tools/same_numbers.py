@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
+from tfkit.builder import inputs_of
 from tfkit.testing import example_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,14 +83,15 @@ def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tupl
     yield "names", _digest(list(state))
     yield "weights", _digest(list(state.values()))
     for padding in ("none", "left", "right"):
-        yield f"outputs, padding {padding}", _digest(model(**_inputs(graph, padding)))
-    yield "gradients", _digest(_gradients(model, _inputs(graph, "right")))
+        yield f"outputs, padding {padding}", _digest(model(**_inputs(model, graph, padding)))
+    yield "gradients", _digest(_gradients(model, _inputs(model, graph, "right")))
     if pieces is not None:
-        yield "decoded", _digest(_decoded(model, _inputs(graph, "none"), pieces))
+        yield "decoded", _digest(_decoded(model, _inputs(model, graph, "none"), pieces))
 
 
-def _inputs(graph: Any, padding: Any) -> dict[str, Tensor]:
-    return example_inputs(graph, batch=2, length=LENGTH, padding=padding)
+def _inputs(model: nn.Module, graph: Any, padding: Any) -> dict[str, Tensor]:
+    given = example_inputs(graph, batch=2, length=LENGTH, padding=padding)
+    return {name: given[name] for name in inputs_of(model) if name in given}
 
 
 def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
