@@ -61,7 +61,7 @@ class RouterConfig(Config):
     """If true, a number per expert is added to the scores that decide the choice, and not to the weights. It starts at
     zero and has no gradient: a training loop moves it, or published weights have it."""
     groups: GroupsConfig | None = None
-    """Groups of experts, of which a token chooses within the best; among all experts unless given."""
+    """Groups of experts; a token chooses within the best of them, unless given among all experts."""
     bias: bool = False
     """If true, the logits have a learned bias."""
     softcap: PositiveFloat | None = None
@@ -154,7 +154,7 @@ class Router(Linear):
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Autocast would choose the experts by logits of 8 bits. TorchScript cannot leave it, and so does this."""
+    """Autocast would choose the experts by logits of 8 bits; only scripted code, which cannot leave it, does so."""
     if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
