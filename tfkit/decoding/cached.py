@@ -1,4 +1,4 @@
-"""A model that reads sequences in pieces: caches have what attention needs of earlier tokens, each is read once."""
+"""A model that reads sequences in pieces, each token once: caches have what attention needs of earlier ones."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ FOREIGN = {
     "output_logits": _LOGITS,
     "output_attentions": _ATTENTION,
     "assistant_model": "there is no speculative decoding",
-    "generation_config": "give what it says by name, such as `temperature`",
+    "generation_config": "give its settings by name, such as `temperature`",
 }
 
 

@@ -39,7 +39,7 @@ class Generated:
     """Continuations of prompts by a model. Rows are the samples of the first prompt, then those of the next."""
 
     tokens: Tensor
-    """New tokens, [b * n_samples, t], without the prompt and with what made a row stop; padded on the right."""
+    """New tokens, [b * n_samples, t], without the prompt, including stops; padded on the right."""
     lengths: tuple[int, ...]
     """Number of new tokens of each row."""
     ended: tuple[End, ...]
@@ -71,7 +71,7 @@ def generate(
     compile: bool | str = False,
     **inputs: Any,
 ) -> Generated:
-    """Continue prompts with a model; without dropout, whatever mode the model is in.
+    """Continue prompts with a model; without dropout, even if the model is in train mode.
 
     Args:
         model: the result of `build`, wrapped or sharded as `docs/around.md` says; or a `CachedModel` of it, whose
@@ -137,7 +137,7 @@ def _cached(
         _check_room(prompt, new, min(limits, default=prompt + new))
         return CachedModel(model, length=length or prompt + new, compile=compile)
     if length is not None or compile:
-        raise ValueError("length and compile have no effect on a CachedModel: they are said when it is made")
+        raise ValueError("length and compile have no effect on a CachedModel: they are set when it is made")
     _check_room(prompt, new, model.length)
     return model
 

@@ -243,7 +243,7 @@ class LatentAttention(nn.Module):
     def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of a single query, [b, h, 1, v], like `expanded`, but without a key or a value of any token.
 
-        (kv_up c) . q is c . (kv_up' q): the query is mapped to the latents, and what it reads is mapped to values.
+        (kv_up c) . q is c . (kv_up' q): the query is mapped to the latents, and its result to values.
         """
         up_k, up_v = self.split_weight(self.kv_up.weight)
         q = self.heads_as_queries(torch.bmm(self.head_by_head(q_nope), up_k))

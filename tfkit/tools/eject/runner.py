@@ -53,7 +53,7 @@ def loaded(text: str) -> Iterator[ModuleType]:
 
 
 def made(module: ModuleType) -> "nn.Module":
-    """The model of an ejected file: its last class, with the config that stands there."""
+    """The model of an ejected file: its last class, with the values of its `Config`."""
     *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
     model: nn.Module = root(module.Config()) if takes_config else root()

@@ -29,7 +29,7 @@ ALIGNMENT = 16
 
 
 class ExpertLinear(StackedLinear):
-    """Rows [s a, i] sorted by expert, their experts [s a], and where the rows of each expert end [e] -> [s a, o].
+    """Rows [s a, i] sorted by expert, their experts [s a], and the ends of the rows of each expert [e] -> [s a, o].
 
     Without `experts` and `ends`, all tokens [s, i], or those of each expert [e, s, i], times every matrix ->
     [e, s, o].
