@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.tools.export import methods, torchscript
+from tfkit.tools.export.check import _gap as gap
 from tfkit.tools.export.export import export
 from tfkit.tools.export.format import Inputs
 from tfkit.tools.export.formats import FORMATS, SUFFIXES, name_by_suffix
@@ -221,3 +223,10 @@ def test_a_link_stays_and_its_file_is_replaced(model: fx.GraphModule, tmp_path: 
 
 def test_suffixes() -> None:
     assert {name_by_suffix(Path(f"a{suffix}")) for suffix in SUFFIXES} == {*FORMATS} - {"aoti"}  # which is a .pt2, too
+
+
+@pytest.mark.parametrize("found", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_on_one_side_is_a_difference(found: float) -> None:
+    numbers, others = torch.tensor([1.0, found]), torch.tensor([1.0, 2.0])
+    assert gap(numbers, others) == gap(others, numbers) == math.inf
+    assert gap(numbers, numbers) == 0.0
