@@ -158,7 +158,7 @@ class AttentionContext(nn.Module):
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
     ) -> Tensor | None:
-        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None if the causal flag replaces it, or for all.
+        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag.
 
         Args:
             queries: their positions, [b or 1, q].

@@ -30,7 +30,7 @@ class ProjectedConfig(AttentionConfig):
     bias: Shared[bool] | ProjectionBiases = True
     """Biases of the projections: true for all, false for none, or a mapping of `q`, `k`, `v` and `o`."""
     clip: PositiveFloat | None = None
-    """Upper and, negated, lower bound of the projected queries, keys and values, before any norm."""
+    """Bound of the absolute values of the projected queries, keys and values, before any norm."""
     qk_norm_full: NormConfig | None = None
     """Norm of the queries of all heads as one vector, and of the keys."""
 

@@ -176,7 +176,7 @@ class Llama3Scaling(Frequencies):
 
 
 class YarnScalingConfig(RopeScalingConfig):
-    """Stretch pairs that turn less than `beta_slow` times, not those above `beta_fast`; sharpen attention."""
+    """Stretch pairs with fewer turns than `beta_slow`, but none with more than `beta_fast`; sharpen attention."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
