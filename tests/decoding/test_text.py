@@ -177,7 +177,7 @@ def test_numbers() -> None:
     assert made.decode([3, 14]) == "3, 14"
     assert made.special("7") == 7
     for wrong in ("-1", "1.5", "two", "1,,2", "9" * 10):
-        with pytest.raises(ValueError, match=r"is no token id: they are whole numbers, as in `5,7`$"):
+        with pytest.raises(ValueError, match=r"is not a token id: ids are whole numbers, as in `5,7`$"):
             made.encode(wrong)
 
 
@@ -185,7 +185,7 @@ def test_numbers() -> None:
     ("name", "content", "cause"),
     [
         ("missing.json", None, "No such file or directory"),
-        ("broken.json", b"{", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("broken.json", b"{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("other.json", b'{"model": 3}', None),
         ("list.json", b"[]", None),
         ("empty.txt", b"", "characters must be one or more, each of them once"),

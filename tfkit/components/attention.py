@@ -249,9 +249,11 @@ class MultiHeadConfig(ProjectedConfig):
         softmax = SinkSoftmax(self.n_heads) if self.sinks else None
         if fused and softmax is not None:
             return SinkDotProduct(scale=scale, dropout=self.dropout, causal=causal, heads=heads, softmax=softmax)
-        core: nn.Module = Eager(scale=scale, dropout=self.dropout, heads=heads, cap=self.softcap, softmax=softmax)
+        core: nn.Module
         if fused:
             core = ScaledDotProduct(scale=scale, dropout=self.dropout, causal=causal, grouped=grouped)
+        else:
+            core = Eager(scale=scale, dropout=self.dropout, heads=heads, cap=self.softcap, softmax=softmax)
         if self.flex_mask(make.attention_backend):
             return FlexAttention(scale=scale, cap=self.softcap, grouped=grouped, dense=core)
         return core

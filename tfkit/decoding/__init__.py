@@ -1,1 +1,1 @@
-"""Reading sequences in pieces, and writing them token by token."""
+"""Reading of sequences in pieces, and generation token by token."""

@@ -1,4 +1,4 @@
-"""A model that reads sequences in pieces: what attention needs of earlier tokens is kept, each token is read once."""
+"""A model that reads sequences in pieces, each token once: caches have what attention needs of earlier ones."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
 class CachedModel:
-    """A built model that reads sequences in pieces, with the results that it has for the whole.
+    """A built model that reads sequences in pieces, with the same results as for whole sequences.
 
         cached = tfkit.CachedModel(model.eval(), length=256)
         logits = cached(prompt)                               # [b, t, vocab_size]
         logits = cached(logits[:, -1:].argmax(dim=-1))        # [b, 1, vocab_size]
 
-    The caches are made once for `length` tokens; of a sliding window, for those within it. Padding is not kept: each
-    sequence of a batch has the positions that it would have alone. `stepping` is the module that reads a piece, which
-    can be scripted or exported: it takes the inputs, a `tfkit.Past`, the caches by name, and how many positions to
-    keep.
+    The caches are made once for `length` tokens; those of a sliding window for the tokens within it. Padding is not
+    cached: each sequence of a batch has the positions that it would have by itself. `stepping` is the module that reads
+    a piece, which can be scripted or exported: it takes the inputs, a `tfkit.Past`, the caches by name, and the number
+    of positions to keep.
 
     Args:
-        model: what `tfkit.build` returned, in eval mode; wrapped or sharded as `docs/around.md` says.
+        model: the result of `tfkit.build`, in eval mode; wrapped or sharded as `docs/around.md` says.
         length: the most tokens that a sequence may have, padding included; the model's `max_len` unless given. Rotary
             scalings that depend on the length of the sequence take this one.
-        compile: compile the step of one token with `torch.compile`. It reads all of the caches, so that its shapes stay
-            the same and it is compiled once. A text is a mode of `torch.compile`: with `reduce-overhead`, a CUDA graph
-            runs the step without any work of Python.
+        compile: if true, compile the step of one token with `torch.compile`. It reads all of the caches, so that its
+            shapes stay the same and it is compiled once. A text is a mode of `torch.compile`: with `reduce-overhead`, a
+            CUDA graph runs the step without any Python code.
 
     Raises:
-        SpecError: the model needs its sequence as a whole, as an encoder does.
+        SpecError: the model needs whole sequences, as an encoder does.
         ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
     """
 
@@ -76,7 +76,7 @@ class CachedModel:
     @checked
     @torch.no_grad()
     def start(self, batch: Positive, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read what is given once for new ones: the input of an encoder, a prefix.
+        """Forget all sequences, and read the inputs that are given once for new ones: that of an encoder, a prefix.
 
         Args:
             batch: number of sequences.
@@ -115,14 +115,14 @@ class CachedModel:
         Args:
             tokens: [b, t], the next tokens.
             mask: bool [b, t], True where there is a token. Padding may stand anywhere.
-            keep: make logits of so many last positions; of all if 0.
-            inputs: further inputs that come in pieces, by the names of the spec.
+            keep: number of last positions to make logits of; 0: all.
+            inputs: further inputs that are read in pieces, by the names of the spec.
 
         Returns:
             Logits [b, t or keep, vocab_size], or whatever the model returns.
 
         Raises:
-            ValueError: no place is left, or the tokens are not those of the sequences that were begun.
+            ValueError: no place is left, or the rows of tokens are not those of the sequences that were begun.
         """
         _check_call(tokens, mask, keep)
         if not self._batch:
@@ -145,7 +145,7 @@ class CachedModel:
 
     @contextmanager
     def _explained(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Say what is wrong with inputs where they are why something fails, and otherwise where it fails."""
+        """Explain a failure by the inputs if they are its cause, and otherwise by the place where it happens."""
         try:
             yield
         except Exception as error:
@@ -169,7 +169,7 @@ class CachedModel:
 
     @checked
     def repeat(self, n: Positive) -> None:
-        """Go on with every sequence `n` times, in rows next to each other: several samples of one prompt.
+        """Continue every sequence `n` times, in rows next to each other: several samples of one prompt.
 
         Raises:
             ValueError: no sequence was begun.
@@ -186,11 +186,11 @@ class CachedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the caches take."""
+        """Memory of the caches in bytes."""
         return sum(tensor.nbytes for tensor in leaves(self._cache))
 
     def _make_caches(self, batch: int) -> None:
-        """Make the caches, or empty those that fit: a mask hides a number, but not what is none."""
+        """Make the caches, or set those that fit to zero: a mask hides numbers, but not NaN."""
         parameter = next(self.model.parameters(), torch.empty(0))
         device, dtype = parameter.device, sharded_dtype(self.model) or parameter.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
@@ -234,7 +234,7 @@ class CachedModel:
             self._check_prefix(tokens, mask)
 
     def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
-        """Raise ValueError where a prefix, which every query reads, is longer than the first piece."""
+        """Raise ValueError if a prefix, which every query reads, is longer than the first piece."""
         count = torch.full((tokens.size(0),), tokens.size(1)) if mask is None else mask.sum(dim=1)
         for name in self._parts.given_once:
             if self._graph.inputs[name].type != "lengths":
@@ -269,7 +269,7 @@ def _checked_length(length: int | None, graph: Graph) -> int:
 
 
 def _check_call(tokens: object, mask: object, keep: object) -> None:
-    """Raise TypeError or ValueError for what cannot be a piece; a few tests of types, since every token comes here."""
+    """Raise TypeError or ValueError for what cannot be a piece; only a few tests of types, as it runs every token."""
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         found = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
         raise TypeError(f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors, not {found}")
@@ -280,7 +280,7 @@ def _check_call(tokens: object, mask: object, keep: object) -> None:
 
 
 def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: Collection[str]) -> None:
-    """Raise ValueError when an input is missing, or unknown; each known one may bring its mask."""
+    """Raise ValueError if an input is missing, or unknown; each known one may come with its mask."""
     if missing := [name for name in required if name not in given]:
         raise ValueError(f"missing: {listing(missing)}")
     if unknown := [name for name in given if name.removesuffix("_mask") not in known]:

@@ -1,4 +1,4 @@
-"""Arguments of generation by the names that transformers gives them: what each is called here, or that it is not there.
+"""Arguments of generation by their names in transformers, each with its name here, or a note that there is none.
 
 Names of `GenerationConfig` and `generate` in https://huggingface.co/docs/transformers/main_classes/text_generation.
 """
@@ -56,12 +56,12 @@ FOREIGN = {
     "output_logits": _LOGITS,
     "output_attentions": _ATTENTION,
     "assistant_model": "there is no speculative decoding",
-    "generation_config": "give what it says by name, such as `temperature`",
+    "generation_config": "give its settings by name, such as `temperature`",
 }
 
 
 def no_argument(name: str, known: Collection[str]) -> TypeError:
-    """That `generate` has no argument of a name, and what does what it may be meant to do."""
+    """The error for an unknown argument of `generate`, with the one that does what it may be meant to do."""
     if name in FOREIGN:
         return TypeError(f"`generate` has no argument `{name}`: {FOREIGN[name]}")
     return TypeError(unknown_argument("generate", name, known))

@@ -36,14 +36,14 @@ OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model said after its prompts. Rows are the samples of the first prompt, then those of the next."""
+    """Continuations of prompts by a model. Rows are the samples of the first prompt, then those of the next."""
 
     tokens: Tensor
-    """New tokens, [b * n_samples, t], without the prompt and with what made a row stop; padded on the right."""
+    """New tokens, [b * n_samples, t], without the prompt, including stops; padded on the right."""
     lengths: tuple[int, ...]
-    """How many of them each row has."""
+    """Number of new tokens of each row."""
     ended: tuple[End, ...]
-    """Why each row ended: at a stop, or because it had all the tokens that it might have."""
+    """Reason why each row ended: a stop, or as many new tokens as it may get."""
 
     def rows(self) -> list[list[int]]:
         """The new tokens of each row without padding."""
@@ -71,13 +71,13 @@ def generate(
     compile: bool | str = False,
     **inputs: Any,
 ) -> Generated:
-    """Continue prompts with a model; without dropout, whatever mode the model is in.
+    """Continue prompts with a model; without dropout, even if the model is in train mode.
 
     Args:
-        model: what `build` returned, wrapped or sharded as `docs/around.md` says; or a `CachedModel` of it, which keeps
-            its memory and what it has compiled.
-        tokens: the prompts, [b, t] or a list of lists of token ids. Of an encoder-decoder, those of the decoder: as a
-            rule only its start token (T5: 0, BART: 2).
+        model: the result of `build`, wrapped or sharded as `docs/around.md` says; or a `CachedModel` of it, whose
+            caches and compiled code are used again.
+        tokens: the prompts, [b, t] or a list of lists of token ids. For an encoder-decoder, those of the decoder:
+            usually only its start token (T5: 0, BART: 2).
         max_new_tokens: the most tokens that a row may get.
         mask: bool [b, t], True where there is a token; padding may stand on either side.
         temperature: see `Sampling`, as for the next three; at 0 the same prompt always gives the same tokens.
@@ -86,14 +86,14 @@ def generate(
         repetition_penalty: above 1, tokens of the prompt and of the row become less likely.
         stop: token ids that end a row, or sequences of them.
         n_samples: rows of each prompt.
-        seed: where the random numbers start; each row has its own.
+        seed: start of the random numbers; each row has its own.
         pad: the token that fills places without a token.
-        on_token: called after each step with a token id of every row, None for rows that have ended before. It may
-            return numbers of rows that shall end with this token.
-        length: the most tokens that prompt and answer may have, see `CachedModel`.
-        compile: whether to compile the step of one token, see `CachedModel`.
-        inputs: what else the model reads, by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
-            lists of lists get their mask from here.
+        on_token: called after each step with a token id for every row, None for rows that have ended before. It may
+            return numbers of rows that end with this token.
+        length: the most tokens that prompt and answer may have together, see `CachedModel`.
+        compile: if true, compile the step of one token, see `CachedModel`.
+        inputs: further inputs of the model by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
+            lists of lists get their mask from this function.
 
     Raises:
         TypeError: an argument is unknown, or of another type.
@@ -131,13 +131,13 @@ def generate(
 def _cached(
     model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
-    """A cache with room for what will be read; raises ValueError where the model holds less."""
+    """A `CachedModel` with room for all tokens; raises ValueError if the model holds fewer."""
     if not isinstance(model, CachedModel):
         limits = [one for one in (length, max_len(graph_of(model))) if one is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
         return CachedModel(model, length=length or prompt + new, compile=compile)
     if length is not None or compile:
-        raise ValueError("length and compile have no effect on a CachedModel: they are said when it is made")
+        raise ValueError("length and compile have no effect on a CachedModel: they are set when it is made")
     _check_room(prompt, new, model.length)
     return model
 
@@ -151,11 +151,11 @@ def _steps(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, m
         if ends.after(tokens) or step == most - 1:
             break
         logits = cached(tokens[:, None], keep=1)[:, -1]
-    _check_numbers(logits)  # NaN in the cache stays there, so that a look at the end suffices
+    _check_numbers(logits)  # NaN stays in the caches, so that one test at the end suffices
 
 
 class _Ends:
-    """Which rows have ended, after how many tokens and why. Nothing is read from the device if nothing can end them."""
+    """Records when and why rows end. Nothing is read from the device if nothing can end them."""
 
     def __init__(self, stops: Sequence[tuple[int, ...]], on_token: OnToken | None) -> None:
         self._stops = stops
@@ -166,7 +166,7 @@ class _Ends:
         self._steps = 0
 
     def after(self, tokens: Tensor) -> bool:
-        """Take in the tokens [b] of a step; whether all rows have ended."""
+        """Take in the tokens [b] of a step; return True if all rows have ended."""
         self._steps += 1
         if not self._stops and self._on_token is None:
             return False
@@ -196,7 +196,7 @@ class _Ends:
 
 
 def _rows_to_end(said: Iterable[int] | None, count: int) -> set[int]:
-    """The rows that `on_token` said; raises ValueError where it returned something else."""
+    """The rows that `on_token` returned; raises ValueError if it returned something else."""
     rows = [] if said is None else said
     if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
         raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(said)}")
@@ -204,9 +204,9 @@ def _rows_to_end(said: Iterable[int] | None, count: int) -> set[int]:
 
 
 def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> tuple[Tensor, Tensor | None]:
-    """Sequences with all padding in front, so that every last column is a token: tokens and mask [b, t].
+    """Sequences with all padding on the left, so that the last column has only tokens: tokens and mask [b, t].
 
-    The mask is None where there is no padding. Raises ValueError for what are no sequences of tokens.
+    The mask is None if there is no padding. Raises ValueError for values that are not sequences of tokens.
     """
     if not isinstance(tokens, Tensor):
         if mask is not None:
@@ -238,7 +238,7 @@ def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
-    """The model's further inputs, with masks for those that are given as lists."""
+    """The further inputs of the model, with masks for those that are given as lists."""
     made: dict[str, Tensor] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
@@ -250,7 +250,7 @@ def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
 
 
 def _check_names(graph: Graph, main: str, inputs: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that are neither of `generate` nor inputs of the model."""
+    """Raise TypeError for names that are neither arguments of `generate` nor inputs of the model."""
     others = [name for name in graph.inputs if name != main]
     known = [*others, *(f"{name}_mask" for name in others)]
     for name, value in inputs.items():

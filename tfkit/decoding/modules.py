@@ -1,4 +1,4 @@
-"""The modules that run the two parts of a model: the calls are written anew, what is called is the model's own."""
+"""The modules that run the two parts of a model: new calls of the model's own modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.nn import Past, Program, Value
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """What runs when a sequence begins: the inputs given once, and their masks -> a tuple of `made_once`."""
+    """The module that runs when a sequence begins: inputs given once, and their masks -> a tuple of `made_once`."""
     program = Program()
     values = {name: program.input(name) for name in parts.given_once}
     values |= _masks(program, graph, parts.given_once, parts.once)
@@ -36,11 +36,11 @@ def made_once(parts: DecodeSplit) -> list[str]:
 
 
 def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """What runs for each piece.
+    """The module that runs for each piece.
 
-    Its forward takes the inputs that come in pieces; `past`, a `tfkit.nn.Past`; `cache`, which has for each node a list
-    of tensors by layer; `keep`, the number of last positions to make logits of, 0 for all; then padding masks, and what
-    is read once.
+    Its forward takes the inputs that are read in pieces; `past`, a `tfkit.nn.Past`; `cache`, which has for each node a
+    list of tensors by layer; `keep`, the number of last positions to make logits of, 0 for all; then padding masks, and
+    the values that are made once.
     """
     program, nodes = Program(), [node for node, _ in parts.again.values()]
     optional = [name for name in parts.given_again if graph.inputs[name].optional]
@@ -62,7 +62,7 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
 
 
 def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:
-    """The padding masks of inputs and nodes, as arguments, where one of the `nodes` reads them."""
+    """The padding masks of inputs and nodes, as arguments, if one of the `nodes` reads them."""
     signals = [graph.inputs[name] if name in graph.inputs else graph.node(name).output for name in sources]
     names = dict.fromkeys(signal.mask for signal in signals if signal.mask in masks_in_use(nodes))
     return mask_inputs(program, [name for name in names if name is not None])
@@ -79,7 +79,7 @@ def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: V
 
 
 def _hold_tables(program: Program, model: fx.GraphModule, graph: Graph, node: Node) -> None:
-    """Bring along the owner of a table that the node uses: it may run in the other part."""
+    """Add the owner of a table that the node uses: it may run in the other part."""
     if isinstance(tie := node.wires.get("tie"), str):
         owner = table_owner(graph, tie)
         program.hold(owner, model.get_submodule(owner))

@@ -1,4 +1,4 @@
-"""Weights laid out in memory as this machine reads them fastest."""
+"""Weights in the memory layout that this machine reads fastest."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from tfkit.nn.kernels import Kernel, ask, large_weights, sample
 from tfkit.wrapped import unwrapped
 
 Layout = Literal["rows", "columns"]
-"""Which numbers of a weight [d_out, d_in] lie together: those of one output, or those of one input."""
+"""Numbers of a weight [d_out, d_in] that lie together: those of one output, or those of one input."""
 LAYOUTS: tuple[Layout, Layout] = ("rows", "columns")
 GAIN = 1.03
-"""How many times as fast another layout must be to be worth the change."""
+"""Smallest ratio of speeds at which another layout is worth the change."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How the weights of one shape are read."""
+    """Layout and kernel for the weights of one shape."""
 
     shape: tuple[int, int]
     """[d_out, d_in]."""
     count: int
-    """How many weights of the model have it."""
+    """Number of weights of the model that have this shape."""
     layout: Layout
     kernel: Kernel
-    """What multiplies them: torch's own kernel or oneDNN's."""
+    """Kernel that multiplies them: torch's own or oneDNN's."""
     speeds: dict[Layout, dict[Kernel, float]]
-    """Bytes of weights that each way read in a second."""
+    """Speed of each layout and kernel, in bytes of weights per second."""
 
 
 @checked
 @torch.no_grad()
 def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
-    """Lay the large weights of a model out as this machine reads them fastest when it decodes.
+    """Give the large weights of a model the memory layout that this machine reads fastest when it decodes.
 
-    Every way races on the model's own weights. What wins stays: where columns are read faster than rows, the weights
-    are moved, one at a time. Their shapes, names and numbers stay what they were; their strides change, so that
-    `Tensor.contiguous` is needed where a library asks for it. To decode other batches, prepare again.
+    All ways race on the model's own weights, and the fastest stays: where columns are read faster than rows, the
+    weights are moved, one at a time. Their shapes, names and numbers do not change; their strides do, so that
+    `Tensor.contiguous` is needed if a library asks for it. To decode another batch size, prepare again.
 
-    It takes about as long as thirty tokens, and touches float32 weights on the CPU alone.
+    It takes about as long as thirty tokens, and changes only float32 weights on the CPU.
 
     Args:
-        model: what `tfkit.build` returned.
-        batch: how many sequences will be decoded at once.
+        model: the result of `tfkit.build`.
+        batch: number of sequences that will be decoded at once.
 
     Returns:
-        What was measured and chosen for each shape of a large weight.
+        The measurements and the choice for each shape of a large weight.
 
     Raises:
         ValueError: the model was not built by tfkit.
@@ -60,7 +60,7 @@ def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
 
 
 def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
-    """Race on the weights of one shape in both layouts, and leave them all in the faster one."""
+    """Race both layouts on the weights of one shape, and leave them all in the faster one."""
     some = sample(weights)
     by_rows, by_columns = ask([[in_layout(weight, layout) for weight in some] for layout in LAYOUTS], batch)
     layout: Layout = "columns" if max(by_columns.values()) > GAIN * max(by_rows.values()) else "rows"
@@ -73,5 +73,5 @@ def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
 
 
 def in_layout(weight: Tensor, layout: Layout) -> Tensor:
-    """The same numbers in a layout; the tensor itself where it has it."""
+    """A weight with its numbers in a layout; the tensor itself if it has this layout."""
     return weight.contiguous() if layout == "rows" else weight.t().contiguous().t()

@@ -1,4 +1,4 @@
-"""From logits to the next token: penalty, temperature, top-k, top-p, in the order of the field, then a draw.
+"""From logits to the next token: penalty, temperature, top-k, top-p, in the usual order, then a draw.
 
 Top-k: https://arxiv.org/abs/1805.04833, top-p: https://arxiv.org/abs/1904.09751, repetition penalty:
 https://arxiv.org/abs/1909.05858. b rows, V vocabulary.
@@ -17,7 +17,7 @@ from tfkit.arguments import Limit, Positive, checked
 from tfkit.initialize import generator_of
 
 GRID = 2**32
-"""Draws are multiples of 1 / GRID: fine for any vocabulary, and times a sum always less than that sum in float64."""
+"""Draws are multiples of 1 / GRID: fine enough for any vocabulary; times a sum, always less than it in float64."""
 
 
 Temperature: TypeAlias = Annotated[float, Limit(least=0)]
@@ -28,11 +28,11 @@ Penalty: TypeAlias = Annotated[float, Limit(above=0)]
 @checked
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """The rule by which the next token is chosen.
 
     Args:
-        temperature: divides the logits; 0 takes the likeliest token, always.
-        top_k: only the k likeliest tokens; those as likely as the last of them too.
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: only the k likeliest tokens, and those as likely as the last of them.
         top_p: only the likeliest tokens that together reach this probability.
         repetition_penalty: above 1, tokens that have been seen become less likely: positive logits are divided by it,
             negative ones multiplied.
@@ -47,16 +47,16 @@ class Sampling:
     repetition_penalty: Penalty = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "repetition_penalty"):  # torch divides by no whole number beyond 64 bits
+        for name in ("temperature", "repetition_penalty"):  # torch cannot divide by whole numbers beyond 64 bits
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("top_k", "top_p") if self.temperature == 0 else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")
 
     def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [b, V] as changed by all of it, -inf where a token is out; in float32 at least.
+        """Logits [b, V] after all of these changes, -inf for tokens that are left out; in float32 at least.
 
-        `seen` is bool [b, V], True for the tokens that the repetition penalty is for.
+        `seen` is bool [b, V], True for the tokens that the repetition penalty applies to.
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.repetition_penalty != 1 and seen is not None:
@@ -71,7 +71,7 @@ class Sampling:
 
 
 def penalized(scores: Tensor, penalty: float) -> Tensor:
-    """Scores [b, V] of tokens that have been seen already."""
+    """Scores [b, V], as they are for tokens that have been seen already."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
@@ -82,7 +82,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:
-    """Scores [b, V], -inf for the least likely tokens of a row, as many as have at most 1 - p together."""
+    """Scores [b, V], -inf for the least likely tokens of a row, as many as together have at most 1 - p."""
     ascending, order = scores.sort(dim=-1)
     out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
     out[:, -1] = False  # rounding must not leave a row without a token
@@ -93,16 +93,16 @@ class Sampler:
     """Chooses the next token of each row, step after step.
 
     Every row has random numbers of its own, from the seed, the number of its prompt and the number of its sample: more
-    prompts, more samples or more steps leave what is drawn for a row as it was. They are drawn on the CPU, so that all
-    devices get the same, and before the first step, so that no step waits for them.
+    prompts, more samples or more steps do not change the draws of a row. They are drawn on the CPU, so that they are
+    equal on all devices, and before the first step, so that no step waits for them.
 
     Args:
-        sampling: how to choose.
-        prompts: different prompts.
+        sampling: the rule for the choice.
+        prompts: number of different prompts.
         n_samples: rows of each prompt, next to each other.
         steps: the most tokens that will be asked for.
-        seed: where the random numbers start.
-        device: where the logits live.
+        seed: start of the random numbers.
+        device: the device of the logits.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Sampler:
         self._draws = None if greedy else torch.stack([_draws(seed, *row, steps) for row in rows], dim=1).to(device)
 
     def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
-        """Let the repetition penalty know of tokens [b, t] where `mask`, bool [b, t], is True; all unless given."""
+        """Note tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; all unless given."""
         if self.sampling.repetition_penalty == 1:
             return
-        if self._seen is None:  # with a place for what is padding
+        if self._seen is None:  # with a place for padding
             self._seen = torch.zeros(tokens.size(0), vocab_size + 1, dtype=torch.bool, device=tokens.device)
         self._seen.scatter_(1, tokens if mask is None else tokens.masked_fill(~mask, vocab_size), True)
 
@@ -135,11 +135,11 @@ class Sampler:
 def drawn(scores: Tensor, draws: Tensor) -> Tensor:
     """The token of each row, [b], at which the summed probabilities of scores [b, V] first exceed draws [b] in [0, 1).
 
-    In float64, where the many small probabilities of a large vocabulary do not get lost in the sum.
+    In float64, so that the many small probabilities of a large vocabulary do not get lost in the sum.
     """
     sums = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     tokens = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
-    return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # logits that are NaN point behind the last token
+    return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # logits that are NaN point beyond the last token
 
 
 def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and back again while the tokens still come."""
+"""Text to tokens and back, also while the tokens are still being generated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes become that are no character, such as the first half of one."""
+"""Character that replaces bytes that are not one, such as the first half of one."""
 CONTEXT = 32
-"""Tokens in front of a new one that its text may depend on."""
+"""Number of earlier tokens that the text of a new one may depend on."""
 CHARACTERS = "characters"
 
 
@@ -29,16 +29,16 @@ class Tokenizer(Protocol):
         """The ids of a text, with the special tokens that its kind of model expects around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens have none."""
+        """The text of ids; special tokens do not have any."""
 
     def special(self, text: str) -> int | None:
-        """The id of the special token that is written so, such as `<|endoftext|>`; None where there is none."""
+        """The id of the special token with this text, such as `<|endoftext|>`; None if there is none."""
 
 
 class CharacterTokenizer:
-    """One token for each character, numbered in the order in which they are given.
+    """One token for each character, numbered in the given order.
 
-    Raises ValueError for a character that stands there twice, or none at all.
+    Raises ValueError if a character is given twice, or none at all.
     """
 
     def __init__(self, characters: str) -> None:
@@ -66,7 +66,7 @@ class CharacterTokenizer:
         return "".join(self.characters[one] if 0 <= one < self.vocab_size else UNKNOWN for one in ids)
 
     def special(self, text: str) -> int | None:
-        """There are no special tokens."""
+        """None: there are no special tokens."""
         return None
 
     def save(self, path: Path) -> None:
@@ -75,10 +75,10 @@ class CharacterTokenizer:
 
 
 class FileTokenizer:
-    """What a `tokenizer.json` says, in the form of Hugging Face's `tokenizers`."""
+    """The tokenizer of a `tokenizer.json`, in the format of Hugging Face's `tokenizers`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        tokenizer.no_truncation()  # a prompt is read whole, whatever the training did
+        tokenizer.no_truncation()  # all of a prompt is read, even if training cut texts off
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._special = {
@@ -97,9 +97,9 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file: a `tokenizer.json`, or what `CharacterTokenizer.save` wrote.
+    """The tokenizer of a file: a `tokenizer.json`, or one that `CharacterTokenizer.save` wrote.
 
-    A file of another name is a text whose characters are the tokens. Raises SpecError for a file that is none of them.
+    A file with another name is a text; its characters are the tokens. Raises SpecError for a file that is none of them.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except UnicodeDecodeError:
         cause = "it is not UTF-8"
     except json.JSONDecodeError as error:
-        cause = f"no JSON: {error}"
+        cause = f"not JSON: {error}"
     except Exception as error:  # the library raises nothing narrower
         cause = " ".join(str(error).split())
     raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(str(path))}: {cause}"))
@@ -125,14 +125,14 @@ def _tokenizer(text: str, data: Any) -> Tokenizer:
 
 
 class TextStream:
-    """The text of tokens as they come, never less than whole characters, up to a stop text.
+    """The text of tokens as they are generated, in whole characters, up to a stop text.
 
-    What was given out is what the tokenizer makes of all tokens at once. So it keeps back the end of the text while it
-    is half a character, or may be the beginning of a stop text.
+    All text that was returned equals the tokenizer's text of all tokens at once. So the end of the text is held back
+    while it is half a character, or may be the beginning of a stop text.
 
     Args:
-        tokenizer: whose tokens they are.
-        stop: texts that end it; they and what follows are not given out.
+        tokenizer: the tokenizer of the tokens.
+        stop: texts that end it; they, and the text after them, are not returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -140,11 +140,11 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = stop
         self._ids: list[int] = []
-        self._decoded = ""  # of `_ids`, the part that will not change
+        self._decoded = ""  # the part of the text of `_ids` that will not change
         self._held = ""  # decoded, and perhaps the beginning of a stop text
 
     def feed(self, token: int) -> str:
-        """Take in a token; the text that is certain now."""
+        """Take in a token; return the text that is now certain."""
         if self.stopped:
             return ""
         self._ids.append(token)
@@ -159,7 +159,7 @@ class TextStream:
         return self._until_stop(new)
 
     def finish(self) -> str:
-        """The text that was kept back, when no token follows."""
+        """Return the text that was held back, after the last token."""
         if self.stopped:
             return ""
         rest = self._until_stop(self._tokenizer.decode(self._ids)[len(self._decoded) :]) + self._held
@@ -178,16 +178,16 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of a text with which `stop` begins."""
+    """Number of characters at the end of a text with which `stop` begins."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 class Texts:
-    """The texts of all rows while their tokens come; something to give to `generate` as `on_token`.
+    """The texts of all rows while their tokens are generated; can be passed to `generate` as `on_token`.
 
     Args:
-        tokenizer: whose tokens they are.
-        rows: how many rows there are.
+        tokenizer: the tokenizer of the tokens.
+        rows: number of rows.
         stop: texts that end a row.
         changed: called after each step.
     """
@@ -205,7 +205,7 @@ class Texts:
         self._changed = changed
 
     def __call__(self, tokens: Sequence[int | None]) -> list[int]:
-        """Take in the token of each row, None for those that have ended; the rows that end at a stop text."""
+        """Take in a token of each row, None for those that have ended; return the rows that end at a stop text."""
         for row, token in enumerate(tokens):
             if token is None:
                 self._complete(row)
@@ -216,7 +216,7 @@ class Texts:
         return [row for row, stream in enumerate(self._streams) if stream.stopped]
 
     def finish(self) -> list[str]:
-        """All texts, when no token follows."""
+        """Return all texts, after the last token."""
         for row in range(len(self.texts)):
             self._complete(row)
         self._changed(self)
@@ -234,7 +234,7 @@ class NumberTokenizer:
     vocab_size = 0
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; raises ValueError for anything else than numbers between commas."""
+        """The ids of a text; raises ValueError for anything but numbers separated by commas."""
         return [self._number(one.strip()) for one in text.split(",")] if text.strip() else []
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -245,5 +245,5 @@ class NumberTokenizer:
 
     def _number(self, text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise ValueError(f"{quoted(text)} is no token id: they are whole numbers, as in `5,7`")
+            raise ValueError(f"{quoted(text)} is not a token id: ids are whole numbers, as in `5,7`")
         return int(text)

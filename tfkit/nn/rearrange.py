@@ -56,8 +56,7 @@ class Rearrange(nn.Module):
         self.known = tuple(known)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
         self.__class__ = _written(pattern, self.known, tuple(cut))
-        for axis, size in known.items():
-            setattr(self, axis, size)
+        vars(self).update(known)
 
     def __call__(self, x: Tensor) -> Any:
         # nn.Module's own call costs more than this forward, and only hooks need it.

@@ -38,6 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[str, Registered]] = {}
+        self._shared: frozenset[str] | None = None
 
     def add(self, config: type[Component], plugin: str) -> None:
         """Add a component of `plugin`.
@@ -55,6 +56,7 @@ class Registry:
         if kind in others:
             raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", others[kind], new)
         others[kind] = new
+        self._shared = None
 
     def slots(self) -> list[str]:
         """The slots that some component fills, sorted."""
@@ -73,14 +75,19 @@ class Registry:
         """The slots that have such a kind, sorted, as help for a kind in the wrong place."""
         return [slot for slot in self.slots() if kind in self._slots[slot]]
 
-    def shared_names(self) -> set[str]:
+    def shared_names(self) -> frozenset[str]:
         """The names of all fields that are inherited from the enclosing mappings of a spec."""
+        if self._shared is None:
+            self._shared = self._find_shared()
+        return self._shared
+
+    def _find_shared(self) -> frozenset[str]:
         configs: set[type[Config]] = set()
         for kinds in self._slots.values():
             for one in kinds.values():
                 _collect(one.config, configs)
         fields = [item for config in configs for item in config.model_fields.items()]
-        return {name for name, field in fields if marker(field, SharedMarker)}
+        return frozenset(name for name, field in fields if marker(field, SharedMarker))
 
 
 def check_config(config: object) -> type[Component]:

@@ -1,4 +1,4 @@
-"""What `torch.compile` can be told, and asked, beyond its arguments."""
+"""Settings and facts of `torch.compile` that its arguments do not cover."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def modes() -> list[str]:
 
 
 def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
-    """The backend of that name, to be called by one of our own: torch.compile takes a name or a function."""
+    """The backend with this name, to be called by one of our own: torch.compile takes a name or a function."""
     return torch._dynamo.lookup_backend(name)
 
 
 def sizes_apart() -> AbstractContextManager[None]:
-    """While it is entered, free sizes that are equal in the first call may differ in a later one."""
+    """A context in which free sizes that are equal in the first call may differ in a later one."""
     return torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]

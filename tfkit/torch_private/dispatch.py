@@ -1,7 +1,7 @@
 """Operations as they run on tensors, and the autograd nodes that they leave.
 
-`torch.utils._python_dispatch`, of which torch makes its counter of FLOPs, has no public home. Sequence numbers are
-the order in which the nodes of the backward were made; no public name tells them.
+`torch.utils._python_dispatch`, on which torch builds its counter of FLOPs, has no public name. Sequence numbers are
+the order in which the nodes of the backward were made; they have no public name either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to hide from the compiler would import it
+        return False  # hiding from the compiler would import it
 
 
 def running_node() -> Any:
@@ -45,12 +45,12 @@ def next_number() -> int:
 
 
 def is_mutable(operation: Any) -> bool:
-    """Whether an operation changes one of its arguments."""
+    """True if an operation changes one of its arguments."""
     return bool(operation._schema.is_mutable)
 
 
 def is_view(operation: Any) -> bool:
-    """Whether an operation returns memory of its arguments without changing it."""
+    """True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:
         return True
     aliases = [one.alias_info for one in operation._schema.returns]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    number = float  # what TorchScript calls `Scalar`
+    number = float  # `Scalar` in TorchScript
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

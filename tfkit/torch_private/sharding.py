@@ -1,4 +1,4 @@
-"""What `fully_shard` and `DTensor` keep; asked without importing `torch.distributed`, which takes long."""
+"""State of `fully_shard` and `DTensor`, read without importing `torch.distributed`, which takes long."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 def computes_in(module: nn.Module) -> torch.dtype | None:
-    """The type in which a module that `fully_shard` returned computes; None: in that of its parameters."""
+    """The type in which a module that `fully_shard` returned computes; None if it is that of its parameters."""
     sharded: Any = module
     dtype: torch.dtype | None = sharded._get_fsdp_state()._mp_policy.param_dtype
     return dtype
 
 
 def local_part(value: object) -> object:
-    """The tensor of this process, for a `DTensor`; anything else as it is."""
+    """The tensor of this process, for a `DTensor`; anything else unchanged."""
     return getattr(value, "_local_tensor", value)

@@ -1,4 +1,4 @@
-"""Tensors and the memory behind them, modules and the tensors in them."""
+"""Tensors and their memory, modules and their tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ leaves = tree_leaves
 
 
 def storage_key(memory: Tensor | UntypedStorage) -> int:
-    """What tensors have in common that share memory, on the meta device too, where every `data_ptr` is 0."""
+    """A key that is equal for tensors that share memory, on the meta device too, where every `data_ptr` is 0."""
     storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
     return storage._cdata
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; not for tensors of inference mode."""
+    """Number of times that a tensor was changed in place; not for tensors of inference mode."""
     return tensor._version
 
 
@@ -32,5 +32,5 @@ def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
 
 
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
-    """Whether `register_state_dict_post_hook` was called with this hook, or was of the module that this one copies."""
+    """True if `register_state_dict_post_hook` was called with this hook, for the module or the one that it copies."""
     return hook in module._state_dict_hooks.values()

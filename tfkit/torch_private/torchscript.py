@@ -1,4 +1,4 @@
-"""TorchScript, which torch no longer develops, without what torch says about its age."""
+"""TorchScript, which torch no longer develops, without torch's warnings about its age."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's warnings that TorchScript is old: a `DeprecationWarning`, a `FutureWarning` since 2.15."""
+    """Ignore torch's warnings that TorchScript is old: a `DeprecationWarning`, a `FutureWarning` since 2.15."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)")
@@ -20,5 +20,5 @@ def quiet() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Forget all classes that were scripted: what fails leaves half a class behind, which would serve the next one."""
+    """Forget all scripted classes: a failure leaves half a class, which the next script would use."""
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()

@@ -1,6 +1,6 @@
-"""Who follows the operations of a function: `torch.func`, forward-mode differentiation, dispatch modes.
+"""Tests for anything that follows operations: `torch.func`, forward-mode differentiation, dispatch modes.
 
-torch has no public question for it; `torch.compiler.is_compiling` is that for the compiler.
+torch has no public function for it; `torch.compiler.is_compiling` is the one for the compiler.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from torch.autograd import forward_ad
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
+    """True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_watched() -> bool:
-    """Whether anything follows the operations: a transform, forward-mode differentiation, a dispatch mode.
+    """True if anything follows the operations: a transform, forward-mode differentiation, a dispatch mode.
 
     Counters of operations and fake tensors are dispatch modes.
     """

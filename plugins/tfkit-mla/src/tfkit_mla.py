@@ -4,7 +4,7 @@
     keys:     kv_down -> a latent, which is normed, and one rotated key that all heads share
     scores:   (q_nope . k_nope + q_rope . k_rope) * scale, where kv_up makes k_nope and v of each head from the latent
 
-A cache keeps the latent and the shared key alone, kv_rank + d_rope numbers per token, however many heads there are.
+A cache has only the latent and the shared key, kv_rank + d_rope numbers per token, however many heads there are.
 
 b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d two of these.
 
@@ -38,32 +38,32 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
             "temperature": "cross-attention has no positions: no query has a temperature",
         }
     )
-    d_head: ClassVar[None] = None  # type: ignore[misc]  # no key of this kind: heads have three widths
+    d_head: ClassVar[None] = None  # type: ignore[misc]  # not a key of this kind: heads have three widths
 
     q_rank: tfkit.Dim | None = None
     """Width of the latent of the queries; null projects them straight from the residual stream."""
     kv_rank: tfkit.Dim
     """Width of the latent of keys and values."""
     d_nope: tfkit.Dim
-    """Channels of each head's queries and keys that positions leave alone."""
+    """Channels of each head's queries and keys that positions do not change."""
     d_rope: tfkit.Dim
-    """Channels of each head's queries, and of the key that all heads share, that rotary positions turn."""
+    """Channels of each head's queries, and of the key that all heads share, that rotary positions rotate."""
     d_v: tfkit.Dim
     """Width of each head's values."""
     bias: tfkit.Shared[bool] = False
-    """Whether q_down, kv_down and the output have biases; the projections to heads have none."""
+    """If true, q_down, kv_down and the output have biases; the projections to heads have none."""
     scale: tfkit.PositiveFloat | None = None
-    """Multiplies the scores. Unless given, (d_nope + d_rope) ** -0.5, and beside it, for a YaRN with `mscale_all_dim`,
+    """Factor of the scores. Unless given, (d_nope + d_rope) ** -0.5, and with it, for a YaRN with `mscale_all_dim`,
     the square of 0.1 mscale_all_dim ln(factor) + 1."""
     kv_scale: tfkit.PositiveFloat = 1.0
-    """Multiplies the latent of keys and values after its norm."""
+    """Factor of the latent of keys and values after its norm."""
     latent_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
-    """Normalizes both latents."""
+    """Norm of both latents."""
     temperature: tfkit.TemperatureConfig | None = None
-    """Queries grow with their position, against a softmax that flattens as more keys are read."""
+    """Growth of queries with their position, against a softmax that flattens as more keys are read."""
 
     def check(self) -> None:
-        """Refuse positions that cannot turn d_rope channels. Heads need not divide d_model, as other kinds' have to."""
+        """Refuse positions that cannot rotate d_rope channels. Unlike in other kinds, heads need not divide d_model."""
         if self.rotary is not None and self.d_rope % 2:
             raise tfkit.Invalid("d_rope", f"rotary positions turn pairs of channels, and d_rope ({self.d_rope}) is odd")
         if self.position is not None:
@@ -71,12 +71,12 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 
     @property
     def head_width(self) -> int:
-        """The channels that rotary positions are given: they have no other use for the width of a head."""
+        """The number of channels that rotary positions get: they use the width of a head for nothing else."""
         return self.d_rope
 
     @property
     def score_factor(self) -> float:
-        """Multiplies the scores. What YaRN takes off the rotated channels alone is given back to all of them here."""
+        """The factor of the scores. YaRN scales only the rotated channels down; here all channels are scaled up."""
         if self.scale is not None:
             return self.scale
         scaling: Any = getattr(self.position, "scaling", None)
@@ -210,19 +210,19 @@ class LatentAttention(nn.Module):
         return latent if self.kv_scale == 1.0 else latent * self.kv_scale, k_rope
 
     def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The latents and the shared keys of all tokens that are read: those of x, and what is kept of earlier ones."""
+        """The latents and the shared keys of all tokens that are read: those of x, and the cached ones."""
         latent, k_rope = self.down(x)
         return update_cache(latent, context, 0), update_cache(self.turn(k_rope, context), context, 1)
 
     def expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over keys and values that are made of every latent; [b, h, q, v]."""
+        """Attention over keys and values that are made from every latent; [b, h, q, v]."""
         k_nope, v = self.split_heads(self.kv_up(latent))
         q = torch.cat((q_nope, q_rope), dim=3)
         k = torch.cat((k_nope, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
         if self.eager:
             return self.weights(q @ k.mT, mask) @ v
         causal = self.causal and mask is None
-        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
+        if causal and q.size(2) != k.size(2):  # only the newest token: it reads all that is cached
             causal = False
         return F.scaled_dot_product_attention(
             q,
@@ -235,15 +235,15 @@ class LatentAttention(nn.Module):
         )
 
     def absorbs(self) -> bool:
-        """Whether `kv_up` may be read instead of called."""
+        """True if `kv_up` may be read instead of called."""
         if not is_scripting():
             return is_untouched(self.kv_up)
         return True
 
     def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """The same for a single query, [b, h, 1, v], without making a key or a value of any token.
+        """Attention of a single query, [b, h, 1, v], like `expanded`, but without a key or a value of any token.
 
-        (kv_up c) . q is c . (kv_up' q): the query goes to the latents, and what it reads of them comes back as values.
+        (kv_up c) . q is c . (kv_up' q): the query is mapped to the latents, and its result to values.
         """
         up_k, up_v = self.split_weight(self.kv_up.weight)
         q = self.heads_as_queries(torch.bmm(self.head_by_head(q_nope), up_k))
@@ -260,9 +260,9 @@ class LatentAttention(nn.Module):
 
 
 class CrossLatentAttention(LatentAttention):
-    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no other mask than padding.
+    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no mask other than padding.
 
-    Where sequences come in pieces, the memory is given once: its latents are kept.
+    If sequences are read in pieces, the memory is given once: its latents are cached.
     """
 
     def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A process that has torch and nothing of tfkit: what runs there runs wherever torch is."""
+"""A process with torch but without tfkit: files that run there run wherever torch is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.tools.eject.runner import CODE, GIVEN, Given
 class Alone:
     """Runs ejected files, one after the other, until its `with` block ends.
 
-    The process imports torch while the caller goes on; whoever has many files hands one of these to each `check`.
+    The process imports torch while the caller goes on; a caller with many files passes one `Alone` to each `check`.
     """
 
     def __enter__(self) -> Alone:
@@ -33,12 +33,12 @@ class Alone:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # to end by itself takes torch a second
+        self._process.kill()  # torch would take a second to exit by itself
         with suppress(BrokenPipeError):
             self._process.communicate()
 
     def wrong(self, text: str, given: Given, folder: Path) -> str | None:
-        """What is wrong with a file, None if nothing is; `folder` is empty, and has room for what is given."""
+        """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
         (folder / CODE).write_text(text, encoding="utf-8")
         torch.save(given, folder / GIVEN)
         self._say(str(folder))
@@ -50,5 +50,5 @@ class Alone:
 
     def _say(self, what: object) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone, and there will be no answer
+        with suppress(BrokenPipeError):  # the process has ended, and there will be no answer
             print(json.dumps(what), file=self._process.stdin, flush=True)

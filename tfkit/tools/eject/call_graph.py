@@ -1,4 +1,4 @@
-"""The functions that the forward of a model reaches, and what is known of each."""
+"""The functions that the forward of a model reaches, with the facts known about each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfkit.tools.eject.same_modules import Alikes
 from tfkit.tools.eject.values import Known, Record, Value, join
 
 Key = tuple[Any, ...]
-"""A function; or a module, the first of those that are alike, and the name of a method."""
+"""A function; or the first of several modules that are alike, and the name of a method."""
 
 
 @dataclass
@@ -28,14 +28,14 @@ class Specialised:
     """A function after specialisation.
 
     Attributes:
-        code: what it came from.
-        arguments: what is known of each parameter over all calls.
-        result: what is known of what it returns.
+        code: its source.
+        arguments: the value of each parameter, as far as it is known over all calls.
+        result: the value that it returns, as far as it is known.
         body: its statements.
-        returns: the parameter that it returns as it is, if that is all it does: such calls are left out.
-        needed: parameters that are read, here or by a function that stands in the same place.
+        returns: the parameter that it returns unchanged, if it does nothing else: such calls are left out.
+        needed: parameters that are read, here or by a function that is called in the same place.
         names: parameters that have another name here than in the source.
-        uses: the names that it reads from outside, and what they stand for.
+        uses: the names that it reads from outside, with the objects that they stand for.
         attributes: attributes of the module that it reads, parameters and children among them.
     """
 
@@ -51,37 +51,37 @@ class Specialised:
 
     @property
     def parameters(self) -> list[str]:
-        """Those that are left: constants stand where they are used, and nobody is given what nothing reads."""
+        """The parameters that are left: constants are written where they are used, unread arguments are not passed."""
         return [name for name, value in self.arguments.items() if not is_constant(value) and name in self.needed]
 
 
 def is_constant(value: Value) -> bool:
-    """Whether it is written where it is used."""
+    """True if a value is written where it is used."""
     return isinstance(value, Known) and value.literal
 
 
 class Whole(ABC):
-    """What is known of a model, function by function."""
+    """All that is known about a model, function by function."""
 
     def __init__(self, model: nn.Module) -> None:
         self.alikes = Alikes(model)
         self.model = model
         self.functions: dict[Key, Specialised] = {}
         self.records: dict[type, list[Value]] = {}
-        """Of each `NamedTuple` what is known of its fields."""
+        """Fields of each `NamedTuple`, as far as they are known."""
         self.read: dict[nn.Module, set[str]] = {}
-        """Attributes of a module that others read."""
+        """Attributes of each module that other modules read."""
 
     def keys(self, modules: Iterable[nn.Module], name: str) -> list[Key]:
-        """The functions behind a method of each of these modules."""
+        """The functions that a method of these modules stands for."""
         return list(dict.fromkeys((self.alikes[module], name) for module in modules))
 
     @abstractmethod
     def call(self, keys: Sequence[Key], given: Mapping[str, Value]) -> Value:
-        """Learn of a call of one of these functions, and say what it returns."""
+        """Record a call of one of these functions, and return its result as far as it is known."""
 
     def entry(self, key: Key) -> Specialised:
-        """What is known of a function."""
+        """The entry of a function."""
         if key not in self.functions:
             function = key[0] if len(key) == 1 else method_of(key[0], key[1])
             code = code_of(function, method=len(key) == 2)
@@ -91,13 +91,13 @@ class Whole(ABC):
         return self.functions[key]
 
     def record(self, kind: type, items: list[Value]) -> Record:
-        """Learn of a `NamedTuple` that is made."""
+        """Record that a `NamedTuple` is made."""
         known = self.records.get(kind)
         self.records[kind] = items if known is None else [join(a, b) for a, b in zip(known, items, strict=True)]
         return Record(kind, tuple(items))
 
     def alone(self, kind: type) -> str | None:
-        """The field of a `NamedTuple` that stands for the whole, if no other is left."""
+        """The only field of a `NamedTuple` that is left, which replaces the tuple; None unless one is left."""
         left = self.fields(kind) if kind in self.records else []
         return left[0] if len(left) == 1 else None
 
@@ -108,7 +108,7 @@ class Whole(ABC):
 
 
 def refuse(module: nn.Module | FunctionType | None, why: str) -> SpecError:
-    """The error of code that cannot be written out."""
+    """The error for code that cannot be written out."""
     owner = module if isinstance(module, FunctionType) else type(module)
     name = f"`{owner.__name__}` ({Path(inspect.getsourcefile(owner) or '').name})"
     return SpecError(Diagnostic(f"{name} cannot be ejected: {why}", help="CONTRIBUTING.md says what a forward may use"))

@@ -1,4 +1,4 @@
-"""Calls: of modules, of functions that are specialised with their caller, and of a library's, which stay."""
+"""Calls of modules, of functions that are specialised with their caller, and of library functions, which stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Calls(Expressions):
         return self._opaque(node, written)
 
     def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
-        """A call of one of these modules. What is not alike is given the same, and so all that the call says."""
+        """A call of one of these modules. Modules that are not alike all get the arguments as the call writes them."""
         ours = [one for one in modules if not (is_torch(one) or type(one) in STANDS_FOR)]
         keys = self.whole.keys(ours, "forward")
         if len(ours) == len(modules) and len({tuple(self.whole.entry(key).code.parameters) for key in keys}) == 1:
@@ -57,7 +57,7 @@ class Calls(Expressions):
         return value, self._opaque(node, written)[1]
 
     def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
-        """What is known of the result of a module that is given these arguments, all of them."""
+        """The result of a module that gets all these arguments, as far as it is known."""
         if type(module) is nn.Sequential:
             passed = list(args)
             for child in module:
@@ -72,7 +72,7 @@ class Calls(Expressions):
         return self.whole.call([key], {name: _not_written(value) for name, value in given.items()})
 
     def _opaque(self, node: ast.Call, written: ast.expr) -> Written:
-        """A call of which nothing is known but that it does not return None."""
+        """A call about which nothing is known except that it does not return None."""
         made = self._any(ast.Call(ast.Constant(None), node.args, node.keywords))[1]
         assert isinstance(made, ast.Call)
         made.func = written
@@ -99,7 +99,7 @@ class Calls(Expressions):
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look):
             return Known(False, literal=True), ast.Constant(False)
-        if function is tfkit.nn.within:  # the limit is not a size of the model: its file has no config for it
+        if function is tfkit.nn.within:  # the limit is not a size of the model: the config of its file lacks it
             return self.eval(node.args[0])
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(function,)], node, written)
@@ -124,14 +124,14 @@ class Calls(Expressions):
         return _without_defaults(function, self._opaque(node, written))
 
     def _bound(self, names: list[str], node: ast.Call) -> tuple[dict[str, Written], int]:
-        """The arguments of a call by the names of the parameters, and how many of them come without it."""
+        """The arguments of a call by the names of the parameters, and the number of positional ones."""
         found: dict[str, Written] = {}
         rest = iter(names)
         for argument in node.args:
             value, written = self.eval(argument)
             if isinstance(argument, ast.Starred) and isinstance(value, Record):
                 assert isinstance(written, ast.Starred)
-                for index, item in enumerate(value.items):  # they come together: none of them can be left out
+                for index, item in enumerate(value.items):  # they are passed together: none of them can be left out
                     found[next(rest)] = _not_written(item), (written if index == 0 else ast.Constant(...))
             else:
                 found[next(rest)] = value, written
@@ -174,7 +174,7 @@ class Calls(Expressions):
 
 
 def _not_written(value: Value) -> Value:
-    """A value that is an argument even where it is a constant."""
+    """A value that is passed as an argument even if it is a constant."""
     return Known(value.value) if isinstance(value, Known) else value
 
 
@@ -186,7 +186,7 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gq
 
 
 def _without_defaults(function: Any, result: Written) -> Written:
-    """Leave out what `scaled_dot_product_attention`, whose signature cannot be asked for, has as default."""
+    """Leave out the defaults of `scaled_dot_product_attention`, which has no signature that Python can inspect."""
     value, made = result
     if getattr(function, "__name__", "") == "scaled_dot_product_attention" and isinstance(made, ast.Call):
         made.keywords = [

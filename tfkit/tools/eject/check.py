@@ -1,4 +1,4 @@
-"""Whether an ejected file is the model: it runs without tfkit, has the same tensors, and computes the same bits."""
+"""Proof that an ejected file is the model: it runs without tfkit, has the same tensors, computes the same bits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tfkit.tools.eject.runner import Given
 from tfkit.tools.memory import free_memory, size_of
 
 LARGEST = 2**30
-"""Parameters up to which both are run: a larger model takes minutes."""
+"""Largest number of parameters for which both are run: a larger model takes minutes."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared."""
+    """Record of a comparison."""
 
     tensors: int
     parameters: int
     ran: bool
-    """Whether both computed the same from the same tokens; else the model is too large for that."""
+    """True if both computed the same from the same tokens; False if the model is too large to run."""
 
 
 def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
@@ -40,7 +40,7 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
     Args:
         graph: the model.
         text: the file.
-        alone: the process, where several files share one; one is started for this file unless given.
+        alone: the process, if several files share one; unless given, one is started for this file.
 
     Raises:
         SpecError: they differ, because a component does something that its code does not say; or the file needs more
@@ -68,7 +68,7 @@ def _imported(text: str) -> set[str]:
 
 
 def _given(graph: Graph, runs: bool) -> Given:
-    """What the file must have, and compute."""
+    """The tensors that the file must have, and the values that it must compute."""
     model = build(graph, device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
@@ -84,7 +84,7 @@ def _given(graph: Graph, runs: bool) -> Given:
 
 @contextmanager
 def tried() -> Iterator[None]:
-    """Make one error of whatever an ejected file does wrong."""
+    """Turn any exception of an ejected file into one error."""
     try:
         yield
     except SpecError:

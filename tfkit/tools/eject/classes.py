@@ -1,4 +1,4 @@
-"""Modules to classes: what is alike but for its numbers is one class, and numbers that differ are its arguments."""
+"""Modules to classes: modules that differ only in numbers share a class, and these numbers are its arguments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Classes(Making):
         return places
 
     def _gather(self, module: nn.Module) -> Any:
-        """Find the class of a module and of all below it; what comes back is equal for equal classes."""
+        """Find the class of a module and of all modules in it; the returned keys are equal for equal classes."""
         children = list(self.children(module).items())
         if is_container(module):
             inner = [self._gather(child) for _, child in children]
@@ -91,14 +91,14 @@ class Classes(Making):
         return [self.of[module]] if module in self.of else []
 
     def _sorted_methods(self, module: nn.Module) -> list[tuple[str, Specialised]]:
-        """The methods that are left, forward in front, the others as in the source."""
+        """The methods that are left: forward first, the others in the order of the source."""
         left = {
             name: one for name, one in self._methods.get(module, {}).items() if one.returns is None or name == "forward"
         }
         return sorted(left.items(), key=lambda item: (item[0] != "forward", item[1].code.line))
 
     def children(self, module: nn.Module) -> dict[str, nn.Module]:
-        """The children that are left: those that hold something, or are called."""
+        """The children that are left: those that hold tensors, or are called."""
         called = set(self.whole.read.get(module, ())).union(
             *(m.attributes for m in self._methods.get(module, {}).values())
         )
@@ -110,7 +110,7 @@ class Classes(Making):
         }
 
     def attributes(self, module: nn.Module) -> list[str]:
-        """The plain attributes that its methods read, in the order in which it has them."""
+        """The plain attributes that the methods of a module read, in the module's order."""
         used = set(self.whole.read.get(module, ())).union(
             *(m.attributes for m in self._methods.get(module, {}).values())
         )
@@ -121,7 +121,7 @@ class Classes(Making):
         return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
 
     def frozen(self, module: nn.Module) -> list[str]:
-        """The parameters that are not trained and that no class below says it of."""
+        """The frozen parameters that no class inside this one freezes itself."""
         inner = [
             path for path, one in module.named_modules() if one is not module and self.whole.alikes[one] in self.of
         ]
@@ -132,7 +132,7 @@ class Classes(Making):
         ]
 
     def _fill(self, one: Class) -> None:
-        """Say what stands in the slots of a class, whose children have been filled before."""
+        """Fill the slots of a class; its children have been filled before."""
         for module in one.modules:
             for slot, text in self._slots(module):
                 one.slots.setdefault(slot, {})[module] = text
@@ -169,5 +169,5 @@ class Classes(Making):
 
 
 def holds(module: nn.Module) -> bool:
-    """Whether there are parameters or buffers in it."""
+    """True if a module has parameters or buffers."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())

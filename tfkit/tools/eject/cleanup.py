@@ -1,4 +1,4 @@
-"""What a person would not write: steps without effect, names that are used once, a new name for every step."""
+"""Removes code that a person would not write: steps without effect, names used once, a new name for every step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import copy
 from collections.abc import Sequence
 
 WIDTH = 112
-"""Steps are written in one line up to so many characters."""
+"""Longest line, in characters, into which steps are merged."""
 SHORT = 88
-"""The same where a person wrote two lines."""
+"""Longest such line where a person wrote two lines."""
 
 
 def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
@@ -20,7 +20,7 @@ def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _shortened(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """A choice between two values, and a loop that fills a list, as one expression each."""
+    """Write a choice between two values, or a loop that fills a list, as one expression."""
     made: list[ast.stmt] = []
     for step in steps:
         for name in ("body", "orelse"):
@@ -38,7 +38,7 @@ def _shortened(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _same_way_out(before: ast.stmt, step: ast.stmt) -> bool:
-    """Whether both are an `if` that returns the same."""
+    """True if both statements are an `if` that returns the same."""
     if not (isinstance(before, ast.If) and isinstance(step, ast.If)) or before.orelse or step.orelse:
         return False
     return isinstance(step.body[0], ast.Return) and list(map(ast.dump, before.body)) == list(map(ast.dump, step.body))
@@ -71,7 +71,7 @@ def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
 
 
 def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
-    """`a, b = c, d` as two steps, where none of them reads what another one assigns."""
+    """`a, b = c, d` as two steps, if neither reads the variable that the other one assigns."""
     for name in ("body", "orelse"):
         if hasattr(step, name):
             setattr(step, name, [one for inner in getattr(step, name) for one in _one_by_one(inner)])
@@ -88,7 +88,7 @@ def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
 
 
 def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """`b = a` makes place for a, where neither is assigned again."""
+    """Replace b by a after `b = a`, if neither is assigned again."""
     every = [node for step in steps for node in ast.walk(step)]
     assigned = [
         name
@@ -114,19 +114,19 @@ def _targets(node: ast.AST) -> list[str]:
 
 
 def reads(node: ast.AST) -> set[str]:
-    """The names that stand in it."""
+    """The names that are read in a node."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 class _Living:
-    """Leaves out assignments that nothing reads, from the end to the start."""
+    """Removes assignments that nothing reads, from the end to the start."""
 
     def __init__(self) -> None:
         self.around: set[str] = set()
-        """What is read where a loop is left or goes on."""
+        """Names that are read where a loop ends or continues."""
 
     def block(self, steps: Sequence[ast.stmt], after: set[str]) -> tuple[list[ast.stmt], set[str]]:
-        """The statements that matter, and the names that they read from before."""
+        """The statements that have an effect, and the names that they read from earlier ones."""
         made: list[ast.stmt] = []
         for step in reversed(steps):
             kept, after = self.step(step, after)
@@ -134,7 +134,7 @@ class _Living:
         return made, after
 
     def step(self, step: ast.stmt, after: set[str]) -> tuple[list[ast.stmt], set[str]]:
-        """The same for one statement."""
+        """Do for one statement what `block` does for several."""
         if isinstance(step, ast.Return | ast.Raise):
             return [step], reads(step)
         if isinstance(step, ast.Break | ast.Continue):
@@ -178,7 +178,7 @@ class _Living:
 
 
 def _names(step: ast.Assign) -> set[str] | None:
-    """The names that are assigned; None where something else is."""
+    """The names that are assigned; None if a target is not a name."""
     parts = [one for target in step.targets for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return (
         {one.id for one in parts if isinstance(one, ast.Name)} if all(isinstance(p, ast.Name) for p in parts) else None
@@ -186,7 +186,7 @@ def _names(step: ast.Assign) -> set[str] | None:
 
 
 def _acts(value: ast.expr) -> bool:
-    """Whether something is written into, by a method such as `copy_` or `append`."""
+    """True if a value is changed in place, by a method such as `copy_` or `append`."""
     calls = [one.func for one in ast.walk(value) if isinstance(one, ast.Call)]
     names = [one.attr for one in calls if isinstance(one, ast.Attribute)]
     return any(name == "append" or (name.endswith("_") and not name.endswith("__")) for name in names)
@@ -204,7 +204,7 @@ def _without_index(step: ast.For) -> ast.For:
 
 
 def _drawn_together(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """Names that the next step alone reads make place for what they stand for, as do all names of weights."""
+    """Replace names that only the next step reads, and all names of weights, by their expressions."""
     for step in steps:
         if isinstance(step, ast.For | ast.If):
             step.body = _drawn_together(step.body)
@@ -226,7 +226,7 @@ def _drawn_together(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _merged(steps: list[ast.stmt], index: int) -> tuple[int, ast.stmt] | None:
-    """The step that alone reads what this one assigns, with that in its place, and where it stands."""
+    """The only step that reads the name that this one assigns, with the value in its place, and its index."""
     step = steps[index]
     if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
         return None
@@ -245,7 +245,7 @@ def _merged(steps: list[ast.stmt], index: int) -> tuple[int, ast.stmt] | None:
 
 
 def _changes(step: ast.stmt) -> bool:
-    """Whether something is written into, rather than to a name."""
+    """True if a step changes an object, rather than only assigning names."""
     nodes = list(ast.walk(step))
     targets = [t for n in nodes if isinstance(n, ast.Assign | ast.AugAssign) for t in _places(n)]
     into = any(isinstance(node, ast.Subscript | ast.Attribute) for target in targets for node in ast.walk(target))

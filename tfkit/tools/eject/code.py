@@ -1,4 +1,4 @@
-"""The source of a function, and what the names in it stand for."""
+"""The source of a function, and the objects that its names stand for."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Code:
     parameters: Mapping[str, inspect.Parameter]
     names: Mapping[str, Any]
     line: int
-    """Where it begins in its file."""
+    """Number of its first line in its file."""
 
     def named(self, name: str) -> Any:
-        """What a name stands for outside of the function; raises KeyError where it is not known."""
+        """The object that a name stands for outside of the function; raises KeyError if it is unknown."""
         return self.names[name] if name in self.names else vars(builtins)[name]
 
 
@@ -42,7 +42,7 @@ def code_of(function: FunctionType, *, method: bool) -> Code:
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType:
-    """The function behind a method."""
+    """The function of a method."""
     function = getattr(type(module), name)
     assert isinstance(function, FunctionType)
     return function
@@ -50,7 +50,7 @@ def method_of(module: nn.Module, name: str) -> FunctionType:
 
 @cache
 def is_library(function: Callable[..., Any]) -> bool:
-    """Whether a function is left as it is: one of Python's or of torch's."""
+    """True for functions that stay as they are: those of Python and of torch."""
     if not isinstance(function, FunctionType):
         return True
     package = (function.__module__ or "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""Operators and conditions: what is known of them, and what a test tells of the variables in it."""
+"""Operators and conditions: their values, and the facts that a test proves about the variables in it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Written = tuple[Value, ast.expr]
 
 
 class Conditions(ABC):
-    """Evaluates operators; `env` is what is known of the variables."""
+    """Evaluates operators; `env` has the values of the variables, as far as they are known."""
 
     env: dict[str, Value]
 
     @abstractmethod
     def eval(self, node: ast.expr) -> Written:
-        """What is known of an expression, and how it is written."""
+        """The value of an expression, as far as it is known, and its text as a tree."""
 
     def _compare(self, node: ast.Compare) -> Written:
         left, left_written = self.eval(node.left)
@@ -54,7 +54,7 @@ class Conditions(ABC):
         return SOME, made
 
     def _boolop(self, node: ast.BoolOp) -> Written:
-        """Parts that are known fall out, or decide."""
+        """Drop the parts whose truth is known, or return the one that decides."""
         decides = isinstance(node.op, ast.Or)
         left: list[Written] = []
         saved = self.env
@@ -62,7 +62,7 @@ class Conditions(ABC):
             value, written = self.eval(operand)
             known = truth(value)
             if known is decides and isinstance(value, Known) and isinstance(value.value, bool):
-                left = [(value, ast.Constant(value.value))]  # what stands in front has no effect but its value
+                left = [(value, ast.Constant(value.value))]  # the parts before it have no effect but their value
                 break
             if known is not (not decides):
                 left.append((value, written))
@@ -94,7 +94,7 @@ class Conditions(ABC):
         return join(body, orelse), ast.IfExp(test_written, body_written, orelse_written)
 
     def narrowed(self, test: ast.expr, holds: bool, env: Mapping[str, Value] | None = None) -> dict[str, Value]:
-        """What is known of the variables where a test holds, or does not: that some of them are not None."""
+        """The variables as they are known if a test holds, or does not: some of them are then not None."""
         env = dict(self.env if env is None else env)
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
             for part in test.values:
@@ -122,5 +122,5 @@ def _evaluated(node: ast.expr) -> Any:
 
 
 def literal(value: Any) -> ast.expr:
-    """A value as it is written."""
+    """A value as a literal."""
     return ast.parse(repr(value), mode="eval").body

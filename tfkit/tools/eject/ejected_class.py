@@ -10,7 +10,7 @@ from torch import nn
 from tfkit.tools.eject.cleanup import reads
 
 CONFIG = "config"
-"""What the config is called in `__init__`."""
+"""Name of the config in `__init__`."""
 
 
 @dataclass
@@ -19,10 +19,10 @@ class Class:
 
     Attributes:
         name: its name.
-        base: what it derives from.
-        modules: those that it stands for; of modules that are alike only one.
+        base: its base class.
+        modules: the modules of this class; of modules that are alike only one.
         methods: its methods by name, as text.
-        slots: the places in its `__init__` that take a value, and for each module the text of that value.
+        slots: the places in its `__init__` that take a value, each with the text of that value by module.
         arguments: the name of the argument for each slot that differs between its modules.
         children: the classes of its children, those in lists among them.
     """
@@ -37,17 +37,17 @@ class Class:
     children: list[Class] = field(default_factory=list)
 
     def value(self, slot: str, module: nn.Module) -> str:
-        """What stands in a place: the argument that says it, or a value."""
+        """The text for a slot: the argument that carries its value, or the value itself."""
         return self.arguments.get(slot) or self.slots[slot][module]
 
     def call(self, module: nn.Module) -> str:
-        """How a module of this class is made."""
+        """The call that makes a module of this class."""
         given = {name: self.slots[slot][module] for slot, name in self.arguments.items()}
         parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
         return f"{self.name}({', '.join(parts)})"
 
     @property
     def takes_config(self) -> bool:
-        """Whether its `__init__` reads the config."""
+        """True if its `__init__` reads the config."""
         fixed = [texts[self.modules[0]] for slot, texts in self.slots.items() if slot not in self.arguments]
         return any(one.takes_config for one in self.children) or any(CONFIG in reads(ast.parse(text)) for text in fixed)

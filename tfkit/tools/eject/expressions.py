@@ -1,4 +1,4 @@
-"""Expressions: what is known of one, and how it is written once that is used."""
+"""Expressions: their values as far as they are known, and their text once the known parts are decided."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tfkit.tools.eject.symbols import Named
 from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join
 
 STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
-"""Functions that compute what one of torch's does."""
+"""Functions, each with the one of torch that computes the same."""
 
 
 class Expressions(Conditions):
-    """Evaluates the expressions of one function; `env` is what is known of its variables."""
+    """Evaluates the expressions of one function; `env` has its variables, as far as they are known."""
 
     def __init__(self, whole: Whole, entry: Specialised, module: nn.Module | None) -> None:
         self.whole = whole
@@ -35,7 +35,7 @@ class Expressions(Conditions):
         self.self_name = parameters[0].arg if module is not None else None
 
     def eval(self, node: ast.expr) -> Written:
-        """What is known of an expression, and how it is written."""
+        """The value of an expression, as far as it is known, and its text as a tree."""
         method: Callable[[Any], Written] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
         value, written = method(node) if method else self._any(node)
         if isinstance(value, Known) and value.literal and not isinstance(node, ast.Constant):
@@ -43,11 +43,11 @@ class Expressions(Conditions):
         return value, written
 
     def written(self, node: ast.expr) -> ast.expr:
-        """How an expression is written."""
+        """The text of an expression, as a tree."""
         return self.eval(node)[1]
 
     def _any(self, node: ast.expr) -> Written:
-        """An expression of which nothing is known but its parts, and that it is not None."""
+        """An expression about which nothing is known except its parts, and that it is not None."""
         made = type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
         return SOME, made
 
@@ -81,7 +81,7 @@ class Expressions(Conditions):
         return Known(found), self.use(name, found)
 
     def use(self, name: str, value: Any) -> ast.expr:
-        """Write down that something from outside is read; it has one name in the whole file."""
+        """Record that an object from outside is read; it has one name in the whole file."""
         if value is F.linear:
             return ast.Attribute(self.use("F", F), "linear")
         if (isinstance(value, type) and value.__module__ == "builtins") or name in ("range", "len", "enumerate", "zip"):
@@ -134,7 +134,7 @@ class Expressions(Conditions):
     def _of_module_value(self, value: Any) -> Value:
         if isinstance(value, torch.Tensor):
             return SOME
-        # The spec has no name for 0 and 1: they are switches, like True and False.
+        # 0 and 1 get no names from the spec: they are switches, like True and False.
         switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
         return Known(value, literal=value is None or isinstance(value, bool) or switch)
 
@@ -156,7 +156,7 @@ class Expressions(Conditions):
         return SOME, made
 
     def _items_at(self, base: Modules, node: ast.expr, index: Value) -> Value:
-        """What stands at an index of lists and mappings of modules."""
+        """The items at an index of lists and mappings of modules."""
         if isinstance(node, ast.Slice):
             return Items(self.items_of(base))
         if not isinstance(index, Known):
@@ -167,7 +167,7 @@ class Expressions(Conditions):
         return Modules(tuple(dict.fromkeys(self.whole.alikes[one] for one in found)))
 
     def items_of(self, container: Modules) -> Value:
-        """The children of lists and mappings of modules; of those of parameters, tensors."""
+        """The children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
         children = [self.whole.alikes[child] for one in container.modules for child in one.children()]
         return Modules(tuple(dict.fromkeys(children))) if children else SOME
 
@@ -179,7 +179,7 @@ class Expressions(Conditions):
         return value, ast.Starred(written)
 
     def _joinedstr(self, node: ast.JoinedStr) -> Written:
-        """A text with values in it; those that are known texts are part of it."""
+        """An f-string; values that are known texts become part of it."""
         made = self._any(node)[1]
         assert isinstance(made, ast.JoinedStr)
         known = [_known_text(part) for part in made.values]
@@ -217,7 +217,7 @@ class Expressions(Conditions):
         return ast.comprehension(node.target, written, [self.written(one) for one in node.ifs], node.is_async)
 
     def item_of(self, value: Value) -> Value:
-        """What a loop over it is given."""
+        """The value that the variable of a loop over `value` takes."""
         if isinstance(value, Modules):
             return self.items_of(value)
         if isinstance(value, Items):

@@ -20,13 +20,13 @@ from tfkit.tools.eject.call_graph import Specialised, Whole
 
 INDENT = "    "
 DOCS = 104
-"""Characters of a line of a docstring."""
+"""Longest line of a docstring, in characters."""
 _KNOWN = [torch.Tensor, type(None), *(one for one in vars(builtins).values() if isinstance(one, type))]
-"""Types that a file has a name for, beside those of `torch` and `nn`."""
+"""Types that have a name in every file, besides those of `torch` and `nn`."""
 
 
 def function_text(name: str, entry: Specialised, whole: Whole, *, method: bool) -> str:
-    """A function or a method, with what is left of its arguments."""
+    """A function or a method, with the arguments that are left."""
     parameters = ["self"] * method + [_parameter(entry, one, whole) for one in entry.parameters]
     result = annotation(entry.code.tree.returns, entry, whole)
     head = f"def {name}({', '.join(parameters)}){f' -> {result}' if result else ''}:"
@@ -45,7 +45,7 @@ def docs_text(docs: str) -> str:
 
 
 def in_docs(words: str) -> str:
-    """Words that stand in a docstring, whatever they are."""
+    """Any words, escaped for a docstring."""
     shown = "".join(letter for letter in words if letter.isprintable() or letter == "\n")
     return shown.replace("\\", "\\\\").replace('"""', "'''")
 
@@ -60,7 +60,7 @@ def _parameter(entry: Specialised, name: str, whole: Whole) -> str:
 
 
 def annotation(node: ast.expr | None, entry: Specialised, whole: Whole) -> str:
-    """A type as it is written; empty where the file has no name for it."""
+    """A type as text; empty if the file does not have a name for it."""
     return "" if node is None else _type_text(node, entry.code.named, whole)
 
 
@@ -73,7 +73,7 @@ def _type_text(node: ast.expr, named: Callable[[str], Any], whole: Whole) -> str
 
 
 class _Types(ast.NodeTransformer):
-    """Writes the names of types as the file has them; KeyError for one that it does not have."""
+    """Writes types by their names in the file; raises KeyError for a type without one."""
 
     def __init__(self, named: Callable[[str], Any], whole: Whole) -> None:
         self.named = named
@@ -97,13 +97,13 @@ class _Types(ast.NodeTransformer):
         return ast.Name(self.name(self.named(node.id)))
 
     def value(self, node: ast.expr) -> Any:
-        """What a name, or an attribute of one, stands for."""
+        """The object that a name, or an attribute of one, stands for."""
         if isinstance(node, ast.Attribute):
             return getattr(self.value(node.value), node.attr, None)
         return self.named(node.id) if isinstance(node, ast.Name) else None
 
     def name(self, value: Any) -> str:
-        """What the file calls a type; KeyError if nothing."""
+        """The name of a type in the file; raises KeyError if it has none."""
         if isinstance(value, type) and value in self.whole.records:
             only = self.whole.alone(value)
             return value.__name__ if only is None else _field_types(value, self.whole)[only]
@@ -113,7 +113,7 @@ class _Types(ast.NodeTransformer):
 
 
 def steps_text(steps: list[ast.stmt]) -> str:
-    """Statements as text, tuples without brackets where a person writes none."""
+    """Statements as text, with tuples bare where a person leaves out the brackets."""
     for step in steps:
         for node in ast.walk(step):
             if isinstance(node, ast.Return | ast.Assign) and isinstance(node.value, ast.Tuple) and node.value.elts:
@@ -141,7 +141,7 @@ def record_text(kind: type, fields: list[str], whole: Whole) -> str:
 
 
 def _field_types(kind: type, whole: Whole) -> dict[str, str]:
-    """The types of a record's fields, as the file has them."""
+    """The types of a record's fields, by their names in the file."""
     outside = {**vars(builtins), **vars(sys.modules[kind.__module__])}
     said = {
         step.target.id: step.annotation

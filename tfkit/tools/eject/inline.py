@@ -1,4 +1,4 @@
-"""Calls that a person would not make: of a module without a state that is one expression, of a method called once."""
+"""Inlines calls that a person would not make: of a stateless module of one expression, of a method called once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfkit.tools.eject.call_graph import Key, Specialised
 from tfkit.tools.eject.cleanup import Replaced, reads, stored, tidied
 
 SHORT = 4
-"""Statements of a method that is written where it is called."""
+"""Most statements that a method may have to be written where it is called."""
 
 
 def expression(entries: list[Specialised], given: Mapping[str, ast.expr]) -> ast.expr | None:
-    """What calls of modules return as one expression of their arguments, if it is one and reads nothing of theirs."""
+    """The result of calls of modules as one expression of the arguments; None if it is more, or reads the modules."""
     first = entries[0]
     if any(one.attributes for one in entries):
         return None
@@ -32,18 +32,18 @@ def expression(entries: list[Specialised], given: Mapping[str, ast.expr]) -> ast
 
 
 def is_path(node: ast.expr) -> bool:
-    """Whether it is a name, or an attribute of one."""
+    """True for a name, or an attribute of one."""
     return all(isinstance(one, ast.Attribute | ast.Name | ast.Constant | ast.Load) for one in ast.walk(node))
 
 
 def drawn_in(functions: dict[Key, Specialised], read: Mapping[nn.Module, set[str]]) -> dict[Key, Specialised]:
-    """The functions of a model; short ones that are called once are written where that is.
+    """The functions of a model, with short ones that are called once written where they are called.
 
-    `read` has the names that others use of a module: these stay.
+    `read` has the names in a module that other modules use: these stay.
     """
     functions = dict(functions)
     for key in list(functions):
-        entry = functions[key]  # which another one may have been written into by now
+        entry = functions[key]  # looked up again: a function may have been written into it by now
         name = key[-1] if len(key) == 2 else key[0].__name__
         used = len(key) == 2 and name in read.get(key[0], ())
         if name == "forward" or used or not _straight(entry.body) or len(entry.body) > SHORT:
@@ -69,7 +69,7 @@ def _hosting(host: Specialised, body: list[ast.stmt], guest: Specialised, name: 
 
 
 def _straight(steps: list[ast.stmt]) -> bool:
-    """Whether it returns at its end and nowhere else."""
+    """True if a body returns at its end and nowhere else."""
     returns = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Return)]
     return len(returns) == 1 and returns[0] is steps[-1] and returns[0].value is not None
 
@@ -80,13 +80,13 @@ def _steps(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _calls(step: ast.stmt, key: Key) -> bool:
-    """Whether all that a statement does is to take what the function returns."""
+    """True if a statement only assigns, or returns, the result of the function."""
     value = step.value if isinstance(step, ast.Assign | ast.Return) else None
     return isinstance(value, ast.Call) and _is(value.func, key)
 
 
 def _is(node: ast.AST, key: Key) -> bool:
-    """Whether it is the name of the function, or `self.` and the name of the method."""
+    """True for the name of the function, or `self.` and the name of the method."""
     if len(key) == 1:
         return isinstance(node, ast.Name) and node.id == key[0].__name__
     own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
@@ -98,7 +98,7 @@ def _named(step: ast.stmt, key: Key) -> int:
 
 
 def _replaced(steps: list[ast.stmt], call: ast.stmt, entry: Specialised) -> list[ast.stmt] | None:
-    """The statements with those of the method in place of its call; None where a name would mean two things."""
+    """The statements with those of the method in place of its call; None if a name would mean two things."""
     assert isinstance(call, ast.Assign | ast.Return)
     assert isinstance(call.value, ast.Call)
     given = dict(zip(entry.parameters, call.value.args, strict=False))

@@ -1,4 +1,4 @@
-"""Values and modules as expressions: how the file makes them."""
+"""Values and modules as the expressions that make them in the file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfkit.torch_private.tensors import storage_key
 
 
 class Making:
-    """Writes what stands in an `__init__`.
+    """Writes the expressions of an `__init__`.
 
     Attributes:
         of: the class of each module that has one.
         names: the numbers of the spec by name.
-        derived: names of numbers that follow from those, and how.
+        derived: names of numbers that follow from those, each with its expression.
     """
 
     def __init__(self, whole: Whole, shapes: Mapping[int, tuple[Any, ...]], names: Mapping[str, Any]) -> None:
@@ -35,12 +35,12 @@ class Making:
         self.derived: dict[str, str] = {}
 
     def sizes(self, tensor: Tensor) -> tuple[Any, ...]:
-        """The shape of a tensor, in numbers that know their names where it was made with such."""
+        """The shape of a tensor, with named numbers if it was made with them."""
         found = self.shapes.get(storage_key(tensor), ())
         return found if found == tuple(tensor.shape) else tuple(tensor.shape)
 
     def empty(self, sizes: str, tensor: Tensor) -> str:
-        """How memory for a tensor is made."""
+        """The call that allocates memory for a tensor."""
         dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
         return f"torch.empty({sizes or '()'}{dtype})"
 
@@ -52,7 +52,7 @@ class Making:
             return name
         parts = value if isinstance(value, list | tuple) else [value]
         text, derived = text_of(value), {n: how for part in parts for n, how in getattr(part, "derived", {}).items()}
-        # A name that the config has already: what it stands for is written out.
+        # If the config has the name already, its expression is written out.
         clash = {name: ast.parse(derived.pop(name), mode="eval").body for name in derived.keys() & self.names.keys()}
         tree = Replaced(clash).visit(ast.parse(text, mode="eval"))
         names = dict(self.names) | {name: eval(how, dict(self.names)) for name, how in derived.items()}
@@ -70,7 +70,7 @@ class Making:
         return eval(text, {"__builtins__": {}}, {CONFIG: SimpleNamespace(**names), "torch": torch, "nn": nn})
 
     def container(self, module: nn.Module) -> str:
-        """How a list, a mapping or a sequence of modules is made."""
+        """The expression that makes a list, a mapping or a sequence of modules."""
         children = [self.whole.alikes[child] for child in module._modules.values() if child is not None]
         items = [(name, self.make(child)) for name, child in zip(module._modules, children, strict=True)]
         kind = f"nn.{type(module).__name__}"
@@ -94,7 +94,7 @@ class Making:
         return text if count == 1 else f"*({text} for _ in range({count}))"
 
     def _parameters(self, module: nn.Module) -> str:
-        """How a list or a mapping of parameters is made."""
+        """The expression that makes a list or a mapping of parameters."""
         made = {
             name: f"nn.Parameter({self.empty(', '.join(map(self.text, self.sizes(one))), one)})"
             for name, one in module.named_parameters()
@@ -104,7 +104,7 @@ class Making:
         return f"nn.ParameterList([{', '.join(made.values())}])"
 
     def _by_turns(self, children: list[nn.Module]) -> str:
-        """Layers in turns: one class with other numbers, or several classes."""
+        """The expression for layers that alternate: one class with different numbers, or several classes."""
         if len({id(self.of.get(child)) for child in children}) > 1 or children[0] not in self.of:
             return f"nn.ModuleList([{', '.join(self.make(child) for child in children)}])"
         owner = self.of[children[0]]
@@ -126,7 +126,7 @@ class Making:
         return f"{CONFIG}.{names[0]}" if names else str(count)
 
     def make(self, module: nn.Module) -> str:
-        """How a child is made, as an expression."""
+        """The expression that makes a child."""
         module = self.whole.alikes[module]
         if module in self.of:
             return self.of[module].call(module)

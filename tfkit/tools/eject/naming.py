@@ -1,4 +1,4 @@
-"""Names of classes and of their arguments, where the model does not say them."""
+"""Names for classes and their arguments, where the model does not give them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.eject.ejected_class import CONFIG, Class
 
 FILES_OWN = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
-"""What a name means in every file."""
+"""Names that every file uses itself."""
 AXES = {"0": "width", "1": "d_out", "2": "d_in"}
-"""What the axes of a parameter are called, those of stacked matrices among them."""
+"""Names of the axes of a parameter, those of stacked matrices among them."""
 
 
 def argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
-    """A name for what differs: that of the numbers if they have one, or that of the place."""
+    """A name for an argument: that of its numbers if they have one, else that of the slot."""
     words = {value.removeprefix(f"{CONFIG}.") for value in values}
     place = [AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
     short = {"in_features": "d_in", "out_features": "d_out", "embedding_dim": "width", "num_embeddings": "rows"}
@@ -28,9 +28,9 @@ def argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
 
 
 def name_apart(classes: Sequence[Class], places: Mapping[int, list[str]], graph: Graph, taken: Set[str]) -> None:
-    """Give classes of the same name names of their own: by node, by the variant of layers, or by numbers.
+    """Give classes that share a name different ones: by node, by the variant of layers, or by number.
 
-    A name that is taken, by a function or for what is imported, gets an underscore behind it.
+    A name that a function or an import has taken gets an underscore after it.
     """
     _by_place(classes, places, graph)
     seen = {*taken, *FILES_OWN, *keyword.kwlist}

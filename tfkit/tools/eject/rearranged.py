@@ -1,4 +1,4 @@
-"""Calls of a `tfkit.nn.Rearrange`, which a file has no class for: what it does stands where it is called."""
+"""Calls of a `tfkit.nn.Rearrange`, for which files have no class: its operations are written where it is called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _lent(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
 
 
 def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
-    """A method of a module whose calls of rearrangements are what these do."""
+    """A method of a module, with calls of rearrangements replaced by their operations."""
     if not any(isinstance(child, Rearrange) for child in module.children()):
         return tree
     tree = copy.deepcopy(tree)
@@ -60,7 +60,7 @@ class _DrawnIn(ast.NodeTransformer):
         return (self._steps(node.value) if node.value else None) or node
 
     def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
-        """What a call of a rearrangement does; None for any other expression."""
+        """The steps of a call of a rearrangement; None for any other expression."""
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             return None
         owner, name = node.func.value, node.func.attr
@@ -82,7 +82,7 @@ def _value(step: ast.stmt) -> ast.expr:
 
 
 def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
-    """The steps with the names of the targets for those of the parts."""
+    """The steps, with the names of the targets in place of those of the parts."""
     first = steps[0]
     if not (isinstance(first, ast.Assign) and isinstance(parts := first.targets[0], ast.Tuple)):
         return steps

@@ -1,7 +1,7 @@
-"""Loads ejected files, and, run as a program, compares them with what a model gave: it needs nothing but torch.
+"""Loads ejected files, and, run as a program, compares them with the results of a model: it needs only torch.
 
-As a program it reads lines of JSON and answers each with one. The first says where Python looks for modules; each of
-the others names a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported there.
+As a program it reads lines of JSON and answers each with one. The first has the folders in which Python looks for
+modules; each of the others names a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported there.
 """
 
 import inspect
@@ -23,14 +23,14 @@ CODE, GIVEN = "model.py", "given.pt"
 
 
 class Given(TypedDict):
-    """What a file is compared with.
+    """Facts about a model with which a file is compared.
 
     Attributes:
         shapes: of the model's state dict, by its names and in its order.
         frozen: the names of the parameters that are not trained.
-        state: its tensors; None where the model is too large to run.
-        cases: what to call the inputs, the inputs, and all that the model returns for them.
-        threads: how many the model ran in: sums over several threads round otherwise.
+        state: its tensors; None if the model is too large to run.
+        cases: for each call a name for the inputs, the inputs, and all that the model returns for them.
+        threads: the number of threads in which the model ran: another number rounds sums differently.
     """
 
     shapes: list[tuple[str, list[int]]]
@@ -42,7 +42,7 @@ class Given(TypedDict):
 
 @contextmanager
 def loaded(text: str) -> Iterator[ModuleType]:
-    """The file as a module, which dataclasses look for among all modules."""
+    """The file as a module, in `sys.modules`, where dataclasses look for it."""
     module = ModuleType(FILE)
     sys.modules[FILE] = module
     try:
@@ -53,7 +53,7 @@ def loaded(text: str) -> Iterator[ModuleType]:
 
 
 def made(module: ModuleType) -> "nn.Module":
-    """The model of an ejected file: its last class, with the config that stands there."""
+    """The model of an ejected file: its last class, with the values of its `Config`."""
     *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
     model: nn.Module = root(module.Config()) if takes_config else root()
@@ -61,7 +61,7 @@ def made(module: ModuleType) -> "nn.Module":
 
 
 def compared(text: str, given: Given) -> str | None:
-    """What is wrong with a file; None if it has the model's tensors and computes the same, to the last bit."""
+    """Describe an error in a file; None if it has the model's tensors and computes the same, to the last bit."""
     import torch
 
     torch.set_num_threads(given["threads"])
@@ -77,7 +77,7 @@ def compared(text: str, given: Given) -> str | None:
         if frozen != given["frozen"]:
             return f"it trains other parameters: it leaves out {frozen or 'none'}, and not {given['frozen'] or 'none'}"
         if given["state"] is not None:
-            if any(name not in ours for name, _ in model.named_buffers()):  # no file has their values
+            if any(name not in ours for name, _ in model.named_buffers()):  # files do not have their values
                 model = made(module).eval()
             model.load_state_dict(given["state"], assign=True)
         for words, inputs, outputs in given["cases"]:
@@ -89,7 +89,7 @@ def compared(text: str, given: Given) -> str | None:
 
 
 def answer(folder: Path) -> str | None:
-    """What is wrong with the file of a folder, be it an error of its own."""
+    """Describe an error in the file of a folder, or one that it raises; None if there is none."""
     import torch
 
     try:
@@ -103,7 +103,7 @@ def answer(folder: Path) -> str | None:
 def main() -> None:
     """Answer until there are no further lines."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a file prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # text that a file prints is not an answer
     sys.path[:] = json.loads(sys.stdin.readline() or "[]")
     blocked: dict[str, Any] = sys.modules
     blocked["tfkit"] = None

@@ -10,11 +10,11 @@ from torch import nn
 
 _OWN = frozenset(nn.Module().__dict__)
 MADE_WITH = "_tfkit_made_with"
-"""Where torch's modules keep what they were made with while a model is ejected."""
+"""Attribute in which torch's modules store their arguments while a model is ejected."""
 
 
 class Alikes:
-    """For each module of a model the first one that is like it: what is said of that one holds for all."""
+    """For each module of a model the first one that is like it, which stands for all of them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._first: dict[Hashable, nn.Module] = {}
@@ -36,7 +36,7 @@ class Alikes:
 
 
 def _tensors(module: nn.Module) -> list[tuple[Any, ...]]:
-    """What is to be known of the tensors that a module holds itself."""
+    """Facts about the tensors that a module holds itself, equal for modules that are alike."""
     named = [*module._parameters.items(), *module._buffers.items()]
     passing = module._non_persistent_buffers_set
     return [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
@@ -50,5 +50,5 @@ def plain(module: nn.Module) -> dict[str, Any]:
 
 
 def is_torch(module: nn.Module) -> bool:
-    """Whether its class is one of torch's own, a list or a mapping of modules among them."""
+    """True if the class of a module is one of torch's own, a list or a mapping of modules among them."""
     return type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)

@@ -1,4 +1,4 @@
-"""Shapes in comments: the file runs once on the meta device, and each step that gives a tensor says its shape."""
+"""Shapes in comments: the file runs once on the meta device, and each step that makes a tensor gets its shape."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tfkit.tools.inputs import random_inputs
 
 WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
-"""Primes that no width of a model is: where they turn up in a shape, it is the batch or a length."""
+"""Primes that are never a width of a model: in a shape they mark the batch or a length."""
 LETTERS = "tsuv"
 MOST_CALLS = 100_000
-"""Calls of Python's within one step after which the run ends: a recurrence, which takes minutes for such lengths."""
+"""Most Python calls within one step; a recurrence, which would take minutes for such lengths, makes more."""
 
 
 def with_shapes(text: str, graph: Graph) -> str:
-    """The text of an ejected model, with a comment behind each step that gives a tensor.
+    """The text of an ejected model, with a comment after each step that makes a tensor.
 
     Lengths are t, those of further inputs s, u and v.
     """
@@ -46,7 +46,7 @@ def with_shapes(text: str, graph: Graph) -> str:
 
 
 def _inputs(graph: Graph) -> dict[str, Tensor]:
-    """Inputs on the meta device, each of a length of its own unless it must be that of another."""
+    """Inputs on the meta device, each with a length of its own unless it must share that of another."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
     memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
     later = len(few) > 1 and bool(memories)
@@ -70,14 +70,14 @@ class _Watch:
         self.calls = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """What Python calls for every function; only those of the file are followed."""
+        """Hook that Python calls for every function; only functions of the file are followed."""
         self.calls += 1
         if self.calls > MOST_CALLS:
             raise RuntimeError("a recurrence")
         return self.line if frame.f_code.co_filename == FILE else None
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """What it calls for every line of them: the one before has just run."""
+        """Hook that Python calls before every line of these functions: the previous line has just run."""
         self.calls = 0
         done = self.running.pop(frame, None)
         if done in self.targets:
@@ -106,7 +106,7 @@ class _Watch:
 
 
 def _targets(text: str) -> dict[int, list[str]]:
-    """The names that are assigned by the statements of one line in functions, by its number."""
+    """The names that statements of one line in functions assign, by line number."""
     found = {}
     for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
         for step in [node for node in ast.walk(function) if isinstance(node, ast.Assign)]:

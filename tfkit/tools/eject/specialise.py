@@ -1,7 +1,7 @@
-"""What is left of each function of a model, once everything that its configuration decides is decided.
+"""Reduces each function of a model to the code that is left once all that its configuration decides is decided.
 
-An abstract run of the forward: every expression is given a `Value`, what is known of it, and rewritten; an `if` whose
-test is known leaves one branch; an argument that is the same constant in every call is no argument any more. The run is
+An abstract run of the forward: every expression gets a `Value`, all that is known about it, and is rewritten; an `if`
+whose test is known leaves one branch; an argument that is the same constant in every call is removed. The run is
 repeated until nothing new is learned, since a function may be called from several places.
 """
 
@@ -35,7 +35,7 @@ class Specialiser(Whole):
         self._done: dict[Key, list[Value]] = {}
 
     def run(self) -> None:
-        """Until nothing changes."""
+        """Repeat the abstract run until nothing changes."""
         key = (self.model, "forward")
         inputs = code_of(method_of(self.model, "forward"), method=True).parameters
         start = [SOME if one.default is one.empty else ANY for one in inputs.values()]
@@ -51,7 +51,7 @@ class Specialiser(Whole):
         self.functions = {key: self.functions[key] for key in self._done}
 
     def _resets(self) -> None:
-        """How modules fill the parameters that they hold themselves."""
+        """Specialise the methods by which modules fill the parameters that they hold themselves."""
         for module in self.alikes:
             if not is_torch(module) and isinstance(getattr(type(module), "reset_parameters", None), FunctionType):
                 self.call([(module, "reset_parameters")], {})
@@ -109,7 +109,7 @@ class Specialiser(Whole):
 
 
 def _attributes(steps: list[ast.stmt], owner: str | None) -> set[str]:
-    """What is read of `self`."""
+    """The attributes of `self` that are read."""
     found = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Attribute)]
     return {node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == owner}
 
@@ -120,7 +120,7 @@ def _default(code: Code, name: str) -> Value:
 
 
 def _returned(entry: Specialised) -> str | None:
-    """The parameter that a function returns, if that is all it does."""
+    """The parameter that a function returns, if it does nothing else."""
     if len(entry.body) == 1 and isinstance(step := entry.body[0], ast.Return) and isinstance(step.value, ast.Name):
         name = {new: old for old, new in entry.names.items()}.get(step.value.id, step.value.id)
         return name if name in entry.code.parameters else None

@@ -1,4 +1,4 @@
-"""Statements: branches that are never taken fall away, loops that run once lose their head."""
+"""Statements: branches that are never taken are dropped, loops that run once lose their head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Function(Calls):
     """One function. After `run`, `body` has its statements."""
 
     def run(self) -> Value | None:
-        """What is known of what the function returns; None if it returns nothing."""
+        """The result of the function, as far as it is known; None if it returns nothing."""
         self.result: Value | None = None
         self.exits: list[Env] = []
         self.env = dict(self.entry.arguments)
@@ -26,7 +26,7 @@ class Function(Calls):
         return self.result
 
     def _rename(self) -> None:
-        """A record of which one field is left is that field, and is called so."""
+        """Name a record after its field, if only one field of it is left."""
         taken = {node.id for node in ast.walk(self.entry.code.tree) if isinstance(node, ast.Name)}
         for name, value in self.env.items():
             only = self.whole.alone(value.type) if isinstance(value, Record) and value.type else None
@@ -34,7 +34,7 @@ class Function(Calls):
                 self.renamed[name] = name.replace("context", only) if "context" in name else only
 
     def block(self, steps: list[ast.stmt]) -> tuple[list[ast.stmt], bool]:
-        """The statements that are left, and whether what follows is reached."""
+        """The statements that are left, and True if the code after them is reached."""
         made: list[ast.stmt] = []
         for step in steps:
             written, reached = self.step(step)
@@ -44,7 +44,7 @@ class Function(Calls):
         return made, True
 
     def step(self, step: ast.stmt) -> tuple[list[ast.stmt], bool]:
-        """The same for one statement."""
+        """Do for one statement what `block` does for several."""
         if isinstance(step, ast.Return):
             return self._return(step), False
         if isinstance(step, ast.If):
@@ -87,7 +87,7 @@ class Function(Calls):
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
     def _target(self, target: ast.expr) -> ast.expr:
-        """What is assigned to; the value in front of an index is read."""
+        """The target of an assignment; the value before an index is read."""
         if isinstance(target, ast.Tuple):
             return ast.Tuple([self._target(one) for one in target.elts])
         if isinstance(target, ast.Name):
@@ -142,7 +142,7 @@ class Function(Calls):
 
 
 def joined(a: Env, b: Env) -> Env:
-    """What is known where two ways meet. An item that a list is given on one of them may be in it."""
+    """The variables as they are known where two branches meet. An item that one of them appends may be in the list."""
     return {
         name: join(a[name], b[name]) if name in a and name in b else _unsure(a.get(name, b.get(name)))
         for name in {**a, **b}

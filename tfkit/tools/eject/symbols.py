@@ -29,9 +29,9 @@ class Named:
 
     text: str
     terms: Mapping[str, int] | None = None
-    """For a sum: how often it has each of its terms."""
+    """For a sum: the number of times that each term is in it."""
     derived: Mapping[str, str] = {}
-    """Names in the text that follow from others, and how."""
+    """Names in the text that follow from others, each with its expression."""
 
 
 class NamedInt(int, Named):
@@ -43,7 +43,7 @@ class NamedFloat(float, Named):
 
 
 def named(value: Any, text: str) -> Any:
-    """The number under a name; anything else as it is."""
+    """The number with a name; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
@@ -62,7 +62,7 @@ def text_of(value: Any) -> str:
 
 
 def _sum(value: int, a: Any, b: Any) -> Any:
-    """A sum with equal terms taken together: `3 * n_heads * d_head`."""
+    """A sum with equal terms collected: `3 * n_heads * d_head`."""
     terms: Counter[str] = Counter()
     for part in (a, b):
         terms.update(getattr(part, "terms", None) or {text_of(part): 1})
@@ -74,7 +74,7 @@ def _sum(value: int, a: Any, b: Any) -> Any:
 
 
 def derived(value: int, name: str, text: str) -> Any:
-    """A number under a name of its own that stands for an expression."""
+    """A number with a name of its own that stands for an expression."""
     made = named(value, name)
     made.derived = {name: text}
     return made
@@ -148,7 +148,7 @@ def with_names(graph: Graph) -> tuple[Graph, dict[str, int | float]]:
 
 
 def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
-    """The key, with as much of the path in front as tells it from others: `d_ff`, `encoder_d_ff`."""
+    """The key, after as much of the path as tells it from others: `d_ff`, `encoder_d_ff`."""
     words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
     candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
     name = next((one for one in candidates if one not in taken), candidates[-1])
@@ -159,7 +159,7 @@ def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
 
 
 def _numbers(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
-    """Every number in a config and in those inside it: who has it, under which key, and where that is."""
+    """Every number in a config and in those inside it: the config that has it, its key, and its path."""
     for key in type(config).model_fields:
         value = config.__dict__[key]
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in (0, 1):
@@ -171,7 +171,7 @@ def _numbers(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[Ba
 
 
 def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
-    """Signals whose width knows its name."""
+    """Signals with named widths."""
     if isinstance(signal, list):
         return [_renamed(one, widths) for one in signal]
     return replace(signal, width=widths[signal.width]) if signal.width in widths else signal

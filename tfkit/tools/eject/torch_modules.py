@@ -1,4 +1,4 @@
-"""Modules that torch has: what they are made with."""
+"""Modules of torch, and the arguments that they are made with."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tfkit.tools.eject.call_graph import refuse
 from tfkit.tools.eject.same_modules import MADE_WITH, is_torch, plain
 
 STANDS_FOR: dict[type, type] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
-"""Modules that are torch's but for how they are filled."""
+"""Modules that differ from torch's only in their initial values."""
 CONTAINERS = {"nn.ModuleList": nn.ModuleList, "nn.ModuleDict": nn.ModuleDict, "nn.Sequential": nn.Sequential}
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 _LEFT_OUT = ("self", "device", "_weight", "_freeze")
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether it is a plain list, mapping or sequence of modules."""
+    """True for a plain list, mapping or sequence of modules."""
     return type(module) in CONTAINERS.values()
 
 
 def base_of(module: nn.Module) -> str:
-    """What the class of a module derives from in the file."""
+    """The base class, in the file, of the class of a module."""
     return next((name for name, kind in CONTAINERS.items() if isinstance(module, kind)), "nn.Module")
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Within it, torch's modules remember what they are made with; their copies do so too."""
+    """Make torch's modules, and their copies, remember their arguments as long as it is entered."""
     kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
     bases = {base for kind in kinds for base in kind.__mro__ if "__init__" in vars(base)}
     bases -= {object, nn.Module, *CONTAINERS.values(), *OF_PARAMETERS}
@@ -60,7 +60,7 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """What torch's module of that kind is made with, as far as it is not the default."""
+    """The arguments that make this module of torch, without those that have their default values."""
     kind: Callable[..., Any] = STANDS_FOR.get(type(module), type(module))
     parameters = inspect.signature(kind).parameters
     given = _attributes(module, list(parameters)) if type(module) in STANDS_FOR else _remembered(module)
@@ -73,13 +73,13 @@ def _is(value: Any, default: Any) -> bool:
 
 
 def _attributes(module: nn.Module, names: list[str]) -> dict[str, Any]:
-    """The arguments of a module that keeps them under their names."""
+    """The arguments of a module that has them as attributes of the same names."""
     found = {name: getattr(module, name) for name in names if hasattr(module, name)}
     return {n: v is not None if n == "bias" and not isinstance(v, bool) else v for n, v in found.items()}
 
 
 def _remembered(module: nn.Module) -> dict[str, Any]:
-    """The arguments that it was made with; those without a name are `arg_0`, `arg_1`, ..."""
+    """The arguments that a module was made with; those without a name are `arg_0`, `arg_1`, ..."""
     args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
     found: dict[str, Any] = {}
     signature = inspect.signature(type(module))
@@ -93,7 +93,7 @@ def _remembered(module: nn.Module) -> dict[str, Any]:
 
 
 def made_by_torch(module: nn.Module, values: Mapping[str, str]) -> str:
-    """The call that makes one of torch's modules; what has no default comes without its name."""
+    """The call that makes one of torch's modules; arguments without a default come without their name."""
     kind = STANDS_FOR.get(type(module), type(module))
     signature = inspect.signature(kind).parameters
     values = {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in values.items()}  # a width of one axis
@@ -108,7 +108,7 @@ def _is_positional(name: str, signature: Mapping[str, inspect.Parameter]) -> boo
 
 
 def check_as_made(module: nn.Module) -> None:
-    """Raise SpecError unless torch's module is what its class makes of its arguments."""
+    """Raise SpecError unless a module of torch is as its public class makes it from its arguments."""
     kind = type(module)
     if kind in STANDS_FOR or kind in OF_PARAMETERS:
         return
@@ -124,7 +124,7 @@ def check_as_made(module: nn.Module) -> None:
 
 
 def _seen(module: nn.Module) -> object:
-    """What a change of a module would show in."""
+    """The state of a module in which any change of it would show."""
     inner = [
         (path, type(one), {n: repr(v) for n, v in plain(one).items() if not n.startswith("_")})
         for path, one in module.named_modules()

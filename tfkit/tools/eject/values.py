@@ -1,4 +1,4 @@
-"""What is known of a value before the model runs."""
+"""Values as far as they are known before the model runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Value:
-    """Nothing is known of it: it may be None."""
+    """Anything: nothing is known about it, and it may be None."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Some(Value):
 
 @dataclass(frozen=True, eq=False)
 class Known(Value):
-    """A value of Python. A literal one is written where it is used; others keep the name that they have."""
+    """A value of Python. Literals are written where they are used; other values keep their names."""
 
     value: Any
     literal: bool = False
@@ -60,7 +60,7 @@ class Record(Value):
 
 @dataclass(frozen=True)
 class Items(Value):
-    """Anything to iterate over or to index; `item` is what all of its items have in common, None if it is empty."""
+    """Anything to iterate over or to index; `item` is what is known of all its items, None if it is empty."""
 
     item: Value | None
 
@@ -71,7 +71,7 @@ SOME = Some()
 
 
 def join(a: Value, b: Value) -> Value:
-    """What is known of a value that is one of the two."""
+    """All that is known about a value that is one of the two."""
     if a == b:
         return a
     if isinstance(a, Known) and isinstance(b, Known) and Known(a.value) == Known(b.value):
@@ -86,12 +86,12 @@ def join(a: Value, b: Value) -> Value:
 
 
 def may_be_none(value: Value) -> bool:
-    """Whether it is None, or not known not to be."""
+    """True unless a value is known not to be None."""
     return type(value) is Value or (isinstance(value, Known) and value.value is None)
 
 
 def truth(value: Value) -> bool | None:
-    """What `if` makes of it, where that is known."""
+    """The truth of a value, as `if` sees it; None if it is not known."""
     if isinstance(value, Known):
         try:
             return bool(value.value)

@@ -47,11 +47,11 @@ def eject(graph: AnySpec) -> str:
     """A model, or that of a spec, as one file of plain PyTorch, which needs nothing but torch.
 
     Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
-    takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes,
-    tfkit may multiply large float32 weights on the CPU by another kernel than torch's own, which rounds differently.)
+    takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes, tfkit may multiply
+    large float32 weights on the CPU by another kernel than torch's own, which rounds differently.)
 
     Raises:
-        SpecError: a component does something that cannot be written out, or ruff, which formats the file, is missing.
+        SpecError: a component does something that cannot be written out; or ruff, which formats the file, is missing.
     """
     graph = as_graph(graph)
     named, numbers = with_names(graph)
@@ -69,7 +69,7 @@ def eject(graph: AnySpec) -> str:
 
 
 def _check_apart(model: nn.Module) -> None:
-    """Raise SpecError where a tensor has two names: each class makes its own."""
+    """Raise SpecError if a tensor has two names: each class makes its own tensors."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (other := names.setdefault(id(parameter), name)) != name:
@@ -81,7 +81,7 @@ _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
 
 
 class _Sizes(TorchFunctionMode):
-    """Remembers the sizes that tensors were made with, numbers of the spec by their names."""
+    """Remembers the sizes that tensors were made with, with the names of numbers of the spec."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class _File:
         return "\n".join(lines)
 
     def tensor(self, one: Class, name: str, tensor: torch.Tensor) -> str:
-        """How a class makes a parameter or a buffer of its own."""
+        """The statement by which a class makes a parameter or a buffer of its own."""
         module = one.modules[0]
         empty = self.classes.empty(", ".join(one.value(f"{name}@{i}", module) for i in range(tensor.dim())), tensor)
         if name in module._parameters:
@@ -241,7 +241,7 @@ class _File:
         return f"[{inner}]"
 
     def child(self, one: Class, name: str, child: nn.Module) -> str:
-        """How a child is made inside its parent's class."""
+        """The expression that makes a child inside its parent's class."""
         module = one.modules[0]
         if is_container(child) or isinstance(child, OF_PARAMETERS):
             return one.value(name, module)
@@ -280,7 +280,7 @@ class _File:
 
 
 def _fill(name: str, parameter: torch.Tensor) -> str:
-    """How a parameter starts of which its class does not say it."""
+    """The statement that fills a parameter whose class has no method for it."""
     if parameter.dim() < 2:
         return f"nn.init.zeros_(self.{name})"
     return f"nn.init.normal_(self.{name}, std=self.{name}.size(-1) ** -0.5)"

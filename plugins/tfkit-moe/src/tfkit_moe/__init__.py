@@ -1,7 +1,7 @@
 """Mixture of experts: the `ffn` kind `moe`.
 
-`moe.py` has what a spec says and the whole layer, `router.py` the choice of experts, `experts.py` their
-computation, `stacked.py` a layer of all of them.
+`moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
+`stacked.py` one layer of all of them.
 """
 
 from __future__ import annotations

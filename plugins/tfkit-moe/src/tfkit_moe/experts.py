@@ -1,8 +1,8 @@
 """The experts: many feed-forward networks of one shape, each for the tokens that chose it.
 
-Tokens are sorted by expert, so that those of one expert lie together; `stacked.py` multiplies them. Compiled, where no
-shape may depend on data and the kernel for it does not serve, every expert reads every token, with weights of zero. It
-costs e / k times as much.
+Tokens are sorted by expert, so that those of one expert lie together; `stacked.py` multiplies them. In compiled code,
+where shapes may not depend on data, and without the grouped kernel, every expert reads every token, with weights of
+zero for those that did not choose it. It costs e / a times as much.
 
 The clamped gate: https://arxiv.org/abs/2508.10925.
 
@@ -44,11 +44,11 @@ class Experts(nn.Module):
     Args:
         activation: between the two layers of an expert; a `Gate`, or anything that keeps the shape.
         n: number of experts.
-        per_token: how many of them a token goes through.
+        per_token: number of experts that a token goes through.
         d_model: width of the tokens.
         d_ff: width of the hidden layer of one expert.
-        bias: whether the layers have biases.
-        weighs_input: weights multiply what an expert reads, not what it returns.
+        bias: if true, the layers have biases.
+        weighs_input: if true, weights multiply the input of an expert, not its output.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Experts(nn.Module):
         """The layer that reads the tokens."""
         if self.gate_up is not None:
             return self.gate_up(x, experts, ends)
-        else:  # noqa: RET505  what stands in the other branch of a None is not compiled by TorchScript
+        else:  # noqa: RET505  TorchScript does not compile the other branch of a test for None
             assert self.up is not None
             return self.up(x, experts, ends)
 
     def every(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """What `forward` computes, by every expert for every token."""
+        """Compute `forward` with every expert for every token."""
         none = weights.new_zeros(x.size(0), self.n)
         share = self.by_expert(none.scatter(1, chosen, weights))
         if self.weighs_input:
@@ -116,7 +116,7 @@ class Experts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """What every token goes through: one dense feed-forward network, [s, m] -> the same."""
+    """Experts that every token goes through: one dense feed-forward network, [s, m] -> [s, m]."""
 
     def __init__(self, activation: nn.Module, *, d_model: int, d_ff: int, bias: bool) -> None:
         super().__init__()

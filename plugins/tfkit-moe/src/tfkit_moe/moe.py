@@ -23,9 +23,9 @@ class SharedConfig(tfkit.Config):
     d_ff: Dim
     """Width of its hidden layer: that of all shared experts together."""
     gate: bool = False
-    """Multiply what it returns by sigmoid(linear(x)), one number per token."""
+    """If true, the output is multiplied by sigmoid(linear(x)), one number per token."""
     combine: Literal["sum", "average"] = "sum"
-    """What goes on: the sum of what they and the chosen experts return, or half of it."""
+    """Result of the layer: the sum of the outputs of shared and chosen experts, or half of it."""
 
 
 class MoEConfig(tfkit.FFNConfig):
@@ -33,23 +33,23 @@ class MoEConfig(tfkit.FFNConfig):
 
     kind: Literal["moe"] = "moe"
     n_experts: Count
-    """Experts to choose from."""
+    """Number of experts to choose from."""
     n_experts_per_token: Count
-    """How many of them a token goes through."""
+    """Number of experts that a token goes through."""
     d_ff: Dim
     """Width of the hidden layer of one expert."""
     bias: Shared[bool] = True
-    """Whether the linear layers of the experts, shared ones among them, have biases."""
+    """If true, the linear layers of the experts, shared ones among them, have biases."""
     activation: tfkit.ActivationConfig = tfkit.slot("silu")
-    """Of every expert, shared ones among them."""
+    """Activation of every expert, shared ones among them."""
     gated: bool = True
-    """The hidden layer is activation(gate(x)) * up(x); without, activation(up(x))."""
+    """If true, the hidden layer is activation(gate(x)) * up(x); otherwise activation(up(x))."""
     limit: PositiveFloat | None = None
-    """Cuts gate off above it, and up on both sides, before they are multiplied."""
+    """Bound for gate from above, and for up on both sides, before they are multiplied."""
     up_offset: Literal[0, 1] = 0
-    """Added to up, after it is cut off."""
+    """Number that is added to up after `limit`."""
     router: RouterConfig = RouterConfig()
-    """How a token chooses its experts, and what they weigh."""
+    """Choice of the experts of a token, and their weights."""
     shared: SharedConfig | None = None
     """Experts that every token goes through."""
 
@@ -67,20 +67,20 @@ class MoEConfig(tfkit.FFNConfig):
             self._check_groups(self.router.groups.n, self.router.groups.keep)
 
     def _check_plain(self) -> None:
-        """Refuse what is done to a gate that is not there."""
+        """Refuse settings of a gate that does not exist."""
         for name, given in (("limit", self.limit is not None), ("up_offset", self.up_offset != 0)):
             if given:
                 raise Invalid(name, f"`{name}` has no effect without a gate", help="write `gated: true`")
 
     def _check_all(self) -> None:
-        """Refuse what guides a choice where every expert is chosen."""
+        """Refuse settings of the choice if every expert is chosen."""
         for name, given in (("correction_bias", self.router.correction_bias), ("groups", self.router.groups)):
             if given:
                 message = f"`{name}` has no effect: a token goes through all {self.n_experts} experts"
                 raise Invalid(f"router.{name}", message)
 
     def _check_groups(self, n: int, keep: int) -> None:
-        """Refuse groups that are not of one size, and groups that are too small."""
+        """Refuse groups of different sizes, and groups that are too small."""
         if self.n_experts % n:
             message = f"{self.n_experts} experts cannot stand in {n} groups of one size"
             notes = [f"divisors of {self.n_experts}: {tfkit.divisors(self.n_experts)}"]
@@ -101,7 +101,7 @@ class MoEConfig(tfkit.FFNConfig):
 
 
 class MoE(nn.Module):
-    """[..., d_model] -> the same: what the experts of each token return, weighted, and what the shared ones do.
+    """[..., d_model] -> [..., d_model]: the weighted outputs of each token's experts, and that of the shared ones.
 
     `experts` and `shared` are their activations.
     """
@@ -132,7 +132,7 @@ class MoE(nn.Module):
             self.averages = config.shared.combine == "average"
 
     def reset_parameters(self) -> None:
-        """Fill what the spec's `init` does not: it knows the weights and biases of linear layers."""
+        """Fill the tensors that the spec's `init` does not: it knows the weights and biases of linear layers."""
         if self.router.correction is not None:
             nn.init.zeros_(self.router.correction)
 

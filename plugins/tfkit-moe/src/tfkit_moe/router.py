@@ -1,4 +1,4 @@
-"""The choice of experts: which of them each token goes to, and what each of them weighs.
+"""The choice of experts: those that each token goes to, and their weights.
 
     scores = score(logits)                           or, topk_then_score: the logits themselves
     chosen = the k largest of scores + correction    among the best groups of experts
@@ -28,11 +28,11 @@ class GroupsConfig(Config):
     """Experts stand in groups, neighbours together, and a token chooses within its best groups."""
 
     n: Count
-    """Groups; they divide the experts."""
+    """Number of groups, all of one size."""
     keep: Count
-    """Groups within which a token chooses."""
+    """Number of groups within which a token chooses."""
     by: Literal["max", "top2sum"] = "max"
-    """What a group is worth: its best score, or the sum of its two best."""
+    """Worth of a group: its best score, or the sum of its two best."""
 
     def check(self) -> None:
         """Refuse groups that are all kept."""
@@ -43,29 +43,29 @@ class GroupsConfig(Config):
 
 
 class RouterConfig(Config):
-    """How a token chooses its experts, and what they weigh. Computed in float32."""
+    """Choice of the experts of a token, and their weights. Computed in float32."""
 
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """What makes scores of logits: softmax over the experts, or each expert alone."""
+    """Function from logits to scores: softmax over the experts, or sigmoid for each expert by itself."""
     order: Literal["score_then_topk", "topk_then_score"] = "score_then_topk"
-    """Whether the k best are chosen by their scores, or by their logits and are then scored among themselves."""
+    """Order of the steps: the k best by score; or the k best by logit, which are then scored among themselves."""
     renormalize: bool = False
-    """Divide the weights of a token by their sum."""
+    """If true, the weights of a token are divided by their sum."""
     eps: PositiveFloat | None = None
-    """Added to that sum."""
+    """Number that is added to this sum."""
     scale: PositiveFloat = 1.0
-    """Multiplies the weights."""
+    """Factor of the weights."""
     weighs: Literal["output", "input"] = "output"
-    """What a weight multiplies: what the expert returns, or what it reads."""
+    """The side of an expert that its weight multiplies."""
     correction_bias: bool = False
-    """Add a number per expert to what the choice goes by, and not to the weights. It starts at zero and has no
-    gradient: it is for a training loop to move, or for published weights."""
+    """If true, a number per expert is added to the scores that decide the choice, and not to the weights. It starts at
+    zero and has no gradient: a training loop moves it, or published weights have it."""
     groups: GroupsConfig | None = None
-    """Choose within the best groups of experts; among all experts unless given."""
+    """Groups of experts; a token chooses within the best of them, unless given among all experts."""
     bias: bool = False
-    """Whether the logits have a learned bias."""
+    """If true, the logits have a learned bias."""
     softcap: PositiveFloat | None = None
-    """Bends the logits to stay within this bound."""
+    """Bound within which the logits are bent to stay."""
 
     def check(self) -> None:
         """Refuse what has no effect."""
@@ -80,7 +80,7 @@ class RouterConfig(Config):
 class Router(Linear):
     """Tokens [s, m] -> weights [s, a], float32, and the experts [s, a] that they are for.
 
-    A forward hook on it reads the routing, for a loss that balances the load or to look at it.
+    A forward hook on it reads the routing, for a loss that balances the load or for inspection.
     """
 
     def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
@@ -114,7 +114,7 @@ class Router(Linear):
         return weights, chosen
 
     def logits(self, x: Tensor) -> Tensor:
-        """Tokens [s, m] -> logits [s, e], float32 also where the model is of another type."""
+        """Tokens [s, m] -> logits [s, e], float32 even if the model is of another type."""
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.float()
@@ -138,7 +138,7 @@ class Router(Linear):
         return torch.topk(scores, self.k, dim=-1, sorted=False)[1]
 
     def best(self, groups: Tensor) -> Tensor:
-        """Scores by groups [s, g, r] -> whether a group is one of the best [s, g, 1]."""
+        """Scores by groups [s, g, r] -> bool [s, g, 1], True for the best groups."""
         worth = torch.topk(groups, self.n_best, dim=-1)[0].sum(dim=-1)
         best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
         kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
@@ -154,7 +154,7 @@ class Router(Linear):
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Autocast would choose the experts by logits of 8 bits. TorchScript has no way to leave it, and does."""
+    """Autocast would choose the experts by logits of 8 bits; only scripted code, which cannot leave it, does so."""
     if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):

@@ -1,15 +1,15 @@
-"""One layer of all experts: rows that are sorted by expert, each times the matrix of its own.
+"""One layer of all experts: rows that are sorted by expert, each times the matrix of its own expert.
 
-Three ways, the same numbers:
+Three ways to the same numbers:
 
 - `torch.nn.functional.grouped_mm`, one call for all experts, wherever torch has it for the type, the widths and the
   device: without torch.compile on the CPU, and in bfloat16 also on CUDA and compiled.
-- One after the other, each expert with its own rows: scripted, and where the kernel does not serve. On a GPU that waits
-  once for where the rows of each expert end.
-- Every row times every matrix, where the caller has not sorted them.
+- One expert after the other, each with its own rows: scripted, and where the kernel does not serve. On a GPU it waits
+  once for the ends of the rows of each expert.
+- Every row times every matrix, if the caller has not sorted them.
 
-On the meta device no row knows its expert: every expert then has as many, as a router that balances them would have it,
-so that what is counted there is what it costs.
+On the meta device the experts of rows are unknown: every expert then gets equally many, as from a router that balances
+them, so that the counted costs are the real ones.
 
 s tokens, a experts of one token, (s a) rows, e experts, i and o widths of an expert's input and output.
 """
@@ -22,19 +22,19 @@ from torch.nn import functional as F
 
 from tfkit.nn import StackedLinear, is_scripting, linear
 
-# What `grouped_mm` takes: types, and the bytes that a row must be a multiple of.
+# Input of `grouped_mm`: its types, and the number of bytes that a row must be a multiple of.
 ANYWHERE = (torch.bfloat16,)
 EAGERLY_ON_THE_CPU = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 16
 
 
 class ExpertLinear(StackedLinear):
-    """Rows [s a, i] sorted by expert, their experts [s a], and where the rows of each expert end [e] -> [s a, o].
+    """Rows [s a, i] sorted by expert, their experts [s a], and the ends of the rows of each expert [e] -> [s a, o].
 
     Without `experts` and `ends`, all tokens [s, i], or those of each expert [e, s, i], times every matrix ->
     [e, s, o].
 
-    Whatever changes its weights or its output (an adapter, a hook) does so in every one of these ways.
+    Anything that changes its weights or its output (an adapter, a hook) does so in each of these ways.
     """
 
     def forward(self, x: Tensor, experts: Tensor | None, ends: Tensor | None) -> Tensor:
@@ -48,7 +48,7 @@ class ExpertLinear(StackedLinear):
         return self.one_by_one(x, ends)
 
     def evenly(self, rows: Tensor) -> Tensor:
-        """Rows whose experts are not known: each expert gets as many, and the first ones one more."""
+        """Rows of unknown experts: each expert gets equally many, and the first ones get one more."""
         each, more = divmod(rows.size(0), self.weight.size(0))
         pieces: list[Tensor] = []
         for n, size in ((self.weight.size(0) * (each > 0), each), (more, 1)):
@@ -61,7 +61,7 @@ class ExpertLinear(StackedLinear):
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
-        # Unbound as a whole: the gradient of a single one would be as large as all of them together.
+        # Unbound at once: the gradient of a single matrix would be as large as all of them together.
         weights, biases = self.weight.unbind(), _unbound(self.bias)
         pieces: list[Tensor] = []
         bounds: list[int] = ends.tolist()
@@ -74,7 +74,7 @@ class ExpertLinear(StackedLinear):
 
 
 def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
-    """Whether the grouped kernel serves rows like x for layers of these widths."""
+    """True if the grouped kernel serves rows like x for layers of these widths."""
     if x.is_meta or not hasattr(F, "grouped_mm"):
         return False
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
