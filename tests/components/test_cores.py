@@ -27,6 +27,8 @@ def flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SIZES = {"b": 3, "h": 4, "g": 2, "t": 6, "d": 16}
+SCALE = 0.3
+"""Not the default."""
 
 
 @torch.no_grad()
@@ -36,7 +38,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, readable: Tensor, *, cap: float | Non
     group = q.size(1) // k.size(1)
     for b, h, i in product(*map(range, q.shape[:3])):
         keys = [j for j in range(k.size(2)) if readable[b, i, j]]
-        scores = [float(q[b, h, i] @ k[b, h // group, j]) / math.sqrt(q.size(3)) for j in keys]
+        scores = [float(q[b, h, i] @ k[b, h // group, j]) * SCALE for j in keys]
         if cap is not None:
             scores = [cap * math.tanh(score / cap) for score in scores]
         powers = [math.exp(score - slopes[h] * abs(i - j)) for score, j in zip(scores, keys, strict=True)]
@@ -53,10 +55,10 @@ def tensors() -> list[Tensor]:
 
 
 def core_of(name: str, cap: float | None) -> nn.Module:
-    scale, grouped = SIZES["d"] ** -0.5, SIZES["h"] != SIZES["g"]
-    eager = Eager(scale=scale, dropout=0.0, heads=(SIZES["h"], SIZES["g"]), cap=cap)
-    dense = ScaledDotProduct(scale=scale, dropout=0.0, causal=False, grouped=grouped) if cap is None else eager
-    flex = FlexAttention(scale=scale, cap=cap, grouped=grouped, dense=dense)
+    grouped = SIZES["h"] != SIZES["g"]
+    eager = Eager(scale=SCALE, dropout=0.0, heads=(SIZES["h"], SIZES["g"]), cap=cap)
+    dense = ScaledDotProduct(scale=SCALE, dropout=0.0, causal=False, grouped=grouped) if cap is None else eager
+    flex = FlexAttention(scale=SCALE, cap=cap, grouped=grouped, dense=dense)
     return {"sdpa": dense, "eager": eager, "flex": flex}[name]
 
 
@@ -163,9 +165,9 @@ def test_weights_drop_out_in_training_and_nowhere_else(name: str) -> None:
     softmax.reset_parameters()
     heads = SIZES["h"], SIZES["g"]
     made: dict[str, Callable[[float], nn.Module]] = {
-        "sdpa": lambda rate: ScaledDotProduct(scale=0.3, dropout=rate, causal=False, grouped=True),
-        "eager": lambda rate: Eager(scale=0.3, dropout=rate, heads=heads, cap=2.0),
-        "sinks": lambda rate: SinkDotProduct(scale=0.3, dropout=rate, causal=False, heads=heads, softmax=softmax),
+        "sdpa": lambda rate: ScaledDotProduct(scale=SCALE, dropout=rate, causal=False, grouped=True),
+        "eager": lambda rate: Eager(scale=SCALE, dropout=rate, heads=heads, cap=2.0),
+        "sinks": lambda rate: SinkDotProduct(scale=SCALE, dropout=rate, causal=False, heads=heads, softmax=softmax),
     }
     plain, dropping = made[name](0.0), made[name](0.5)
     want = plain(*tensors(), None)
