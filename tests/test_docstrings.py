@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ["tools", *(f"tfkit/{one}" for one in ("checkpoint", "cli", "graph", "plugin", "spec", "testing", "tools"))]
-FOLDERS += ["tfkit/training", "tfkit/*.py"]
+FOLDERS += ["tfkit/training", "tfkit/component", "tfkit/components", "tfkit/nn", "tfkit/*.py"]
 FOLDERS += ["tfkit/decoding", "tfkit/torch_private", "plugins/*/src/**/*.py"]
 """Widened by a line for each folder that holds to it."""
 BEGINNING = re.compile(r"(What|Whether|Which|How|Where|The same)\b")

@@ -29,12 +29,12 @@ class Config:
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """What to add to the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`."""
+    """Additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`."""
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, counted over those that are not padding, [b or 1, t]."""
+    """Positions of the tokens, counted without padding, [b or 1, t]."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else mask.long().cumsum(dim=1) - 1
@@ -74,9 +74,7 @@ class AttentionContext(nn.Module):
         return None if visible is None else additive(visible, x)
 
     def visible(self, queries: Tensor, keys: Tensor, tokens: Tensor | None) -> Tensor | None:
-        """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag says it, or it is
-        all.
-        """
+        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag."""
         if tokens is None and queries.size(1) == keys.size(1) or (tokens is None and queries.size(1) == 1):
             return None
         visible = keys[:, None, :] - queries[:, :, None] <= 0
@@ -158,7 +156,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after the other; [b, t, d_model] -> the same."""
+    """Layers one after the other: [b, t, d_model] -> [b, t, d_model]."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -182,7 +180,7 @@ class Gpt2(nn.Module):
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
         if tokens_mask is not None and tokens_mask.is_floating_point():
             raise ValueError(
-                "tokens_mask is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`"
+                "tokens_mask is not bool or 0 and 1, with 1 for a token; of an additive mask, give `mask == 0`"
             )
         tokens_mask = None if tokens_mask is None else tokens_mask.to(torch.bool)
         decoder = self.decoder(self.embedding(tokens, mask=tokens_mask), mask=tokens_mask)  # [b, t, 768]

@@ -133,7 +133,7 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: sequences that stand one after the other cannot be read in pieces
+error: sequences that are joined one after the other cannot be read step by step
   --> <spec>:8:3  (graph.both.along)
    |
  8 |   both: {block: concat, inputs: [pixels, embedding]}

@@ -104,8 +104,8 @@ def test_it_keeps_every_promise(text: str, causal: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("length: 63", "takes sequences of exactly 64 positions, and these are of 63 positions"),
-        ("", "takes sequences of exactly 64 positions, and these are of any length"),
+        ("length: 63", "takes sequences of exactly 64 positions, but these are of 63 positions"),
+        ("", "takes sequences of exactly 64 positions, but these are of any length"),
     ],
 )
 def test_a_block_says_what_it_takes(change: str, message: str) -> None:
@@ -113,7 +113,7 @@ def test_a_block_says_what_it_takes(change: str, message: str) -> None:
     with pytest.raises(tfkit.SpecError, match=message) as caught:
         tfkit.loads(text, plugins=PLUGINS)
     assert caught.value.diagnostics[0].path == "graph.patches.input"
-    assert caught.value.diagnostics[0].help == "an input says how long it always is: `length: 64`"
+    assert caught.value.diagnostics[0].help == "an input states its fixed length: `length: 64`"
 
 
 def test_lengths_that_are_fixed_must_agree() -> None:

@@ -51,7 +51,7 @@ ABSURD = {
     "count_in_a_pattern": (layers("[local*9999]"), "the pattern has 9999 layers, and the stack only 4096"),
     "long_pattern": (layers(f"[{'local*9999, ' * 4000}]"), "the pattern has 39996000 layers"),
     "longer_pattern": (layers(f"[{'local, ' * 20_000}]"), "`pattern` has 20,000 items"),
-    "ranges": (layers(f"{{{', '.join(f'0-{i}: local' for i in range(4000))}}}"), "layer 0 stands in the pattern twice"),
+    "ranges": (layers(f"{{{', '.join(f'0-{i}: local' for i in range(4000))}}}"), "layer 0 is in the pattern twice"),
     "variants": (
         stack(f"n_layers: 9, layers: {{variants: {{{', '.join(f'v{i}: {{}}' for i in range(20_000))}}}}}"),
         "`variants` has 20,000 items; at most 100",

@@ -227,7 +227,7 @@ def test_what_an_editor_shows() -> None:
         return defs[found["$ref"].removeprefix("#/$defs/")] if "$ref" in found else found
 
     assert defs["attention.gqa"]["description"] == "Groups of query heads share one head of keys and values."
-    assert field("attention.gqa", "n_kv_heads")["description"] == "Heads of keys and values."
+    assert field("attention.gqa", "n_kv_heads")["description"] == "Number of key-value heads."
     assert field("norm.rmsnorm", "eps")["default"] == 1e-6
     assert field("block.decoder", "norm")["default"] == "layernorm"
     words = field("block.decoder", "norm")["else"]

@@ -117,7 +117,7 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
     assert bert["embedding"].endswith(": the token table, plus positions, plus further tables, normalized.")
     assert bert["logits"] == "Vectors to logits over the vocabulary: transform, multiply by the output matrix."
     pair = said("vaswani_base")
-    assert "cross-attention, what `encoder` gives" in pair["decoder"]
+    assert "came before and, by cross-attention, `encoder`." in pair["decoder"]
     assert pair["target_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
     olmo = said("olmo_1b")
     assert olmo["norm"] == "Subtract the mean, divide by the standard deviation."

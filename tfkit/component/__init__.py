@@ -1,10 +1,10 @@
-"""The contract between tfkit and a component: what a config declares, and what it is given to build.
+"""The contract between tfkit and a component: the declarations of a config, and the arguments of its `build`.
 
 A component is a pydantic config and the `nn.Module` that the config builds. The base class of the config names the slot
 that the component fills, its `kind` is the name under which a spec asks for it, and its fields are the keys of the YAML
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
-`config.py` has what every config is made of, `slots.py` the slots inside a block, `block.py` the nodes of the graph.
+`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK

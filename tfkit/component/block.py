@@ -1,4 +1,4 @@
-"""The nodes of the graph: what flows between them, and the base class of the blocks that they hold."""
+"""The nodes of the graph: the signals between them, and the base class of their blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signal:
-    """What flows along a wire of the graph, known before any tensor exists."""
+    """The type of the value on a wire of the graph, known before any tensor exists."""
 
     type: Literal["tokens", "lengths", "sequence", "vector", "logits", "table"]
     """tokens [b, t] int, lengths [b] int, sequence [b, t, width], vector [b, width], logits [..., width],
@@ -24,19 +24,19 @@ class Signal:
     width: int | None = None
     """Size of the last axis; None for tokens and lengths."""
     length: int | None = None
-    """Positions of every sequence, where their number is fixed."""
+    """Positions of every sequence, if their number is fixed."""
     rows: int | None = None
     """Rows of a table."""
     mask: str | None = None
-    """The name of the padding mask that goes with it; `OWN_MASK` where the block returns (value, mask)."""
+    """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
     optional: bool = False
-    """Whether the model may be called without it."""
+    """True if the model may be called without it."""
 
     def __str__(self) -> str:
         return " of ".join([self.type, *self._sizes()])
 
     def in_words(self) -> str:
-        """What it is, as a sentence says it: `a sequence of width 512`."""
+        """The signal in words: `a sequence of width 512`."""
         article = "a " if self.type in ("sequence", "vector", "table") else ""
         rows = "" if self.rows is None else f" of {self.rows} rows"
         return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
@@ -49,7 +49,7 @@ class Signal:
 OWN_MASK = "own"
 
 Signals = Mapping[str, Any]
-"""The signals of a block's wires by field name; a list of them where the field is a list."""
+"""The signals of a block's wires by field name; a list of them if the field is a list."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,26 @@ class Cached:
     """Size of the sliding window in tokens; None: unlimited."""
 
     def tokens(self, length: int) -> int:
-        """The most tokens that it holds of a sequence of `length`."""
+        """The most tokens of a sequence of `length` that are cached."""
         return length if self.window is None else min(self.window, length)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a block's module takes, beside its wires, to read a sequence in pieces."""
+    """The arguments that a block's module takes, besides its wires, to read a sequence step by step."""
 
     past: bool = False
-    """`past`, a `tfkit.nn.Past`: how much came before."""
+    """True if it takes `past`, a `tfkit.nn.Past`: the part of the sequence that was read before."""
     caches: tuple[tuple[Cached, ...], ...] = ()
-    """`caches`, for each of its layers a list of tensors: what it caches of its input."""
+    """If not empty, it takes `caches`: for each of its layers, a list of the tensors that it caches of its input."""
     memory_caches: tuple[tuple[Cached, ...], ...] = ()
-    """`memory_caches`, as many lists of what it caches of its memory, which is then given only once."""
+    """If not empty, it takes `memory_caches`: as many lists, of its memory, which is then given only once."""
 
 
 def same_length(signals: Mapping[str, Signal]) -> int | None:
-    """The number of positions that all signals have, by the paths of their fields; None where it is not fixed.
+    """The number of positions that all signals have, by the paths of their fields; None if it is not fixed.
 
-    Raises `Invalid` where two are fixed and differ.
+    Raises `Invalid` if two are fixed and differ.
     """
     fixed = {path: signal.length for path, signal in signals.items() if signal.length is not None}
     first = next(iter(fixed.values()), None)
@@ -94,28 +94,28 @@ def same_length(signals: Mapping[str, Signal]) -> int | None:
 class BlockConfig(Component):
     """Slot `block`: a node of the graph. Fields marked as wires name the nodes or inputs that it reads.
 
-    The module's `forward` gets the value of `input` (or the list of `inputs`) in front and the other wires that are
-    connected as keywords. Each `MaskedWire` brings its padding mask too: `mask` for `input`, else `<field>_mask`.
+    The module's `forward` gets the value of `input` (or the list of `inputs`) first, and the other connected wires as
+    keywords. Each `MaskedWire` brings its padding mask too: `mask` for `input`, else `<field>_mask`.
     """
 
     slot = "block"
     word_key = "block"
     alike: ClassVar[bool] = False
-    """Whether all its `inputs` have one shape: others would broadcast."""
+    """True if all its `inputs` must have one shape: others would broadcast."""
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:
-        """What the block gives for these inputs; raises `Invalid` when they do not fit."""
+        """The signal that the block returns for these inputs; raises `Invalid` if they do not fit."""
 
     @abstractmethod
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         """Build the module."""
 
     def pieces(self, inputs: Signals) -> Pieces:
-        """What the module takes to read a sequence in pieces, as in decoding token by token.
+        """The requirements of the module to read a sequence step by step, as in decoding token by token.
 
-        `Pieces()` where every position is computed alone. Raises `Invalid` where the sequence is needed as a whole,
-        as every block does that does not say otherwise.
+        `Pieces()` if it computes every position by itself. Raises `Invalid` if it needs the sequence as a whole, as
+        every block does unless it overrides this method.
         """
         raise Invalid("", f"block `{self.kind_name()}` reads sequences as a whole")
 
@@ -133,7 +133,7 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
         raise Invalid(field, f"`{field}` takes {takes}, not {signal.in_words()}", help=help)
     if signal.optional:
         help = "remove `optional: true` from the input"
-        raise Invalid(field, f"`{field}` must always be there, and the input that it names is optional", help=help)
+        raise Invalid(field, f"`{field}` must always be given, but the input that it names is optional", help=help)
     if width is not None and signal.width != width:
         raise Invalid(
             field,
@@ -144,7 +144,7 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
         found = "of any length" if signal.length is None else f"of {signal.length} positions"
         raise Invalid(
             field,
-            f"`{field}` takes sequences of exactly {length} positions, and these are {found}",
-            help=f"an input says how long it always is: `length: {length}`",
+            f"`{field}` takes sequences of exactly {length} positions, but these are {found}",
+            help=f"an input states its fixed length: `length: {length}`",
         )
     return signal

@@ -1,4 +1,4 @@
-"""What every config is made of: strict mappings, fields that are shared or filled, and the contract to build."""
+"""The parts of every config: strict mappings, fields that are shared or filled, and the contract to build."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SharedMarker:
-    """Marks a field that takes its value from the enclosing parts of the spec when it is not given."""
+    """Marker of a field that takes its value from the enclosing configs unless given."""
 
 
 @dataclass(frozen=True)
 class WireMarker:
-    """Marks a field that names a node or an input of the graph.
+    """Marker of a field that names a node or an input of the graph.
 
-    `value` says what travels: the node's output, or the weight of its token table. `mask` says whether the padding mask
-    of that output comes with it, as the next argument of the module's `forward`. `whole` says that what is read is
-    there when a sequence begins, also where the sequence itself comes in pieces.
+    `value` is the value on the wire: the node's output, or the weight of its token table. With `mask`, the padding mask
+    of that output comes with it, as the next argument of the module's `forward`. With `whole`, the value is complete
+    when a sequence begins, even if the sequence itself is read step by step.
     """
 
     value: Literal["output", "table"] = "output"
@@ -36,16 +36,16 @@ class WireMarker:
 
 @dataclass(frozen=True)
 class ImmaterialMarker:
-    """Marks a field whose change leaves the meaning of trained weights as it is, such as dropout."""
+    """Marker of a field that does not change the meaning of trained weights, such as dropout."""
 
 
 @dataclass(frozen=True)
 class PatchMarker:
-    """Marks a mapping whose values are patches: each is merged into the mapping that encloses the marked field's."""
+    """Marker of a mapping of patches: each is merged into the mapping around the one that has the marked field."""
 
 
 def marker(field: FieldInfo, of: type[T]) -> T | None:
-    """The marker of a field, wherever in its annotation it stands."""
+    """The marker of a field, at any depth of its annotation."""
     pending: list[Any] = [*field.metadata, field.annotation]
     while pending:
         part = pending.pop()
@@ -56,19 +56,19 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 
 
 Shared = Annotated[T, SharedMarker()]
-"""`Shared[Dim]`: a field that takes its value from the enclosing parts of the spec when it is not given."""
+"""`Shared[Dim]`: a field that takes its value from the enclosing configs unless given."""
 Immaterial = Annotated[T, ImmaterialMarker()]
-"""`Immaterial[float]`: a field that says nothing about what trained weights mean, such as dropout."""
+"""`Immaterial[float]`: a field that does not change the meaning of trained weights, such as dropout."""
 Wire = Annotated[str, WireMarker()]
-"""The name of a node or an input whose output is read."""
+"""The name of a node or an input to read."""
 MaskedWire = Annotated[str, WireMarker(mask=True)]
 """A `Wire` with the padding mask of that output, the next argument of `forward`."""
 MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
-"""A `MaskedWire` to what is there as a whole when a sequence begins, such as an encoder's output."""
+"""A `MaskedWire` to a value that is complete when a sequence begins, such as an encoder's output."""
 LengthsWire = Annotated[str, WireMarker(whole=True)]
 """A `Wire` to an input of type `lengths`."""
 TableWire = Annotated[str, WireMarker(value="table")]
-"""The name of an embedding whose token table is read."""
+"""The name of an embedding, to read its token table."""
 
 Dim = Annotated[int, Field(gt=0, le=2**26)]
 """A width."""
@@ -82,11 +82,11 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 """A number above 0."""
 
 AttentionBackend = Literal["sdpa", "eager", "flex"]
-"""What computes attention: torch's fused kernels, steps written out one by one, or FlexAttention. No number changes."""
+"""Implementation of attention: torch's fused kernels, every step written out, or FlexAttention. Results are equal."""
 
 
 def slot(default: str) -> Any:
-    """A field that the kind `default` fills when the spec does not say.
+    """A field that the kind `default` fills unless the spec gives one.
 
     The kind is looked up when a spec is read, so that a default may come from any plugin. A field that must be filled
     has no default, and one that may stay empty has the default None.
@@ -95,7 +95,7 @@ def slot(default: str) -> Any:
 
 
 def optional_slot(implied: str) -> Any:
-    """A field that may stay empty, and where a mapping without a kind is of the kind `implied`."""
+    """A field that may stay empty; a mapping without a kind is of the kind `implied`."""
     return Field(default=None, json_schema_extra={"implied_kind": implied})
 
 
@@ -103,9 +103,9 @@ class Config(BaseModel):
     """A mapping of a spec: frozen, strict, without unknown keys."""
 
     word_key: ClassVar[str | None] = None
-    """The key that a bare word stands for; None where only a mapping will do."""
+    """The key that a bare word stands for; None if only a mapping is valid."""
     derived: ClassVar[Mapping[str, str]] = {}
-    """What arithmetic takes for a field that is not given, itself arithmetic: `{"d_head": "d_model // n_heads"}`."""
+    """Arithmetic for the value of a field that is not given: `{"d_head": "d_model // n_heads"}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -118,14 +118,14 @@ class Config(BaseModel):
         """Raise `Invalid` when the fields contradict each other. Overriding methods call `super().check()`."""
 
     def in_words(self) -> str | None:
-        """What this one does, in a sentence for `tfkit explain`; None where the docstring's first says just that."""
+        """The task of this config in a sentence, for `tfkit explain`; None for the docstring's first sentence."""
         return None
 
     def material(self) -> Mapping[str, Any]:
-        """The values that decide what trained weights mean, by name: all fields that are not `Immaterial`.
+        """The values that decide the meaning of trained weights, by name: all fields that are not `Immaterial`.
 
-        They are kept beside weights that tfkit writes, and weights with others are refused. A config that can say one
-        thing in several ways returns one of them.
+        They are stored with the weights that tfkit writes, and weights with others are refused. A config that can
+        state one thing in several ways returns one of them.
         """
         fields = type(self).model_fields
         return {name: getattr(self, name) for name, info in fields.items() if marker(info, ImmaterialMarker) is None}
@@ -137,11 +137,11 @@ class Component(Config):
     word_key = "kind"
     slot: ClassVar[str]
     role: ClassVar[str] = "has a place of its own"
-    """Where in the model it acts, for slots whose components act in different places."""
+    """The place in the model where it acts, for slots with components that act in different places."""
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
-        """Sizes by the letters that patterns of weight maps call them: `h` heads, `d` the width of one."""
+        """Sizes by their letters in the patterns of weight maps: `h` heads, `d` the width of a head."""
         return {}
 
     @classmethod
@@ -151,12 +151,12 @@ class Component(Config):
 
 
 class Make(Protocol):
-    """What `build` is given: calls the `build` of a child's config, and remembers what the child is."""
+    """The first argument of `build`: calls the `build` of a child's config, and records the child's slot and kind."""
 
     attention_backend: AttentionBackend
-    """What computes attention, where a kind has the choice."""
+    """The implementation of attention, for kinds that support several."""
     recompute: bool
-    """Whether a layer keeps only its arguments for the backward, and runs a second time then."""
+    """If true, a layer keeps only its arguments for the backward, in which it runs a second time."""
 
     def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
-        """Build `config`; the further arguments are those that its slot's `build` takes."""
+        """Build `config`; further arguments are those of its slot's `build`."""

@@ -1,4 +1,4 @@
-"""The slots inside a block, a base class each: what their configs have in common, and what their `build` is given."""
+"""The slots inside a block: a base class for each, with the common fields of its kinds and the arguments of `build`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NormConfig(Component):
 
 
 class FFNConfig(Component):
-    """Slot `ffn`: acts on each position alone, [batch, length, d_model] -> the same."""
+    """Slot `ffn`: acts on each position by itself, [batch, length, d_model] -> [batch, length, d_model]."""
 
     slot = "ffn"
     d_model: Shared[Dim]
@@ -60,38 +60,38 @@ class FFNConfig(Component):
 
 
 class MaskConfig(Config):
-    """How many keys on each side of its own position a query may read; null is no limit.
+    """Number of keys on each side of its own position that a query may read; null: unlimited.
 
     Causal is `right: 0`. A sliding window of w keys, the query's own among them, is `{left: w - 1, right: 0}`.
     """
 
     left: Extent | None = None
-    """Keys before the query's position."""
+    """Number of keys before the query's position."""
     right: Extent | None = None
-    """Keys after it."""
+    """Number of keys after the query's position."""
 
     @property
     def causal(self) -> bool:
-        """Whether no query reads a later key."""
+        """True if no query reads a later key."""
         return self.right == 0
 
 
 class TemperatureConfig(Config):
     """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len)).
 
-    The module of an attention that says one in `query_temperature` finds the factors in its context.
+    The module of an attention with a `query_temperature` finds the factors in its context.
     """
 
     beta: PositiveFloat
-    """How fast they grow."""
+    """Growth of the factors."""
     original_max_len: Dim
-    """Positions over which the factor stays as it is, from 0 on 1."""
+    """Number of positions with an equal factor; it is 1 for the first ones."""
     offset: Literal[0, 1] = 0
-    """Added to the position: 1 where the first token counts as one."""
+    """Number to add to the position: 1 if the first token counts as position 1."""
 
 
 class AttentionConfig(Component):
-    """Slot `attention`: mixes positions, [batch, queries, d_model] -> the same.
+    """Slot `attention`: mixes positions, [batch, queries, d_model] -> [batch, queries, d_model].
 
     The module's `forward(x, context)` gets a `tfkit.nn.Context`: mask, rotary table, memory, cache.
     """
@@ -104,12 +104,12 @@ class AttentionConfig(Component):
             "mask": "cross-attention reads the whole memory: it has no extent to the left or right",
         }
     )
-    """Fields that cross-attention cannot have, and why. One that follows from self-attention goes without them."""
+    """Fields that cross-attention cannot have, and why. Cross-attention derived from self-attention drops them."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""
     n_heads: Count
-    """Query heads."""
+    """Number of query heads."""
     d_head: Dim | None = None
     """Width of one head; d_model / n_heads unless given."""
     dropout: Shared[Immaterial[Probability]] = 0.0
@@ -133,7 +133,7 @@ class AttentionConfig(Component):
             self.position.check_attention(self)
 
     def material(self) -> Mapping[str, Any]:
-        """The fields, with the heads' width even where it follows from the others."""
+        """The fields, with the heads' width even if it follows from the others."""
         found = super().material()
         return {**found, "d_head": self.head_width} if "d_head" in found else found
 
@@ -144,12 +144,12 @@ class AttentionConfig(Component):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key-value heads."""
         return self.n_heads
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
-        """Letters: h query heads, g key-value heads, r query heads for each of them, d the width of a head."""
+        """Sizes by letter: h query heads, g key-value heads, r query heads for each of them, d the width of a head."""
         return {"h": self.n_heads, "g": self.kv_heads, "r": self.n_heads // self.kv_heads, "d": self.head_width}
 
     @property
@@ -164,37 +164,37 @@ class AttentionConfig(Component):
 
     @property
     def query_temperature(self) -> TemperatureConfig | None:
-        """What the module multiplies its queries by: the context then has the factors of the new tokens."""
+        """The temperature of the queries: with one, the context has the factors of the new tokens."""
         return None
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether scores depend on where two tokens stand, and not only on their distance.
+        """True if scores depend on the positions of two tokens, and not only on their distance.
 
-        Positions are then counted over the tokens, so that padding before them changes nothing. A temperature asks for
-        it anyway, and a score bias never does.
+        Positions are then counted without padding, so that padding before the tokens changes nothing. A temperature
+        always needs it, and a score bias never does.
         """
         return False
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
-        """Whether the module can be told `causal` instead of being handed the causal mask.
+        """True if the module can be built with `causal` instead of getting the causal mask.
 
-        Every other kind gets its mask written out, so that one that knows nothing of flags is never silently
-        bidirectional. `backend` is what the model is built with; a kind that does not know it need not look at it.
+        Every other kind gets its mask as a tensor, so that one that does not support the flag is never silently
+        bidirectional. `backend` is the one that the model is built with; a kind may ignore it.
         """
         return False
 
     def flex_mask(self, backend: AttentionBackend) -> bool:
-        """Whether the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
+        """True if the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
         return False
 
     @property
     def cached(self) -> tuple[tuple[int, int], ...] | None:
-        """Heads and width of each tensor that the module caches of every token, to read sequences in pieces.
+        """Heads and width of each tensor that the module caches of every token, to read sequences step by step.
 
-        A module that caches some hands each to `tfkit.nn.update_cache` before it is used, as `mha` does with keys and
-        values, and in cross-attention reads them from `context.cache` once `context.memory` is None. One that says
-        None cannot be decoded token by token, and is never asked to.
+        A module with such tensors passes each to `tfkit.nn.update_cache` before it is used, as `mha` does with keys
+        and values, and in cross-attention reads them from `context.cache` once `context.memory` is None. With None,
+        the module cannot be decoded token by token, and is never asked to.
         """
         return None
 
@@ -202,8 +202,8 @@ class AttentionConfig(Component):
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         """Build the module.
 
-        `d_memory` is the width of the sequence that cross-attention reads, None for self-attention. `causal` says
-        that a `context.mask` of None stands for the causal mask; it is only set where `causal_flag` is.
+        `d_memory` is the width of the sequence that cross-attention reads, None for self-attention. With `causal`,
+        a `context.mask` of None stands for the causal mask; it is only set if `causal_flag` is.
         """
 
 
@@ -214,11 +214,11 @@ class RopeScalingConfig(Component):
 
     @property
     def attention_factor(self) -> float:
-        """Multiplies cos and sin."""
+        """Factor of cos and sin."""
         return 1.0
 
     def check_rope(self, width: int, theta: float) -> None:
-        """Raise `Invalid` when this scaling cannot serve that many channels per head, or that base."""
+        """Raise `Invalid` if this scaling does not support that many channels per head, or that base."""
 
     @abstractmethod
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
@@ -226,7 +226,7 @@ class RopeScalingConfig(Component):
 
 
 class PositionConfig(Component):
-    """Slot `position`: where a token stands. One of the two subclasses below says where it acts."""
+    """Slot `position`: the position of each token. The two subclasses below act in different places."""
 
     slot = "position"
 
@@ -238,11 +238,11 @@ class InputPositionConfig(PositionConfig):
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that has positions; None where any has."""
+        """The longest sequence that these positions support; None: unlimited."""
         return None
 
     def check_width(self, width: int) -> None:
-        """Raise `Invalid` when these positions cannot have that width."""
+        """Raise `Invalid` if these positions do not support that width."""
 
     @abstractmethod
     def build(self, make: Make, width: int) -> nn.Module:
@@ -252,19 +252,19 @@ class InputPositionConfig(PositionConfig):
 class AttentionPositionConfig(PositionConfig):
     """Positions that act inside attention; computed once per forward by the stack and passed to every layer.
 
-    All attentions of a stack with equal positions, masks and heads share one module: its `build` may look at the number
-    and the width of the heads, and at nothing else of the attention that it is given.
+    All attentions of a stack with equal positions, masks and heads share one module: of the attention that it gets,
+    its `build` may only use the number and the width of the heads.
     """
 
     role = "acts inside attention"
 
     @property
     def is_shared(self) -> bool:
-        """Whether all attentions with equal positions share one module; else each layer has its own."""
+        """True if all attentions with equal positions share one module; else each layer has its own."""
         return True
 
     def check_attention(self, attention: AttentionConfig) -> None:
-        """Raise `Invalid` when these positions cannot serve that attention."""
+        """Raise `Invalid` if these positions do not support that attention."""
 
 
 class RotaryConfig(AttentionPositionConfig):
@@ -274,12 +274,12 @@ class RotaryConfig(AttentionPositionConfig):
     def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
         """Build the table: (positions [batch or 1, length], n_keys) -> a float tensor that the rotation understands.
 
-        `n_keys` is the length of the sequence, or, where it comes in pieces, the length that it may have at most.
+        `n_keys` is the length of the sequence or, if it is read step by step, the most that it may reach.
         """
 
     @abstractmethod
     def build_rotation(self, attention: AttentionConfig) -> nn.Module:
-        """Build the rotation: (x [batch, heads, length, d_head], table) -> the same shape."""
+        """Build the rotation: (x [batch, heads, length, d_head], table) -> [batch, heads, length, d_head]."""
 
 
 class ScoreBiasConfig(AttentionPositionConfig):
@@ -289,14 +289,14 @@ class ScoreBiasConfig(AttentionPositionConfig):
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
         """Build the bias: positions of queries and of keys -> [batch or 1, heads, queries, keys].
 
-        The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache the keys stand in any order, and an
+        The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache, the keys are in any order, and an
         empty slot has a negative position: it is masked.
         """
 
     def slopes(self, attention: AttentionConfig) -> Sequence[float] | None:
-        """For each head the slope of a bias of -slope * |distance|; None for any other bias.
+        """The slope of each head, if the bias is -slope * |distance|; None for any other bias.
 
-        FlexAttention computes such a bias in its kernel, so that no matrix is made.
+        FlexAttention computes such a bias in its kernel, without a matrix.
         """
         return None
 
@@ -310,7 +310,7 @@ class InitConfig(Component):
     def linear(self, weight: torch.Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
         """Fill `weight` [out, in] in place.
 
-        `residual` says that its output is added to the residual stream of a stack of `n_layers`.
+        `residual` is true if its output is added to the residual stream of a stack of `n_layers`.
         """
 
     @abstractmethod
@@ -322,7 +322,7 @@ class InitConfig(Component):
         """Fill the `weight` [rows, width] of an embedding table in place."""
 
     def tied_table(self, weight: torch.Tensor, *, generator: torch.Generator) -> None:
-        """Fill a token table that is the output matrix of a head, too; as any other unless overridden."""
+        """Fill a token table that is also the output matrix of a head; as any other table unless overridden."""
         self.table(weight, generator=generator)
 
 

@@ -1,4 +1,4 @@
-"""The built-in components: a plugin like any other. One file per component, named by the word one would search for."""
+"""The built-in components: a plugin like any other. One file per component, named after the term to search for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tfkit_register(register: tfkit.Register) -> None:
 
 
 def _is_own_kind(config: object, module: str) -> TypeGuard[type[Component]]:
-    """Whether `config` is written in `module` and has a kind: those that only others inherit from have none."""
+    """True if `config` is written in `module` and has a kind: base classes have none."""
     if not isinstance(config, type) or not issubclass(config, Component) or config.__module__ != module:
         return False
     return config.word_key in config.model_fields

@@ -30,7 +30,7 @@ class GELUConfig(ActivationConfig):
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"
-    """`tanh` is the approximation of GPT-2 and its kin."""
+    """`tanh` is the approximation used by GPT-2 and similar models."""
 
     def build(self, make: Make) -> nn.Module:
         return nn.GELU(approximate=self.approximate)
@@ -128,6 +128,6 @@ class XIELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         positive = F.softplus(self.alpha_p).to(x.dtype) * x * x
         multiple = 0.5 + F.softplus(self.alpha_n).to(x.dtype)
-        # Where x is positive, this branch is not taken, and its gradient must be finite all the same.
+        # For positive x, this branch is not taken, but its gradient must still be finite.
         negative = multiple * (torch.expm1(x.clamp(max=-1e-6)) - x)
         return torch.where(x > 0, positive, negative) + 0.5 * x

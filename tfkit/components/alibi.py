@@ -1,4 +1,4 @@
-"""Attention with linear biases: scores fall with distance, each head at its own slope.
+"""Attention with linear biases: scores fall with distance, with a slope for each head.
 
 https://arxiv.org/abs/2108.12409.
 """
@@ -19,9 +19,9 @@ class AlibiConfig(ScoreBiasConfig):
 
     kind: Literal["alibi"] = "alibi"
     max_slope_exponent: PositiveFloat = 8.0
-    """The last slope is 2 to the power of minus this."""
+    """Negative exponent of the last slope, which is 2 ** -max_slope_exponent."""
     scaled: bool = False
-    """Whether the bias is multiplied by d_head ** -0.5, as scores are, because it is added before that."""
+    """If true, the bias is multiplied by d_head ** -0.5, as if it were added to the scores before their scaling."""
 
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
         return Alibi(self.slopes(attention))

@@ -5,8 +5,8 @@
     -> scores (scale, soft-cap, position bias, mask) -> softmax with sinks -> values     attention_core.py, flex.py
     -> gate -> inner norm -> output                                                      here
 
-`mha`, `gqa` and `mqa` are the same module with a different number of key-value heads. A plugin that scores in another
-way subclasses `MultiHeadConfig` and overrides `build_core`.
+`mha`, `gqa` and `mqa` are one module with different numbers of key-value heads. A plugin that computes scores in
+another way subclasses `MultiHeadConfig` and overrides `build_core`.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 
@@ -45,7 +45,7 @@ from tfkit.nn import Context, Linear, Rearrange, settings, update_cache
 class Attention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model].
 
-    The steps that a spec does not ask for are None and cost nothing.
+    Steps that a spec does not ask for are None and cost nothing.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Attention(nn.Module):
         return self.merge(self.core(q, k, v, context.mask), x)
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """What each head read, [b, h, q, d], and the input -> [b, q, d_model]."""
+        """Outputs of the heads [b, h, q, d] and the input -> [b, q, d_model]."""
         y = self.merge_heads(mixed)
         if self.gate is not None:
             y = self.gate(y, x)
@@ -106,9 +106,9 @@ class Attention(nn.Module):
 
 
 class CrossAttention(Attention):
-    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no other mask than padding.
+    """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and only padding is masked.
 
-    Where sequences come in pieces, the memory is given once: its keys and values are kept.
+    If sequences are read step by step, the memory is given once, and its keys and values are cached.
     """
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -140,22 +140,22 @@ class CrossAttention(Attention):
 
 
 class GateConfig(Config):
-    """How much of what was read goes on, by the input: a linear layer without bias, and an activation."""
+    """Factors of the heads' outputs, computed from the input: a linear layer without bias, and an activation."""
 
     word_key = "activation"
 
     activation: ActivationConfig
-    """Of the linear layer's output."""
+    """Activation of the linear layer's output."""
     per: Literal["channel", "head"] = "channel"
-    """Whether the channels of a head have a factor each, or one together."""
+    """A factor for each channel, or one for all channels of a head."""
 
     def build(self, make: Make, attention: MultiHeadConfig) -> nn.Module:
-        """Build the gate of that attention."""
+        """Build the gate of `attention`."""
         return Gate(attention, attention.head_width if self.per == "channel" else 1, make(self.activation))
 
 
 class Gate(nn.Module):
-    """What was read [b, q, h * d] times `width` factors for each head, which depend on x [b, q, d_model]."""
+    """Outputs of the heads [b, q, h * d] times `width` factors for each head, computed from x [b, q, d_model]."""
 
     extra_repr = settings
 
@@ -183,28 +183,28 @@ class MultiHeadConfig(ProjectedConfig):
 
     kind: Literal["mha"] = "mha"
     scale: PositiveFloat | None = None
-    """Multiplies the scores; d_head ** -0.5 unless given."""
+    """Factor of the scores; d_head ** -0.5 unless given."""
     softcap: PositiveFloat | None = None
-    """Bends the scores to stay within this bound."""
+    """Bound of the scores, which are bent to stay within it: softcap * tanh(scores / softcap)."""
     sinks: bool = False
-    """Each head has a learned score that takes part in the softmax, beside the keys'."""
+    """If true, each head has a learned score that takes part in the softmax, in addition to those of the keys."""
     qk_norm: NormConfig | None = None
-    """Normalizes each head's queries and keys, before they are rotated."""
+    """Norm of each head's queries and keys, before they are rotated."""
     qk_norm_weight: Literal["shared", "per_head"] = "shared"
-    """Whether all heads share the weights of `qk_norm`, or each has its own."""
+    """One weight of `qk_norm` for all heads (`shared`), or one for each (`per_head`)."""
     qk_norm_rotated: NormConfig | None = None
-    """Normalizes each head's queries and keys, after they are rotated."""
+    """Norm of each head's queries and keys, after they are rotated."""
     value_norm: NormConfig | None = None
-    """Normalizes each head's values."""
+    """Norm of each head's values."""
     temperature: TemperatureConfig | None = None
-    """Multiplies the queries by a factor that grows with their position."""
+    """Factor of the queries that grows with their position."""
     gate: GateConfig | None = None
-    """Multiplies what the heads read, by the input."""
+    """Gate of the heads' outputs: factors that are computed from the input."""
     inner_norm: NormConfig | None = None
-    """Normalizes all that the heads read, as one vector, before the output projection."""
+    """Norm of the outputs of all heads as one vector, before the output projection."""
 
     def check(self) -> None:
-        """Refuse weights by head for a norm that is not there, or has none."""
+        """Refuse weights of each head for a norm that is missing, or has no weights."""
         super().check()
         norm, place = self.qk_norm, "qk_norm_weight"
         if self.qk_norm_weight == "shared":
@@ -222,7 +222,7 @@ class MultiHeadConfig(ProjectedConfig):
 
     @property
     def counts_tokens(self) -> bool:
-        # Weights after a rotation undo what makes scores depend on the difference of two angles only.
+        # After a rotation, scores depend only on the difference of two angles; weights after it would undo that.
         return self.qk_norm_rotated is not None
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
@@ -234,14 +234,14 @@ class MultiHeadConfig(ProjectedConfig):
 
     @property
     def _cores_are_ours(self) -> bool:
-        """Whether no subclass has a core of its own, which may know nothing of flags and of masks as rules."""
+        """True if no subclass has a core of its own: one may not support flags, or masks as rules."""
         return type(self).build_core is MultiHeadConfig.build_core
 
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:
-        """Build what turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
+        """Build the module that turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
 
-        A subclass that overrides it gets its mask written out, and `causal` is never set. A module with parameters of
-        its own fills them in `reset_parameters`; one with a softmax takes `tfkit.nn.Softmax`, which shows the weights.
+        A subclass that overrides it gets its mask as a tensor, and `causal` is never set. A module with parameters of
+        its own fills them in `reset_parameters`; one with a softmax uses `tfkit.nn.Softmax`, which shows the weights.
         """
         scale = self.head_width**-0.5 if self.scale is None else self.scale
         heads = (self.n_heads, self.kv_heads)
@@ -276,7 +276,7 @@ class MultiHeadConfig(ProjectedConfig):
         )
 
     def _build_norm(self, make: Make, heads: int) -> nn.Module | None:
-        """The norm of one head's queries or keys, or of each of the `heads`."""
+        """The norm of the queries or keys of one head, or of each of `heads`."""
         if self.qk_norm is None:
             return None
         if self.qk_norm_weight == "per_head":
@@ -289,7 +289,7 @@ class GroupedQueryConfig(MultiHeadConfig):
 
     kind: Literal["gqa"] = "gqa"  # type: ignore[assignment]
     n_kv_heads: Count
-    """Heads of keys and values."""
+    """Number of key-value heads."""
 
     def check(self) -> None:
         super().check()

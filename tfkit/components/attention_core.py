@@ -1,12 +1,12 @@
 """The cores of multi-head attention: queries, keys, values and a mask (see `tfkit.nn.Context`) -> one vector per query.
 
-`ScaledDotProduct` leaves it to torch's fused kernels, `Eager` writes every step out, and `FlexAttention` in `flex.py`
-skips what the mask hides. They compute the same; `build(..., attention_backend=...)` chooses.
+`ScaledDotProduct` calls torch's fused kernels, `Eager` writes every step out, and `FlexAttention` in `flex.py` skips
+masked keys. Their results are equal; `build(..., attention_backend=...)` chooses one.
 
-A sink is a learned score of each query head that takes part in the softmax, and whose weight is dropped: a query need
-not read anything. It belongs to no token, and no cache holds it.
+A sink is a learned score of each query head that takes part in the softmax and has a value of zero: a query need not
+read anything. It does not belong to a token, and is not cached.
 
-b batch, q queries, k keys, h query heads, g key-value heads, r query heads that share one of those, d width of a head.
+b batch, q queries, k keys, h query heads, g key-value heads, r query heads for each of them, d width of a head.
 
 Soft-cap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 """
@@ -34,7 +34,7 @@ class ScaledDotProduct(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         causal = self.causal and mask is None
-        if causal and q.size(2) != k.size(2):  # the newest token alone: it reads all that is kept
+        if causal and q.size(2) != k.size(2):  # only the newest token: it reads everything in the cache
             causal = False
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=self.grouped)
@@ -64,7 +64,7 @@ class Eager(nn.Module):
         self.cap = cap
         self.dropout = dropout
         self.softmax = Softmax() if softmax is None else softmax
-        # The queries of a group stand below each other: its keys and values are read where they lie, not repeated.
+        # The queries of a group become rows of one matrix: its keys and values are read in place, not repeated.
         self.stack = Rearrange("b (g r) q d -> b g (r q) d", g=g, gr=h)
         self.unstack = Rearrange("b g (r q) d -> b (g r) q d", r=h // g)
 
@@ -72,7 +72,7 @@ class Eager(nn.Module):
         return self.write_out(q, k, v, mask)
 
     def write_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """The same, for subclasses that have another way for some queries."""
+        """Compute the forward; subclasses call it for the queries that they do not handle in another way."""
         scores = self.unstack(self.stack(q * self.scale) @ k.mT)
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)
@@ -84,10 +84,11 @@ class Eager(nn.Module):
 
 
 class SinkDotProduct(Eager):
-    """The same with sinks, by torch's fused kernels: the sink is a key in front of the others, with a value of zero.
+    """`Eager` with sinks, by torch's fused kernels: the sink is a key before the others, with a value of zero.
 
-    Its score comes from one more channel, in which queries hold the sink, this key 1 and all others 0: so every kernel
-    takes it, gradients too, and no mask is written out for each head. A single query is cheaper without these copies.
+    Its score comes from an additional channel that holds the sink in queries, 1 in this key and 0 in all others: so
+    every kernel supports it, gradients included, without a mask for each head. A single query is faster without these
+    copies.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class SinkDotProduct(Eager):
             return self.write_out(q, k, v, mask)
         width, before = q.size(3), 0
         if self.causal and mask is None:
-            before = 1  # a query that stands where the sink stands: the flag compares their places
+            before = 1  # a query at the position of the sink, because the flag compares positions
         sinks: Tensor = self.softmax.sinks  # type: ignore[assignment]
         channel = (sinks / self.scale).to(q.dtype)[:, None, None].expand(q.size(0), -1, q.size(2), 1)
         q = F.pad(torch.cat((q, channel), dim=3), (0, 0, before, 0))
@@ -117,7 +118,7 @@ class SinkDotProduct(Eager):
 class SinkSoftmax(Softmax):
     """Softmax of scores [b, h, q, k] and of the sink of their head: the weights of the keys, [b, h, q, k].
 
-    They sum to less than one, and are zero for a query that may read no key.
+    They sum to less than one, and are zero for a query without a key to read.
     """
 
     def __init__(self, n_heads: int) -> None:

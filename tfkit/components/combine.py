@@ -1,4 +1,4 @@
-"""Nodes that join or reshape what flows between the others: add, concatenate, project, normalize."""
+"""Nodes that join or reshape the values between other nodes: add, concatenate, project, normalize."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _same_width(signals: list[Signal]) -> None:
             raise Invalid(
                 f"inputs.{index}",
                 f"widths disagree: the first input is {signals[0].in_words()}, this one {signal.in_words()}",
-                help="put a `linear` node in front of one of them",
+                help="put a `linear` node before one of them",
             )
 
 
@@ -59,7 +59,7 @@ class AddConfig(BlockConfig):
     alike = True
     block: Literal["add"] = "add"
     inputs: tuple[Wire, ...]
-    """What to add."""
+    """Nodes or inputs to add."""
 
     def output(self, inputs: Signals) -> Signal:
         signals = _sequences(inputs)
@@ -88,7 +88,7 @@ class ConcatConfig(BlockConfig):
 
     block: Literal["concat"] = "concat"
     inputs: tuple[MaskedWire, ...]
-    """What to concatenate, in order."""
+    """Nodes or inputs to concatenate, in order."""
     along: Literal["length", "width"] = "length"
     """`length`: one after the other; `width`: the vectors of each position joined."""
 
@@ -105,7 +105,7 @@ class ConcatConfig(BlockConfig):
 
     def pieces(self, inputs: Signals) -> Pieces:
         if self.along == "length":
-            raise Invalid("along", "sequences that stand one after the other cannot be read in pieces")
+            raise Invalid("along", "sequences that are joined one after the other cannot be read step by step")
         return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -129,7 +129,7 @@ class ConcatUnmasked(nn.Module):
 
 
 class ConcatLength(nn.Module):
-    """Joins the padding masks too; inputs without one have no padding."""
+    """Concatenate tensors and their padding masks; inputs without a mask have no padding."""
 
     def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         joined = torch.cat(inputs, dim=1)
@@ -151,13 +151,13 @@ class LinearConfig(BlockConfig):
 
     block: Literal["linear"] = "linear"
     input: Wire | None = None
-    """What to read."""
+    """Node or input to read."""
     d_model: Shared[Dim]
     """Width of the output."""
     bias: Shared[bool] = True
-    """Whether it has a bias."""
+    """If true, the layer has a bias."""
     activation: ActivationConfig | None = None
-    """Behind it."""
+    """Activation of the output."""
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector")
@@ -176,11 +176,11 @@ class LinearConfig(BlockConfig):
 
 
 class NormBlockConfig(BlockConfig):
-    """A normalization as a node of its own."""
+    """A norm as a node of its own."""
 
     block: Literal["norm"] = "norm"
     input: Wire | None = None
-    """What to read."""
+    """Node or input to read."""
     norm: Shared[NormConfig] = slot("layernorm")
 
     def output(self, inputs: Signals) -> Signal:

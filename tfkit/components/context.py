@@ -1,4 +1,4 @@
-"""What all layers with the same attention share, made once per forward: mask, rotary table, bias, temperature."""
+"""Values that layers with equal attention share, computed once per forward: mask, rotary table, bias, temperature."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
 
 @dataclass(frozen=True)
 class ContextKey:
-    """What decides the context of an attention; layers with equal keys share it."""
+    """The values that determine the context of an attention; layers with equal keys share it."""
 
     mask: MaskConfig
     prefix: bool
     flag: bool
-    """The causal mask is left to the attention's own flag."""
+    """True if the causal mask is left to the attention's own flag."""
     flex: bool = False
-    """The mask may be a rule for FlexAttention."""
+    """True if the mask may be a rule for FlexAttention."""
     temperature: TemperatureConfig | None = None
     counts: bool = False
-    """More than the distance of two tokens matters, so padding must not count where they stand."""
+    """True if more than the distance of two tokens matters, so that positions are counted without padding."""
     position: AttentionPositionConfig | None = None
     heads: tuple[int, int] | None = None
-    """Number and width of the heads, where there are positions."""
+    """Number and width of the heads, if there are positions."""
     attention: AttentionConfig | None = field(default=None, compare=False)
-    """The first of the attentions that share it."""
+    """The first of the attentions that share the context."""
 
     @classmethod
     def of(
@@ -70,7 +70,7 @@ class ContextKey:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the newest token reads everything that is cached."""
+        """True if the newest token reads everything that is cached."""
         return self.mask.causal and (self.mask.left is None or self.window is not None)
 
     def build(self, make: Make) -> AttentionContext:
@@ -89,8 +89,9 @@ class ContextKey:
 class AttentionContext(nn.Module):
     """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention.
 
-    Where sequences come in pieces, it says which slots of the caches the new tokens take and which are read: token p
-    has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have alone.
+    If sequences are read step by step, it says which slots of the caches the new tokens take and which are read: token
+    p has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have by
+    itself.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class AttentionContext(nn.Module):
         temperature: Tensor | None = None
         if self.temperature is not None:
             temperature = self.temperature(positions).to(x.dtype)
-        # TorchScript skips this `if`; it would compile a condition that stands beside it.
+        # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
                 return Context(self.rule(x, padding, prefix), rotary, None, None, temperature)
@@ -149,7 +150,7 @@ class AttentionContext(nn.Module):
         return Context(mask, rotary, None, cache, temperature)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
-        """The mask as a `FlexMask`; None where the causal flag says it."""
+        """The mask as a `FlexMask`; None if the causal flag replaces it."""
         if self.flag and padding is None:
             return None
         return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes)
@@ -157,14 +158,14 @@ class AttentionContext(nn.Module):
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
     ) -> Tensor | None:
-        """Which keys each query reads, bool [b or 1, 1, q or 1, k]; None where the causal flag says it, or it is all.
+        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag.
 
         Args:
             queries: their positions, [b or 1, q].
             keys: their positions, [b or 1, k].
             tokens: True where a key is a token, [b, k].
-            prefix: how many tokens at the start every query reads, [b].
-            counted: whether positions leave padding out.
+            prefix: number of tokens at the start that every query reads, [b].
+            counted: true if positions are counted without padding.
         """
         visible: Tensor | None = None
         if tokens is None and self.flag and queries.size(1) == keys.size(1):
@@ -194,12 +195,12 @@ class AttentionContext(nn.Module):
 
 
 def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:
-    """Where the new tokens go, and what is read: positions of the keys [b or 1, k], and which are tokens [b, k].
+    """Slots of the new tokens, and the keys that are read: their positions [b or 1, k], and True for tokens [b, k].
 
     Args:
         queries: positions of the new tokens, [b or 1, t].
         padding: True where they are tokens, [b, t].
-        past: what came before.
+        past: the part of each sequence that was read before.
         n_slots: slots of each cache, without the one for padding.
     """
     t, ragged = queries.size(1), padding is not None or past.lengths is not None
@@ -235,9 +236,9 @@ def held(last: Tensor, n: int, n_slots: int) -> Tensor:
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """What to add to the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`.
+    """Additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`.
 
-    Made once per forward: given a bool mask, the attention kernel would make the same in every layer.
+    It is made once per forward: given a bool mask, the attention kernel would make it again in every layer.
     """
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
 
@@ -248,8 +249,8 @@ def cross_context(x: Tensor, memory: Tensor | None, mask: Tensor | None, caches:
     Args:
         x: the queries, [b, q, d_model].
         memory: [b, k, d_memory]; None once it is cached.
-        mask: True where the memory is no padding, [b, k].
-        caches: of each layer, where there are any.
+        mask: True where the memory is not padding, [b, k].
+        caches: of each layer, if there are any.
     """
     nothing: list[Tensor] = []
     added = None if mask is None else additive(mask.to(torch.bool)[:, None, None, :], x)

@@ -14,11 +14,11 @@ class DecoderConfig(StackConfig):
 
     block: Literal["decoder"] = "decoder"
     prefix: LengthsWire | None = None
-    """An input of lengths: so many first tokens are read by every query."""
+    """Input of lengths: every query reads this many first tokens."""
 
     def in_words(self) -> str:
-        """What its layers read."""
-        further = f" and, by cross-attention, what `{self.memory}` gives" if self.memory else ""
+        """One sentence on the inputs of its layers."""
+        further = f" and, by cross-attention, `{self.memory}`" if self.memory else ""
         first = f", and the first tokens, as many as `{self.prefix}` says" if self.prefix else ""
         return f"Layers that read only what came before{further}{first}."
 

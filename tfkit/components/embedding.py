@@ -1,4 +1,4 @@
-"""The way in: a sum of tables, then the stages in the order that the spec gives.
+"""The embedding: a sum of tables, then the stages in the order that the spec gives.
 
 d_embed: https://arxiv.org/abs/1909.11942. Tables: https://arxiv.org/abs/1810.04805.
 """
@@ -42,35 +42,35 @@ class EmbeddingConfig(BlockConfig):
 
     block: Literal["embedding"] = "embedding"
     input: MaskedWire | None = None
-    """The input whose ids are looked up."""
+    """Input of token ids to look up."""
     d_model: Shared[Dim]
-    """Width of the vectors that leave."""
+    """Width of the output."""
     vocab_size: Shared[Dim]
     """Rows of the token table."""
     max_len: Shared[Immaterial[Dim]] | None = None
-    """The longest sequence that the model reads, padding included. Nothing else depends on it where positions are not
-    learned, so that a model of other positions reads longer ones with the same weights: `--set max_len=8192`."""
+    """The longest sequence that the model reads, padding included. Only learned positions depend on it: a model without
+    them reads longer sequences with unchanged weights, as with `--set max_len=8192`."""
     d_embed: Dim | None = None
     """Width of the token table, if it is narrower than d_model and projected up."""
     project_bias: bool = True
-    """Whether that projection has a bias."""
+    """If true, that projection has a bias."""
     tie: TableWire | None = None
-    """The embedding whose token table this one uses."""
+    """The embedding that provides the token table of this one."""
     scale: PositiveFloat | Literal["sqrt_d_model"] | None = None
-    """Multiplies the token vectors."""
+    """Factor of the token vectors."""
     position: InputPositionConfig | None = None
-    """Added to the token vectors."""
+    """Positions that are added to the token vectors."""
     tables: dict[Wire, Dim] | None = None
-    """Further inputs and the rows of their tables, as BERT's `{token_types: 2}`; all are added."""
+    """Further inputs and the rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
-    """Normalizes the sum."""
+    """Norm of the sum."""
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the sum."""
     stages: tuple[Stage, ...] | None = None
-    """The order of the steps above; scale, position, tables, norm, dropout, project unless given."""
+    """Order of the stages; scale, position, tables, norm, dropout, project unless given."""
 
     def check(self) -> None:
-        """Refuse positions of another width, and stages that are not exactly those that the other fields ask for."""
+        """Refuse positions of another width, and stages other than those that the fields ask for."""
         super().check()
         if self.tables == {}:
             raise Invalid("tables", "`tables` has no effect: it names no input", help="write `{token_types: 2}`")
@@ -89,7 +89,7 @@ class EmbeddingConfig(BlockConfig):
         wanted = set(self._default_stages())
         for index, stage in enumerate(self.stages):
             if stage in self.stages[:index]:
-                raise Invalid(f"stages.{index}", f"stage `{stage}` stands in the list twice")
+                raise Invalid(f"stages.{index}", f"stage `{stage}` is listed twice")
             if stage not in wanted:
                 need = "d_embed" if stage == "project" else stage
                 raise Invalid(f"stages.{index}", f"stage `{stage}` has nothing to do: `{need}` is not set")
@@ -98,7 +98,7 @@ class EmbeddingConfig(BlockConfig):
             raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
 
     def in_words(self) -> str:
-        """The stages that it has, in their order."""
+        """The stages of this embedding, in their order."""
         words = {
             "scale": "scaled",
             "position": "plus positions",
@@ -110,7 +110,7 @@ class EmbeddingConfig(BlockConfig):
         return f"Token ids to vectors: {', '.join(['the token table', *has])}."
 
     def material(self) -> Mapping[str, Any]:
-        """The fields, the order of the stages even where it is the usual one, and without dropout among them."""
+        """The fields, with the order of the stages even if it is the default, and without dropout among them."""
         stages = [stage for stage in self.stages or self._default_stages() if stage != "dropout"]
         return {**super().material(), "stages": tuple(stages)}
 
@@ -187,14 +187,14 @@ class EmbeddingConfig(BlockConfig):
         return program.call("project", Linear(width, self.d_model, bias=self.project_bias), x)
 
     def _width(self, stage: Stage) -> int:
-        """Width of what the stage is given."""
+        """Width of the stage's input."""
         stages = self.stages or self._default_stages()
         projected = "project" in stages and stages.index("project") < stages.index(stage)
         return self.d_model if projected or self.d_embed is None else self.d_embed
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, counted over those that are not padding, [b or 1, t]."""
+    """Positions of the tokens, counted without padding, [b or 1, t]."""
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
         positions = count_positions(x, mask, past)
@@ -209,7 +209,7 @@ class AddLike(nn.Module):
 
 
 class ExtraTables(nn.ModuleDict):
-    """Adds a row of each table to every position."""
+    """Addition of a row of each table to every position."""
 
     def __init__(self, rows: dict[str, int], width: int) -> None:
         order = sorted(rows)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
@@ -223,7 +223,7 @@ class ExtraTables(nn.ModuleDict):
 
 
 class OptionalTables(ExtraTables):
-    """The same where ids may be missing, which are then 0 everywhere: to TorchScript another type of list."""
+    """`ExtraTables` with ids that may be missing, and are then 0 everywhere: another type of list for TorchScript."""
 
     def forward(self, x: Tensor, ids: list[Tensor | None]) -> Tensor:  # type: ignore[override]
         for i, table in enumerate(self.values()):

@@ -1,7 +1,7 @@
 """Encoder: a stack that reads the whole sequence; with a memory, its layers have cross-attention too.
 
-With a memory it reads one sequence, which needs no order, in the light of another: the image features of a diffusion
-model and their text, the object queries of a detector and the image, the queries of a Q-Former.
+With a memory, it reads one sequence, which need not have an order, together with another: the image features of a
+diffusion model and their text, the object queries of a detector and the image, the queries of a Q-Former.
 """
 
 from __future__ import annotations

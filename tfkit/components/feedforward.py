@@ -1,6 +1,6 @@
 """The feed-forward network of a layer, plain and gated.
 
-`mlp` and `glu` take any activation; the other kinds are the same two with the activation of their name.
+`mlp` and `glu` take any activation; the other kinds are these two with the activation of their name.
 ReLU: https://arxiv.org/abs/1706.03762. GELU: https://arxiv.org/abs/1606.08415.
 Squared ReLU: https://arxiv.org/abs/2109.08668. GLU, SwiGLU, GEGLU and ReGLU: https://arxiv.org/abs/2002.05202.
 """
@@ -58,31 +58,31 @@ class GatedMLP(nn.Module):
 
 
 class DenseBiases(Config):
-    """Which linear layers have biases."""
+    """Biases of the linear layers, one by one."""
 
     up: bool = False
-    """The way in to the hidden layer, the gate's too."""
+    """If true, the projections to the hidden layer have biases, the gate included."""
     down: bool = False
-    """The way out."""
+    """If true, the projection from the hidden layer has a bias."""
 
 
 class DenseConfig(FFNConfig):
-    """What the plain and the gated kinds have in common."""
+    """Fields of the plain and the gated kinds."""
 
     gated: ClassVar[bool] = False
 
     d_ff: Dim
     """Width of the hidden layer."""
     bias: Shared[bool] | DenseBiases = True
-    """Whether its linear layers have biases: all, none, or a mapping of up and down."""
+    """Biases of the linear layers: true for all, false for none, or a mapping of `up` and `down`."""
     inner_norm: NormConfig | None = None
-    """Normalizes the hidden layer."""
+    """Norm of the hidden layer."""
     dropout: Immaterial[Probability] = 0.0
     """Dropout on the hidden layer."""
 
     @property
     def biases(self) -> DenseBiases:
-        """The biases of the linear layers, one by one."""
+        """The biases of the linear layers as a mapping."""
         return DenseBiases(up=self.bias, down=self.bias) if isinstance(self.bias, bool) else self.bias
 
     def build_activation(self, make: Make) -> nn.Module:
@@ -100,7 +100,7 @@ class MLPConfig(DenseConfig):
 
     kind: Literal["mlp"] = "mlp"
     activation: ActivationConfig
-    """Between the two linear layers."""
+    """Activation between the two linear layers."""
 
     def build_activation(self, make: Make) -> nn.Module:
         return make(self.activation)
@@ -127,7 +127,7 @@ class GELUFFNConfig(DenseConfig):
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"
-    """`tanh` is the approximation of GPT-2 and its kin."""
+    """`tanh` is the approximation used by GPT-2 and similar models."""
 
     def build_activation(self, make: Make) -> nn.Module:
         return make(GELUConfig(approximate=self.approximate))

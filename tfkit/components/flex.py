@@ -1,9 +1,9 @@
-"""FlexAttention: what a mask hides is said as a rule, and blocks of keys that are hidden as a whole are skipped.
+"""FlexAttention: the mask is a rule, and blocks of keys that are hidden as a whole are skipped.
 
-https://arxiv.org/abs/2412.05496. It serves on CUDA, where windows, prefixes, padding, soft-caps and ALiBi then need no
-[queries, keys] matrix. Everything else is left to another core that computes the same: other devices, plain causal
-attention (the fused kernels have a flag for it), sequences in pieces, cross-attention, sinks, other biases, and
-TorchScript.
+https://arxiv.org/abs/2412.05496. It runs on CUDA, where windows, prefixes, padding, soft-caps and ALiBi then need no
+[queries, keys] matrix. Everything else is left to another core with equal results: other devices, plain causal
+attention (the fused kernels have a flag for it), sequences that are read step by step, cross-attention, sinks, other
+biases, and TorchScript.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 """
@@ -21,22 +21,22 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from tfkit.nn import is_scripting, named
 
 MIN_WIDTH = 16
-"""The kernel's least width of a head."""
+"""The least width of a head that the kernel supports."""
 
 
 class FlexMask(NamedTuple):
-    """What stands in `Context.mask` for a mask and a bias that are not written out."""
+    """The value of `Context.mask` for a mask and a bias that are not made as a tensor."""
 
     blocks: BlockMask | None
-    """Which keys a query reads; None hides nothing."""
+    """Rule of the keys that a query reads; None hides nothing."""
     slopes: Tensor | None
-    """ALiBi's slopes, [h]: what a score loses per position between query and key."""
+    """ALiBi's slopes, [h]: the decrease of a score per position between query and key."""
 
 
 class FlexAttention(nn.Module):
     """Queries [b, h, q, d], keys and values [b, g, k, d] and a `FlexMask` -> [b, h, q, d].
 
-    Any other mask goes to `dense`, the core that writes its mask out.
+    Any other mask goes to `dense`, the core that takes its mask as a tensor.
     """
 
     def __init__(self, *, scale: float, cap: float | None, grouped: bool, dense: nn.Module) -> None:
@@ -47,21 +47,21 @@ class FlexAttention(nn.Module):
         self.dense = dense
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        # TorchScript skips this `if`; it would compile a condition that stands beside it.
+        # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if isinstance(mask, FlexMask):
                 return self.flex(q, k, v, mask)
         return self.dense(q, k, v, mask)
 
     def flex(self, q: Tensor, k: Tensor, v: Tensor, mask: FlexMask) -> Tensor:
-        """The same, given a `FlexMask`."""
-        # A tensor, because a compiler that takes numbers for dynamic could not put one into the kernel.
+        """Compute the forward with a `FlexMask`."""
+        # A tensor, because a compiler that treats numbers as dynamic could not put one into the kernel.
         cap = None if self.cap is None else torch.full((), self.cap, device=q.device)
         bend = bending(cap, mask.slopes)
         if bend is None and mask.blocks is None:
             return self.dense(q, k, v, None)
         attend: Any = compiled(flex_attention) if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
-        # In mixed precision a rotation may return float32, and the kernel takes one type.
+        # In mixed precision a rotation may return float32, but the kernel takes one type.
         q, k = q.to(v.dtype), k.to(v.dtype)
         return attend(q, k, v, bend, mask.blocks, self.scale, self.grouped)
 
@@ -70,12 +70,12 @@ class FlexAttention(nn.Module):
 
 
 def serves(x: Tensor) -> bool:
-    """Whether the kernel runs where x is: elsewhere it is slow, or has no backward."""
+    """True if the kernel runs on the device of x: on others it is slow, or has no backward."""
     return x.is_cuda
 
 
 def bending(cap: Tensor | None, slopes: Tensor | None) -> Callable[..., Tensor] | None:
-    """What becomes of a score: the soft-cap, then the slopes; None if nothing."""
+    """The change of a score: the soft-cap, then the slopes; None if there is neither."""
     if cap is None and slopes is None:
         return None
 
@@ -101,11 +101,11 @@ def flex_mask(
     """The mask of the sequence x [b, t, d_model], for all layers that share it.
 
     Args:
-        x: says how long the sequence is, and where.
+        x: gives the length of the sequence and the device.
         padding: True where there is a token, [b, t].
-        prefix: how many tokens at the start every query reads, [b].
-        left: keys before its own position that a query reads; None is no limit.
-        right: keys after it.
+        prefix: number of tokens at the start that every query reads, [b].
+        left: keys before its own position that a query reads; None: unlimited.
+        right: keys after its own position that a query reads; None: unlimited.
         slopes: ALiBi's, by head.
     """
     given = None if slopes is None else torch.tensor(slopes, device=x.device)
@@ -138,5 +138,5 @@ def readable(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled function: compiled once for all models, when one first needs it."""
+    """The compiled function, compiled once for all models when the first one needs it."""
     return torch.compile(function)

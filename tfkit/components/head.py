@@ -1,4 +1,4 @@
-"""The ways out: language-model head, pooler, classifier."""
+"""The blocks at the end of a model: language-model head, pooler, classifier."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ class LMHeadConfig(BlockConfig):
     vocab_size: Shared[Dim]
     """Number of logits."""
     tie: TableWire | None = None
-    """The embedding whose token table is the output matrix."""
+    """The embedding that provides its token table as the output matrix."""
     bias: bool = False
-    """Whether the logits have a bias."""
+    """If true, the logits have a bias."""
     transform: TransformConfig | None = None
-    """Dense, activation, norm in front, as in masked language models."""
+    """Dense layer, activation and norm before the output matrix, as in masked language models."""
     d_embed: Dim | None = None
-    """Width of the output matrix, if it is narrower than d_model: the transform's dense layer leads there, or else a
+    """Width of the output matrix, if it is narrower than d_model: the transform's dense layer projects to it, or else a
     projection of its own."""
     project_bias: bool = True
-    """Whether that projection has a bias."""
+    """If true, that projection has a bias."""
     scale: PositiveFloat | None = None
-    """Multiplies the logits."""
+    """Factor of the logits."""
     softcap: PositiveFloat | None = None
-    """Bends the logits to stay within this bound."""
+    """Bound of the logits, which are bent to stay within it: softcap * tanh(logits / softcap)."""
 
     def check(self) -> None:
-        """Refuse to say how a projection is made where there is none."""
+        """Refuse settings of a projection if there is none."""
         super().check()
         if not self.project_bias and (self.d_embed is None or self.transform is not None):
             why = (
@@ -76,7 +76,7 @@ class LMHeadConfig(BlockConfig):
             raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
 
     def in_words(self) -> str:
-        """The steps that it has, in their order."""
+        """The steps of this head, in their order."""
         steps = {
             "transform": self.transform is not None,
             "project": self.d_embed is not None and self.transform is None,
@@ -123,7 +123,7 @@ class LMHeadConfig(BlockConfig):
 
 
 class TiedOutput(nn.Module):
-    """A linear layer whose weight belongs to an embedding."""
+    """A linear layer with the weight of an embedding."""
 
     def __init__(self, d_out: int, *, bias: bool) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class TiedOutput(nn.Module):
 
 
 class PoolerConfig(BlockConfig):
-    """One vector for a whole sequence: a token's, or the mean, then optionally dense and activation."""
+    """One vector for a whole sequence: that of a token, or the mean; then optionally dense and activation."""
 
     block: Literal["pooler"] = "pooler"
     input: MaskedWire | None = None
@@ -149,12 +149,12 @@ class PoolerConfig(BlockConfig):
     d_model: Shared[Dim]
     """Width of the sequence."""
     select: Literal["first", "last", "mean"] = "first"
-    """The first token, the last that is not padding, or the mean of those that are not."""
+    """The first token, the last one, or the mean of all; padding does not count."""
     activation: ActivationConfig | None = None
-    """With it, a dense layer and this activation follow, as in BERT (tanh)."""
+    """Activation after a dense layer, as in BERT (tanh); neither unless given."""
 
     def in_words(self) -> str:
-        """What it selects, and what follows."""
+        """One sentence on the vector that is selected, and the steps after it."""
         what = {"first": "the first token's", "last": "the last token's", "mean": "the mean of all tokens"}[self.select]
         return f"One vector for a whole sequence: {what}{', then dense and activation' if self.activation else ''}."
 
@@ -210,11 +210,11 @@ class ClassifierConfig(BlockConfig):
     input: Wire | None = None
     """The sequence or vector to read."""
     d_model: Shared[Dim]
-    """Its width."""
+    """Width of that sequence or vector."""
     n_classes: Dim
     """Number of logits."""
     dropout: Shared[Immaterial[Probability]] = 0.0
-    """Dropout in front."""
+    """Dropout on the input."""
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)

@@ -1,4 +1,4 @@
-"""How weights start. Norms, position slopes and the like reset themselves; these fill the linear layers and tables.
+"""Initial weights of linear layers and tables. Norms, position slopes and the like reset themselves.
 
 Xavier: https://proceedings.mlr.press/v9/glorot10a.html. GPT-2: https://github.com/openai/gpt-2, and its paper's
 section 2.3. Small: https://aclanthology.org/2019.iwslt-1.17.
@@ -33,7 +33,7 @@ class TorchInitConfig(InitConfig):
 
 
 class ZeroBiasInitConfig(InitConfig):
-    """What the initializations with zero biases have in common."""
+    """An initialization with zero biases."""
 
     def bias(self, bias: Tensor, *, fan_in: int, generator: torch.Generator) -> None:
         nn.init.zeros_(bias)
@@ -44,7 +44,7 @@ class FanInInitConfig(ZeroBiasInitConfig):
 
     Projections into the residual stream are divided by sqrt(2 n_layers). Tables have deviation 0.02, and one that a
     head shares at most 4 / width: then the logit of the token just read, its row times itself, is at most 4 after a
-    norm, and no placement of norms and no `scale` of the embedding makes a model start out sure that tokens repeat.
+    norm. Whatever the placement of norms or the `scale` of the embedding, a new model is not sure that tokens repeat.
     """
 
     kind: Literal["fan_in"] = "fan_in"
@@ -61,7 +61,7 @@ class FanInInitConfig(ZeroBiasInitConfig):
 
 
 class GPT2InitConfig(ZeroBiasInitConfig):
-    """Normal; projections into the residual stream divided by sqrt(2 n_layers)."""
+    """Normal; projections into the residual stream are divided by sqrt(2 n_layers)."""
 
     kind: Literal["gpt2"] = "gpt2"
     std: PositiveFloat = 0.02

@@ -1,6 +1,6 @@
 """A layer: a small program of sublayers, each with its norms and its residual.
 
-Every layout of published models is a choice of three places for a norm and of what a sublayer reads:
+Every layout of published models is a choice of three places for a norm and of the input of a sublayer:
 
     y = sublayer(norm_in(x))                 pre
     x = norm_after(x + y)                    post
@@ -42,27 +42,27 @@ Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_t
 
 
 class SublayerConfig(Config):
-    """One step of a layer; what is not given follows from the stack's `placement`."""
+    """A sublayer as a step of the layer; fields that are not given follow from the stack's `placement`."""
 
     word_key = "sublayer"
 
     sublayer: SublayerName
-    """Which of the layer's three parts runs."""
+    """Sublayer to run."""
     norm_in: NormConfig | bool | None = None
-    """In front of the sublayer; true is the stack's norm."""
+    """Norm before the sublayer; true: the stack's norm."""
     norm_out: NormConfig | bool | None = None
-    """Behind it, before the addition."""
+    """Norm after the sublayer, before the addition."""
     norm_after: NormConfig | bool | None = None
-    """After the addition."""
+    """Norm after the addition."""
     residual: ResidualConfig | None = None
-    """The stack's unless given."""
+    """Addition to the residual stream; the stack's unless given."""
     reads: Literal["previous", "input"] | None = None
-    """The sum so far, or what the layer got, through `input_norm`."""
+    """Input of the sublayer: the sum so far, or the layer's input, after `input_norm`."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A sublayer with everything decided."""
+    """A sublayer with all its settings decided."""
 
     name: str
     sublayer: SublayerName
@@ -74,31 +74,31 @@ class Step:
 
 
 class LayerConfig(Config):
-    """What one layer of a stack is made of; a variant may change any of it."""
+    """The parts of a stack's layer; a variant may change any of them."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""
     placement: Placement = "pre"
-    """Where the norms stand: a preset for what `sublayers` says one by one."""
+    """Positions of the norms: a preset for the settings of `sublayers`."""
     norm: Shared[NormConfig] = slot("layernorm")
-    """The norm of all places that do not name their own."""
+    """Norm at all places that do not name their own."""
     attention: AttentionConfig | None = optional_slot("mha")
     """Self-attention."""
     cross_attention: AttentionConfig | None = optional_slot("mha")
-    """Attention to the memory; like `attention`, without positions, unless given."""
+    """Attention to the memory; like `attention`, but without positions, unless given."""
     ffn: FFNConfig | None = None
     """The feed-forward network."""
     dropout: Shared[Immaterial[Probability]] = 0.0
-    """Dropout on what each sublayer adds to the residual stream."""
+    """Dropout on the output of each sublayer, before it is added to the residual stream."""
     residual: ResidualConfig | None = None
-    """How all sublayers are added, unless they say otherwise."""
+    """Addition of all sublayers to the residual stream, unless they have their own."""
     input_norm: NormConfig | bool | None = None
-    """Normalizes the layer's input for the sublayers that read it; the one norm of `placement: parallel`."""
+    """Norm of the layer's input for the sublayers that read it; the only norm of `placement: parallel`."""
     sublayers: tuple[SublayerConfig, ...] | None = None
-    """The steps in their order; attention, cross_attention, ffn unless given."""
+    """Sublayers in their order; attention, cross_attention, ffn unless given."""
 
     def check(self) -> None:
-        """Refuse positions and masks on cross-attention, and whatever has no effect."""
+        """Refuse positions and masks on cross-attention, and anything that has no effect."""
         super().check()
         self._check_cross_attention()
         self._check_parts()
@@ -133,7 +133,7 @@ class LayerConfig(Config):
                 )
 
     def _check_residuals(self, steps: list[Step]) -> None:
-        """Refuse to add to what was normalized where nothing is, or where what came before would be lost."""
+        """Refuse to add to normalized values if there is no norm, or if the sum so far would be lost."""
         bare: dict[str, bool] = {}
         for index, step in enumerate(steps):
             if step.residual.onto == "previous":
@@ -145,7 +145,7 @@ class LayerConfig(Config):
                 raise Invalid(place, message)
             bare[place] = bare.get(place, True) and step.norm_in is None
         for place in (place for place, without in bare.items() if without):
-            message = "`onto: normed` has no effect: there is no norm in front of the sublayer"
+            message = "`onto: normed` has no effect: there is no norm before the sublayer"
             raise Invalid(place, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
 
     def place_of_cross_attention(self) -> str | None:
@@ -156,19 +156,19 @@ class LayerConfig(Config):
         return f"sublayers.{names.index('cross_attention')}" if "cross_attention" in names else None
 
     def cross(self) -> AttentionConfig | None:
-        """The config of cross-attention, from that of self-attention if it has none of its own."""
+        """The config of cross-attention, derived from that of self-attention unless given."""
         if self.cross_attention is not None or self.attention is None:
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
     def attention_of(self, sublayer: SublayerName) -> AttentionConfig:
-        """The config of one of the two attentions, which the layer has."""
+        """The config of one of the two attentions; the layer must have it."""
         attention = self.attention if sublayer == "attention" else self.cross()
         assert attention is not None
         return attention
 
     def cached(self, sublayer: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
-        """Heads and width of each tensor that the attentions of that name cache of every token, in their order.
+        """Heads and width of each tensor that the attentions called `name` cache of every token, in their order.
 
         Raises `Invalid` when one cannot be decoded token by token.
         """
@@ -257,7 +257,7 @@ def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal:
 def _context(
     program: Program, step: Step, layer: LayerConfig, contexts: Mapping[str, Value], seen: dict[str, int]
 ) -> Value:
-    """The context of an attention; where a layer has several of a kind, each caches tensors of its own."""
+    """The context of an attention; if a layer has several of a kind, each caches tensors of its own."""
     context, before = contexts[step.sublayer], seen.get(step.sublayer, 0)
     seen[step.sublayer] = before + len(layer.attention_of(step.sublayer).cached or ())
     return program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context

@@ -1,4 +1,4 @@
-"""Layers that differ or share: named variants of a stack's layer, and which of them stands where.
+"""Layers that differ or share weights: named variants of a stack's layer, and the pattern that places them.
 
 Groups: https://arxiv.org/abs/1909.11942. Pattern: https://arxiv.org/abs/2408.00118.
 """
@@ -19,13 +19,13 @@ BASE = "base"
 
 
 class LayersConfig(Config):
-    """Layers that differ, or that are one and the same."""
+    """Layers that differ, or that share weights."""
 
     variants: Annotated[dict[str, LayerConfig], PatchMarker()] = Field(default_factory=dict)
     """Named changes to the stack's layer; `base` is the layer unchanged."""
     pattern: tuple[str, ...] | dict[str, str] | None = None
-    """Which variant stands where: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
-    (`{0-2: dense, rest: experts}`), where `"-1"` is the last."""
+    """Variant of each layer: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
+    (`{0-2: dense, rest: experts}`), in which `"-1"` is the last."""
     groups: Count | None = None
     """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
 
@@ -35,9 +35,9 @@ class LayersConfig(Config):
         if self.pattern is None and self.groups is None and not self.variants:
             raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")
         if BASE in self.variants:
-            raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another")
+            raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another name")
         for name in self.variants:
-            plain = name.isascii() and name.isidentifier()  # Python would take some other letters for these
+            plain = name.isascii() and name.isidentifier()  # Python would normalize some other letters to these
             if not plain or hasattr(nn.ModuleDict, name) or name == "training":
                 help = "use letters from a to z or A to Z, digits and `_`, and no name of a module's own attributes"
                 raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
@@ -57,7 +57,7 @@ class LayersConfig(Config):
                 raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: {why}")
 
     def _used(self) -> dict[str, str]:
-        """The variants that the pattern names, by the key or number of the entry."""
+        """The variants in the pattern, by the key or index of the entry."""
         if isinstance(self.pattern, dict):
             return self.pattern
         return {str(i): _repeated(i, word)[0] for i, word in enumerate(self.pattern or ())}
@@ -103,13 +103,13 @@ def _placed(pattern: dict[str, str], n: int) -> list[str]:
         if first > last:
             raise Invalid(place, f"the first layer of `{key}` comes after its last")
         if last >= n:
-            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"they count from 0 to {n - 1}")
+            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"layers count from 0 to {n - 1}")
         for i in range(first, last + 1):
             if names[i] is not None:
-                raise Invalid(place, f"layer {i} stands in the pattern twice")
+                raise Invalid(place, f"layer {i} is in the pattern twice")
             names[i] = name
     if None in names and "rest" not in pattern:
-        help = "add `rest: base`, or another variant, for all that are left"
+        help = "add `rest: base`, or another variant, for all other layers"
         raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help=help)
     if None not in names and "rest" in pattern:
         raise Invalid("layers.pattern.rest", "`rest` has no effect: no layer is left", help="remove it")

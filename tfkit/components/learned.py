@@ -18,9 +18,9 @@ class LearnedConfig(InputPositionConfig):
 
     kind: Literal["learned"] = "learned"
     max_len: Shared[Immaterial[Dim]]
-    """Positions that the table holds."""
+    """Number of positions in the table."""
     offset: Extent = 0
-    """Unused rows in front of position 0, as in OPT and BART (2)."""
+    """Number of unused rows before position 0, as in OPT and BART (2)."""
 
     @property
     def longest(self) -> int:

@@ -1,4 +1,4 @@
-"""LongRoPE: each pair of channels is stretched by a factor of its own, and by another one in long sequences.
+"""LongRoPE: each pair of channels is stretched by a factor of its own, and by another factor in long sequences.
 
 https://arxiv.org/abs/2402.13753
 """
@@ -19,21 +19,21 @@ from tfkit.errors import Invalid
 class LongRopeScalingConfig(RopeScalingConfig):
     """Each frequency divided by a factor of its own: one list for short sequences, one for long ones.
 
-    The length is that of the batch, padding included, or that of the caches where a sequence comes in pieces.
+    The length is that of the batch, padding included, or that of the caches if sequences are read step by step.
     """
 
     kind: Literal["longrope"] = "longrope"
     short_factor: tuple[PositiveFloat, ...]
-    """What the frequencies are divided by in sequences of up to `original_max_len`, one for each pair of channels."""
+    """Divisors of the frequencies in sequences of up to `original_max_len`, one for each pair of channels."""
     long_factor: tuple[PositiveFloat, ...]
-    """The same in longer sequences."""
+    """Divisors of the frequencies in longer sequences, one for each pair of channels."""
     original_max_len: Dim
-    """Length of the training."""
+    """Sequence length of the training."""
     factor: PositiveFloat | None = None
-    """How many times longer the contexts may be; the temperature is then sqrt(1 + ln factor / ln original_max_len), or
-    1 for a factor of up to 1."""
+    """Longest context divided by `original_max_len`; the temperature is then sqrt(1 + ln factor / ln original_max_len),
+    or 1 for a factor of up to 1."""
     temperature: PositiveFloat | None = None
-    """Multiplies cos and sin, in place of `factor`."""
+    """Factor of cos and sin, instead of one that follows from `factor`."""
 
     @property
     def attention_factor(self) -> float:
@@ -47,7 +47,7 @@ class LongRopeScalingConfig(RopeScalingConfig):
             help = "`factor` is the longest context divided by `original_max_len`"
             raise Invalid("", "longrope needs a `factor` or a `temperature`", help=help)
         if self.factor is not None and self.temperature is not None:
-            raise Invalid("factor", "`factor` has no effect: all it decides is the temperature, which is given")
+            raise Invalid("factor", "`factor` has no effect: it only decides the temperature, which is given")
         if self.factor is not None and self.original_max_len == 1:
             message = "original_max_len (1) must be above 1: the temperature divides by its logarithm"
             raise Invalid("original_max_len", message)
@@ -63,7 +63,7 @@ class LongRopeScalingConfig(RopeScalingConfig):
 
 
 class LongRopeScaling(Frequencies):
-    """Frequencies divided by one of two lists."""
+    """Frequencies divided by one of the two lists."""
 
     def __init__(self, width: int, theta: float, config: LongRopeScalingConfig) -> None:
         super().__init__(width, theta)
@@ -72,7 +72,7 @@ class LongRopeScaling(Frequencies):
         self.original_max_len = config.original_max_len
 
     def forward(self, n_keys: int, device: torch.device) -> Tensor:
-        # In numbers and not by an `if`: a graph that is captured once serves both lengths.
+        # Arithmetic instead of an `if`: a graph that is captured once works for both lengths.
         is_long = min(max(n_keys - self.original_max_len, 0), 1)
         short, long = torch.tensor(self.short, device=device), torch.tensor(self.long, device=device)
         return self.unscaled(self.theta, device) / (short * (1 - is_long) + long * is_long)

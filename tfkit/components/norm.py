@@ -22,9 +22,9 @@ class WeightedNormConfig(NormConfig):
 
     eps: PositiveFloat
     scale: bool = True
-    """Multiply by a learned weight."""
+    """If true, multiply by a learned weight."""
     offset: Literal[0, 1] = 0
-    """Added to the weight: 1 where the published weight is the distance from one."""
+    """Number to add to the weight: 1 if the published weight is the distance from one."""
 
     def check(self) -> None:
         super().check()
@@ -35,7 +35,7 @@ class WeightedNormConfig(NormConfig):
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
         """Build the module for a last axis of `width`.
 
-        With `heads` it takes [batch, heads, length, width], and each head has a weight of its own.
+        With `heads`, its input is [batch, heads, length, width], and each head has a weight of its own.
         """
 
 
@@ -45,10 +45,10 @@ class LayerNormConfig(WeightedNormConfig):
     kind: Literal["layernorm"] = "layernorm"
     eps: PositiveFloat = 1e-5
     bias: bool = True
-    """Add a learned bias."""
+    """If true, add a learned bias."""
 
     def in_words(self) -> str:
-        """Whether it scales and shifts."""
+        """One sentence on its steps, with the scale and shift that it has."""
         learned = " and ".join(["scale"] * self.scale + ["shift"] * self.bias)
         return f"Subtract the mean, divide by the standard deviation{f', then {learned}' if learned else ''}."
 
@@ -73,7 +73,7 @@ class RMSNormConfig(WeightedNormConfig):
     eps: PositiveFloat = 1e-6
 
     def in_words(self) -> str:
-        """Whether it scales."""
+        """One sentence on its steps, with the scale if it has one."""
         return f"Divide by the root mean square{', then scale' if self.scale else ''}."
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
@@ -105,7 +105,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.Module):
     """x / sqrt(mean of squares + eps) * (offset + weight), over the last axis.
 
-    Computed in the type of the weight: under autocast that is float32, as autocast does for a layernorm by itself.
+    It is computed in the type of the weight: float32 under autocast, which treats a layernorm in this way too.
     """
 
     def __init__(self, config: RMSNormConfig, width: int) -> None:

@@ -16,7 +16,7 @@ from tfkit.nn import Linear, Rearrange, settings
 
 
 class ProjectionBiases(Config):
-    """Which of the four projections have a bias."""
+    """Biases of the four projections, one by one."""
 
     q: bool = False
     k: bool = False
@@ -25,18 +25,18 @@ class ProjectionBiases(Config):
 
 
 class ProjectedConfig(AttentionConfig):
-    """Attention whose queries, keys and values are projections of what it reads."""
+    """Attention with queries, keys and values that are projections of its input."""
 
     bias: Shared[bool] | ProjectionBiases = True
-    """Whether the projections have biases: all, none, or a mapping of q, k, v and o."""
+    """Biases of the projections: true for all, false for none, or a mapping of `q`, `k`, `v` and `o`."""
     clip: PositiveFloat | None = None
-    """Bounds the projected queries, keys and values, up and down, before any norm."""
+    """Bound of the absolute values of the projected queries, keys and values, before any norm."""
     qk_norm_full: NormConfig | None = None
-    """Normalizes all heads' queries, and keys, as one vector."""
+    """Norm of the queries of all heads as one vector, and of the keys."""
 
     @property
     def biases(self) -> ProjectionBiases:
-        """The biases of the four projections, one by one."""
+        """The biases of the four projections as a mapping."""
         if isinstance(self.bias, bool):
             return ProjectionBiases(q=self.bias, k=self.bias, v=self.bias, o=self.bias)
         return self.bias
@@ -46,7 +46,7 @@ class ProjectedConfig(AttentionConfig):
         return ((self.kv_heads, self.head_width), (self.kv_heads, self.head_width))
 
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
-        """Build what turns x [b, t, d_model], or x and a memory, into q [b, h, q, d], k and v [b, g, k, d]."""
+        """Build the module: x [b, t, d_model], or x and a memory -> q [b, h, q, d], k and v [b, g, k, d]."""
         biases, norm = self.biases, self.qk_norm_full
         if d_memory is None and norm is None and biases.q == biases.k == biases.v:
             return FusedProjection(self)
@@ -75,7 +75,7 @@ class FusedProjection(nn.Module):
 
 
 class SeparateProjection(nn.Module):
-    """Queries, keys and values in a matrix each; in cross-attention keys and values come from another sequence."""
+    """Queries, keys and values in a matrix each; in cross-attention, keys and values come from another sequence."""
 
     extra_repr = settings
 
@@ -111,5 +111,5 @@ class SeparateProjection(nn.Module):
         return self.split_heads(k), self.split_heads(v)
 
     def clipped(self, x: Tensor) -> Tensor:
-        """The same within the bounds, if there are any."""
+        """X clamped to the bounds, if there are any."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)

@@ -1,6 +1,6 @@
 """T5's relative positions: a learned bias per head and bucket of distances.
 
-https://arxiv.org/abs/1910.10683. Near distances have a bucket each, far ones share buckets that grow logarithmically.
+https://arxiv.org/abs/1910.10683. Each short distance has a bucket, long ones share buckets that grow logarithmically.
 
 b batch, q queries, k keys, h heads.
 """
@@ -24,9 +24,9 @@ class T5BiasConfig(ScoreBiasConfig):
     kind: Literal["t5"] = "t5"
     n_buckets: Count = 32
     max_distance: Dim = 128
-    """Distances from here on share the last bucket."""
+    """Distance from which all share the last bucket."""
     shared: bool = True
-    """Whether all layers have one table, as in T5, or each its own, as in UMT5."""
+    """If true, all layers share one table, as in T5; if false, each has its own, as in UMT5."""
 
     @property
     def is_shared(self) -> bool:
@@ -65,7 +65,7 @@ class T5Bias(nn.Module):
     def bucket(self, offset: Tensor) -> Tensor:
         """Key position minus query position [b or 1, q, k] -> index of its bucket."""
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
-        # Divided and multiplied as T5 does: at 16, 32 and 64 tokens the last bit decides, on each processor otherwise.
+        # Divided and multiplied in T5's order: at 16, 32 and 64 tokens the last bit decides, and processors differ.
         share = torch.log(distance.clamp(min=1).float() / self.near) / math.log(self.max_distance / self.near)
         far = self.near + (share * (self.sides - self.near)).long()
         bucket = torch.where(distance < self.near, distance, far.clamp(max=self.sides - 1))

@@ -1,4 +1,4 @@
-"""How what a sublayer computes is added to the residual stream.
+"""The addition of a sublayer's output to the residual stream.
 
 Learned: https://arxiv.org/abs/2103.17239.
 """
@@ -18,16 +18,16 @@ Learned = Literal["none", "scalar", "vector"]
 
 
 class ResidualConfig(Config):
-    """A sublayer's output y and what it is added to: x + scale * y."""
+    """The addition of a sublayer's output y to x: x + scale * y."""
 
     scale: PositiveFloat = 1.0
-    """Multiplies the sublayer's output."""
+    """Factor of the sublayer's output."""
     learned: Learned = "none"
-    """A learned factor beside it, one or one per channel, that starts at 1."""
+    """Learned factor of the output, in addition to `scale`: one, or one per channel; it starts at 1."""
     onto: Literal["previous", "normed"] = "previous"
-    """What x is: the sum so far, or what the sublayer reads, behind its norm."""
+    """Meaning of x: the sum so far, or the sublayer's input after its norm."""
     learned_onto: Learned = "none"
-    """A learned factor of x, like `learned`."""
+    """Learned factor of x: one, or one per channel; it starts at 1."""
 
 
 def add(program: Program, name: str, residual: ResidualConfig, x: Value, y: Value, width: int) -> Value:

@@ -1,8 +1,8 @@
 """Rotary positions: queries and keys are turned by an angle that grows with the position.
 
-The table of cosines and sines is made once per forward by the stack; each layer's attention holds only the rotation.
-Every rotation is x * cos + swap(x) * sin, where `swap` exchanges the two members of each pair and the sign of the
-rotation stands in the table.
+The stack makes the table of cosines and sines once per forward; each layer's attention only has the rotation.
+Every rotation is x * cos + swap(x) * sin: `swap` exchanges the two members of each pair, and the sign of the rotation
+is in the table.
 
 b batch, h heads, t positions, i pairs of channels, j the two of a pair.
 
@@ -36,13 +36,13 @@ class RopeConfig(RotaryConfig):
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
     width: Dim | None = None
-    """Channels of each head that are turned, the first ones; all of them unless given."""
+    """Number of first channels of each head that are turned; all of them unless given."""
     style: Literal["half", "interleaved"] = "half"
-    """Which channels make a pair: i and i + width / 2 (`half`), or 2 i and 2 i + 1 (`interleaved`)."""
+    """Channels of a pair: i and i + width / 2 (`half`), or 2 i and 2 i + 1 (`interleaved`)."""
     reverse: bool = False
-    """Turn the other way: by minus the angle."""
+    """If true, turn in the opposite direction: by minus the angle."""
     scaling: RopeScalingConfig | None = None
-    """Stretches the frequencies to longer contexts."""
+    """Scaling of the frequencies to longer contexts."""
 
     def check_attention(self, attention: AttentionConfig) -> None:
         d_head = attention.head_width
@@ -96,7 +96,7 @@ class RotaryTable(nn.Module):
 
 
 class RotateHalf(nn.Module):
-    """The first half of the channels pairs with the second."""
+    """Rotation of pairs of the first and the second half of the channels."""
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -104,7 +104,7 @@ class RotateHalf(nn.Module):
 
 
 class RotateInterleaved(nn.Module):
-    """Each even channel pairs with the next one."""
+    """Rotation of pairs of an even channel and the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class RotateInterleaved(nn.Module):
 
 
 class RotatePart(nn.Module):
-    """Turns the first `width` channels and leaves the rest."""
+    """Rotation of the first `width` channels; the others are unchanged."""
 
     extra_repr = settings
 

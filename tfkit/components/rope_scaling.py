@@ -1,4 +1,4 @@
-"""The frequencies of rotary positions, and how they are stretched to contexts longer than the training's.
+"""The frequencies of rotary positions, and their scaling to contexts longer than the training's.
 
 Linear scaling: https://arxiv.org/abs/2306.15595. YaRN, NTK and dynamic: https://arxiv.org/abs/2309.00071.
 Llama 3 scaling: https://arxiv.org/abs/2407.21783, section 3.4.1. LongRoPE: https://arxiv.org/abs/2402.13753.
@@ -18,7 +18,7 @@ from tfkit.nn import settings
 
 
 class Frequencies(nn.Module):
-    """The frequencies as trained; the scalings derive from it."""
+    """The frequencies as trained; base class of the scalings."""
 
     extra_repr = settings
 
@@ -72,13 +72,13 @@ class NTKScalingConfig(RopeScalingConfig):
 class DynamicScalingConfig(RopeScalingConfig):
     """NTK-aware: theta grows with the length once it exceeds that of the training.
 
-    The length is that of the batch, padding included: beyond `original_max_len` a sequence depends on its neighbours'.
+    The length is that of the batch, padding included: beyond `original_max_len`, a sequence depends on the others'.
     """
 
     kind: Literal["dynamic"] = "dynamic"
     factor: PositiveFloat
     original_max_len: Dim
-    """Length of the training."""
+    """Sequence length of the training."""
 
     def check_rope(self, width: int, theta: float) -> None:
         _check_several("dynamic", width)
@@ -107,11 +107,11 @@ def _check_several(kind: str, width: int) -> None:
 
 
 class ProportionalScalingConfig(RopeScalingConfig):
-    """The first `width` channels of the series turn; the pairs behind them keep their place and stand still."""
+    """The first `width` channels of the series turn; the pairs after them keep their place and are not turned."""
 
     kind: Literal["proportional"] = "proportional"
     width: Dim
-    """Channels that turn, two for each pair."""
+    """Number of channels that are turned, two for each pair."""
 
     def check_rope(self, width: int, theta: float) -> None:
         if self.width % 2 or self.width >= width:
@@ -135,16 +135,16 @@ class ProportionalScaling(Frequencies):
 
 
 class Llama3ScalingConfig(RopeScalingConfig):
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Long waves are stretched by `factor`, short ones left unchanged, those between blended."""
 
     kind: Literal["llama3"] = "llama3"
     factor: PositiveFloat
     original_max_len: Dim
-    """Length of the training."""
+    """Sequence length of the training."""
     low_freq_factor: PositiveFloat = 1.0
-    """Waves longer than original_max_len / low_freq_factor are stretched."""
+    """Bound of the long waves: those longer than original_max_len / low_freq_factor are stretched."""
     high_freq_factor: PositiveFloat = 4.0
-    """Waves shorter than original_max_len / high_freq_factor are kept."""
+    """Bound of the short waves: those shorter than original_max_len / high_freq_factor are left unchanged."""
 
     def check(self) -> None:
         super().check()
@@ -159,7 +159,7 @@ class Llama3ScalingConfig(RopeScalingConfig):
 
 
 class Llama3Scaling(Frequencies):
-    """Frequencies stretched by the length of their wave."""
+    """Frequencies stretched according to the length of their waves."""
 
     def __init__(self, width: int, theta: float, config: Llama3ScalingConfig) -> None:
         super().__init__(width, theta)
@@ -176,22 +176,22 @@ class Llama3Scaling(Frequencies):
 
 
 class YarnScalingConfig(RopeScalingConfig):
-    """Stretches what turns less than `beta_slow` times, keeps what turns more than `beta_fast`; sharpens attention."""
+    """Stretch pairs with fewer turns than `beta_slow`, but none with more than `beta_fast`; sharpen attention."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
     original_max_len: Dim
-    """Length of the training."""
+    """Sequence length of the training."""
     beta_fast: PositiveFloat = 32.0
     beta_slow: PositiveFloat = 1.0
     temperature: PositiveFloat | None = None
-    """Multiplies cos and sin; (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1) unless given."""
+    """Factor of cos and sin; (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1) unless given."""
     mscale: PositiveFloat | None = None
-    """How fast the temperature grows with `factor`; 1 unless given."""
+    """Growth of the temperature with `factor`; 1 unless given."""
     mscale_all_dim: PositiveFloat | None = None
-    """How fast what it is divided by grows; 0 unless given. DeepSeek has that, squared, in the scale of its softmax."""
+    """Growth of the temperature's divisor; 0 unless given. DeepSeek's softmax scale contains that divisor squared."""
     truncate: bool = True
-    """Round the borders of the ramp to whole channels."""
+    """If true, round the ends of the ramp to whole channels."""
 
     @property
     def attention_factor(self) -> float:
@@ -218,14 +218,14 @@ class YarnScalingConfig(RopeScalingConfig):
 
 
 class YarnScaling(Frequencies):
-    """Frequencies stretched by the number of their turns in the training length."""
+    """Frequencies stretched according to the number of their turns within the training length."""
 
     def __init__(self, width: int, theta: float, config: YarnScalingConfig) -> None:
         super().__init__(width, theta)
         self.factor = config.factor
 
         def channel(turns: float) -> float:
-            """The pair of channels that turns so many times within the training length."""
+            """The pair of channels that turns this many times within the training length."""
             return width * math.log(config.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = channel(config.beta_fast), channel(config.beta_slow)

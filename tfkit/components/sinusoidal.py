@@ -23,11 +23,11 @@ class SinusoidalConfig(InputPositionConfig):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "half"] = "interleaved"
-    """sin, cos, sin, cos, ... as in the paper, or all sines before all cosines."""
+    """Order of the channels: sin, cos, sin, cos, ... as in the paper, or all sines before all cosines."""
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
     endpoint: bool = False
-    """Whether 1 / theta itself is the last frequency: the powers are then divided by width - 2, as in fairseq."""
+    """If true, the last frequency is 1 / theta itself: the powers are divided by width - 2, as in fairseq."""
     offset: Extent = 0
     """Position of the first token, as in fairseq (2)."""
 

@@ -1,6 +1,6 @@
 """A stack: layers that repeat, differ by a pattern, or share their weights. `encoder` and `decoder` are the two kinds.
 
-What all layers of the same attention share (mask, rotary table, position bias) is computed once per forward.
+Values that layers with equal attention share (mask, rotary table, position bias) are computed once per forward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recompu
 
 
 class StackConfig(LayerConfig, BlockConfig):
-    """What encoder and decoder have in common."""
+    """Fields and checks of encoder and decoder."""
 
     input: MaskedWire | None = None
     """The sequence to read."""
@@ -44,12 +44,12 @@ class StackConfig(LayerConfig, BlockConfig):
     n_layers: Count
     """Number of layers."""
     layers: LayersConfig | None = None
-    """How layers differ or share."""
+    """Layers that differ, or that share weights."""
     final_norm: NormConfig | bool | None = None
-    """After the last layer; there unless `placement` is post."""
+    """Norm after the last layer; unless given, the stack's `norm`, or none if `placement` is post."""
 
     def default_mask(self) -> MaskConfig:
-        """The extent of attention that says nothing about it."""
+        """The extent of attention without a `mask` of its own."""
         return MaskConfig()
 
     def check(self) -> None:
@@ -92,14 +92,14 @@ class StackConfig(LayerConfig, BlockConfig):
             raise Invalid("memory", message, help="add `cross_attention` to `sublayers`")
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
-        """Name and config of each layer that has weights of its own, in order."""
+        """Name and config of each layer with weights of its own, in order."""
         if self.layers is None:
             return [(BASE, self)] * self.n_layers
         names = self.layers.arrange(self.layers.groups or self.n_layers)
         return [(name, self.layers.variants.get(name, self)) for name in names]
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
-        """Each config of `plan` once, with the path of the place where it is written."""
+        """Each config of `plan` once, with its path in the spec."""
         if self.layers is None:
             return [("", self)]
         names = dict.fromkeys(self.layers.arrange(self.layers.groups or self.n_layers))
@@ -107,7 +107,7 @@ class StackConfig(LayerConfig, BlockConfig):
         return [(path, self.layers.variants.get(name, self)) for name, path in paths.items()]
 
     def material(self) -> Mapping[str, Any]:
-        """The values of each layer by its number, whatever base, variants and pattern say them."""
+        """The values of each layer by its number, independent of how base, variants and pattern state them."""
         fields, layers = LayerConfig.model_fields, self.layers
         found = {name: value for name, value in super().material().items() if name not in fields}
         base = LayerConfig.model_construct(**{name: getattr(self, name) for name in fields})
@@ -140,7 +140,7 @@ class StackConfig(LayerConfig, BlockConfig):
         return MemoryStack if "memory" in inputs else Stack
 
     def context_key(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> ContextKey:
-        """The key under which a layer's self-attention shares its context with that of others."""
+        """The key under which a layer's self-attention shares its context with those of other layers."""
         given = layer.attention.mask if layer.attention else None
         mask = given or self.default_mask()
         return ContextKey.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
@@ -161,7 +161,7 @@ class StackConfig(LayerConfig, BlockConfig):
         return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def repeats(self) -> int:
-        """How many times in a row each layer runs."""
+        """The number of times in a row that each layer runs."""
         return self.n_layers // len(self.plan())
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -174,7 +174,7 @@ class StackConfig(LayerConfig, BlockConfig):
             key = self.context_key(layer, inputs, make.attention_backend)
             alone = key.position is not None and not key.position.is_shared
             if alone or key not in names:
-                # TorchScript cannot read an attribute again that is called like a keyword: `global`.
+                # TorchScript cannot read an attribute again if its name is a keyword: `global`.
                 names[key] = str(number) if alone else f"{name}_" if keyword.iskeyword(name) else name
                 shared[names[key]] = key.build(make)
             context_names.append(names[key])
@@ -192,10 +192,10 @@ class StackConfig(LayerConfig, BlockConfig):
 
 
 class Stack(nn.Module):
-    """Layers one after the other; [b, t, d_model] -> the same.
+    """Layers one after the other: [b, t, d_model] -> [b, t, d_model].
 
-    Where the sequence comes in pieces, `caches` has the tensors that each layer cached, in the order in which the
-    layers run, and `past` says how much came before.
+    If the sequence is read step by step, `caches` has the tensors that each layer cached, in the order in which the
+    layers run, and `past` says how much was read before.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Stack(nn.Module):
 
 
 class MemoryStack(Stack):
-    """Layers that also read a memory. Where the sequence comes in pieces, it is given with the first one."""
+    """Layers that also read a memory. If the sequence is read step by step, it is given with the first step."""
 
     def forward(  # type: ignore[override]
         self,

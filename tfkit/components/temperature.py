@@ -23,6 +23,6 @@ class Temperature(nn.Module):
         self.offset = config.offset
 
     def forward(self, positions: Tensor) -> Tensor:
-        # Padding in front of a sequence has a negative position.
+        # Padding before a sequence has a negative position.
         steps = (positions.clamp(min=0) + self.offset).div(self.original_max_len, rounding_mode="floor")
         return 1 + self.beta * steps.float().log1p()[:, None, :, None]

@@ -1,4 +1,4 @@
-"""The torch side of the contract: what every component's module is built from or called with."""
+"""The torch side of the contract: the parts and arguments of every component's module."""
 
 from tfkit.nn.checked import can_look as can_look
 from tfkit.nn.checked import is_token as is_token

@@ -1,4 +1,4 @@
-"""What a model is given, checked where it comes in: masks that are none, sequences that are too long."""
+"""Checks of a model's inputs where they come in: masks that are not masks, and sequences that are too long."""
 
 import torch
 from torch import Tensor
@@ -9,24 +9,24 @@ from tfkit.nn.layers import is_scripting, is_tracing
 def is_token(mask: Tensor | None, name: str) -> Tensor | None:
     """A padding mask as bool, True where there is a token.
 
-    Masks of other libraries are added to the scores: 0 where there is a token and minus infinity elsewhere, which read
-    as numbers is the inverse. Numbers with a fraction are refused by their type, at no cost. Whole numbers may be 0 and
-    1, and their values are looked at where that stops nothing: on the CPU, in eager mode.
+    Masks of other libraries are added to the scores: 0 where there is a token and minus infinity elsewhere. Read as
+    truth values, they say the opposite. Floating-point masks are refused by their type, at no cost. Whole numbers must
+    be 0 or 1; their values are checked only where that interrupts nothing: on the CPU, in eager mode.
 
     Args:
-        mask: bool, or 0 and 1; None where everything is a token.
-        name: what it is called in an error.
+        mask: bool, or 0 and 1; None if everything is a token.
+        name: its name in an error.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the mask is neither.
     """
     if mask is not None and (mask.is_floating_point() or (can_look(mask) and not zeros_and_ones(mask))):
-        raise ValueError(f"{name} is not bool or 0 and 1, with 1 for a token; of a mask to add, give `mask == 0`")
+        raise ValueError(f"{name} is not bool or 0 and 1, with 1 for a token; of an additive mask, give `mask == 0`")
     return None if mask is None else mask.to(torch.bool)
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether values can be looked at without a device, a compiler or a tracer that has to stop for it."""
+    """True if values can be read without interrupting a device, a compiler or a tracer."""
     if is_scripting():
         return x.is_cpu
     else:  # noqa: RET505  TorchScript compiles what follows an `if`, but not an `else` that is never reached
@@ -34,12 +34,12 @@ def can_look(x: Tensor) -> bool:
 
 
 def zeros_and_ones(x: Tensor) -> bool:
-    """Whether there is no other number."""
+    """True if the mask contains only 0 and 1."""
     return x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all())
 
 
 def within(tokens: Tensor, max_len: int) -> Tensor:
-    """The tokens [b, t] as they are; raises ValueError where a sequence is longer than `max_len`, padding included."""
+    """The tokens [b, t], unchanged; raises ValueError if a sequence, padding included, is longer than `max_len`."""
     if tokens.size(1) > max_len:
         raise ValueError(f"{tokens.size(1)} tokens are more than max_len ({max_len}), which can be set when building")
     return tokens

@@ -1,6 +1,6 @@
-"""What attention receives besides x, and its cache of the tokens that it has read.
+"""The inputs of attention besides x, and its cache of the tokens that it has read.
 
-Annotations are evaluated here, because TorchScript does not resolve those of a `NamedTuple` that are text.
+Annotations are evaluated here, because TorchScript does not resolve the string annotations of a `NamedTuple`.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """How much of each sequence was read before, when sequences are read in pieces.
+    """The part of each sequence that was read before, when sequences are read step by step.
 
     Attributes:
-        start: columns read before, padding among them: no sequence has more tokens than these.
-        length: columns that the caches are made for.
-        lengths: tokens read before, by sequence, int [b]; None where that is `start` for all.
+        start: columns read before, padding included: the most tokens that any sequence has.
+        length: columns that the caches have room for.
+        lengths: tokens read before, by sequence, int [b]; None if that is `start` for all.
     """
 
     start: int
@@ -24,18 +24,17 @@ class Past(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What one attention cached of each token, where the new tokens go, and what is read.
+    """The tensors that one attention cached of each token, the slots for the new tokens, and the slots that are read.
 
-    There are three cases. At the start, only the new tokens are read: `before` and `after` are 0. Where the slots hold
-    all that may be read, old and new, `after` of them are read once the new tokens are written. Where new tokens
-    overwrite what others of them still read, `before` of the slots are read together with the new tokens.
+    There are three cases. At the start, only the new tokens are read: `before` and `after` are 0. If the slots hold
+    everything that may be read, old and new, `after` of them are read once the new tokens are written. If new tokens
+    overwrite slots that other new tokens still read, `before` of the slots are read together with the new tokens.
     `tfkit.update_cache` does all of it.
 
     Attributes:
-        tensors: in the order of its config's `cached`, [b, heads, slots + 1, width] each, where the last slot takes
-            what padding would write. In cross-attention [b, heads, k, width], a slot for each
-            position of the memory.
-        slots: the slots of the last so many new tokens: int [t], or [b, t] where they differ by sequence.
+        tensors: in the order of its config's `cached`, [b, heads, slots + 1, width] each; padding is written to the
+            last slot. In cross-attention [b, heads, k, width], a slot for each position of the memory.
+        slots: the slots of this many last new tokens: int [t], or [b, t] if they differ by sequence.
         before: slots that are read together with the new tokens.
         after: slots that are read once the new tokens are written.
     """
@@ -47,20 +46,20 @@ class Cache(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What attention receives besides x [b, q, d_model]. Computed once per forward by the stack, for all layers alike.
+    """The inputs of attention besides x [b, q, d_model], computed by the stack once per forward for all layers.
 
-    b batch, h heads, q queries (the new tokens), k keys (all tokens that are read, those in the cache among them).
-    docs/attention.md shows an attention that is written against it.
+    b batch, h heads, q queries (the new tokens), k keys (all tokens that are read, including those in the cache).
+    docs/attention.md shows an attention that uses it.
 
     Attributes:
-        mask: which keys a query reads, [b or 1, h or 1, q or 1, k]: bool, True to read, or in the type of x, added to
-            the scores: minus infinity hides a key, and the biases of positions (alibi, t5) stand in it. None hides
-            nothing, or only later keys where the module was built with `causal`.
-        rotary: the table of the rotary positions of the new tokens, as the config in `position` makes it: the rotation
-            that it builds takes it. None without rotary positions, and in cross-attention.
+        mask: the keys that a query reads, [b or 1, h or 1, q or 1, k]: bool, True to read; or in the type of x, added
+            to the scores: minus infinity hides a key, and the biases of positions (alibi, t5) are part of it. None
+            hides nothing, or only later keys if the module was built with `causal`.
+        rotary: the table of the rotary positions of the new tokens, made by the config in `position`, for the rotation
+            that this config builds. None without rotary positions, and in cross-attention.
         memory: the sequence that cross-attention reads, [b, k, d_memory]; None in self-attention, and once cached.
-        cache: of the tokens that came before; None where sequences are read whole.
-        temperature: what multiplies the queries, by their positions, [b or 1, 1, q, 1]; None unless the config has a
+        cache: of the tokens that came before; None if sequences are read as a whole.
+        temperature: factors of the queries, by their positions, [b or 1, 1, q, 1]; None unless the config has a
             `temperature`.
     """
 
@@ -72,9 +71,9 @@ class Context(NamedTuple):
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
-    """Positions of the tokens x [b, t, ...], counted over those that are not padding, [b or 1, t].
+    """Positions of the tokens x [b, t, ...], counted without padding, [b or 1, t].
 
-    Padding has the position of the token in front of it, or one less than the first.
+    Padding has the position of the token before it, or one less than the first.
     """
     if mask is None:
         positions = torch.arange(x.size(1), device=x.device)[None]
@@ -87,16 +86,16 @@ def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor
 
 
 def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
-    """Cache what self-attention computed of the new tokens, and return it for all tokens that it reads.
+    """Cache a tensor that self-attention computed of the new tokens, and return it for all tokens that are read.
 
     Args:
         new: [b, heads, t, width], for instance the rotated keys.
-        context: of this forward; without a cache, `new` comes back.
-        index: which of the cache's tensors it is, as in `cached`.
+        context: of this forward; without a cache, `new` is returned.
+        index: the number of this tensor in the cache, in the order of `cached`.
 
     Returns:
-        [b, heads, k, width], with the keys in the order of the mask's last axis. That is the order of the slots: what
-        depends on the order of tokens belongs in the mask.
+        [b, heads, k, width], with the keys in the order of the mask's last axis. That is the order of the slots:
+        anything that depends on the order of tokens belongs in the mask.
     """
     cache = context.cache
     if cache is None:
@@ -116,7 +115,7 @@ def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
 
 
 def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: int) -> Context:
-    """The context of one layer: what all share, and the tensors that it cached."""
+    """The context of one layer: the context that all layers share, and the tensors that this one cached."""
     cache = context.cache
     if cache is None or caches is None:
         return context
@@ -125,7 +124,7 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
 
 
 def cache_of_next(context: Context, before: int) -> Context:
-    """The context of a further attention in a layer: its tensors come after `before` others."""
+    """The context of another attention in a layer: its tensors come after `before` others."""
     cache = context.cache
     if cache is None:
         return context

@@ -1,4 +1,4 @@
-"""The text of a `forward`, as a person would write it, from the steps that it takes."""
+"""The text of a `forward`, as a person would write it, from its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 WIDTH = 116
-"""Columns of a line, inside a class that is indented."""
+"""Columns of a line, for the body of an indented class."""
 OPERATORS: Mapping[Any, tuple[str, int]] = {
     operator.add: ("+", 1),
     operator.sub: ("-", 1),
@@ -26,39 +26,39 @@ OPERATORS: Mapping[Any, tuple[str, int]] = {
     operator.truediv: ("/", 2),
     operator.matmul: ("@", 2),
 }
-"""The sign of an operator, and how tightly it binds."""
+"""The sign of an operator, and its precedence."""
 ATOM = 3
-"""How tightly a name, a call or an index binds."""
+"""The precedence of a name, a call or an index."""
 INDENT = "    "
 
 
 class Value(str):
-    """What a step gives, to be used as an argument of later steps."""
+    """The value of a step, an argument of later steps."""
 
-    __repr__ = str.__str__  # a text that reads the same is another argument
+    __repr__ = str.__str__  # equal text may be another argument
 
 
 class Step(NamedTuple):
-    """A line of a forward before it is written: an argument, a call, a weight, or what is returned."""
+    """A line of a forward before it is written: an argument, a call, a weight, or the returned value."""
 
     op: str
-    """The word of torch.fx: placeholder, call_module, call_function, call_method, get_attr or output."""
+    """The operation in torch.fx's words: placeholder, call_module, call_function, call_method, get_attr or output."""
     name: str
-    """The variable that it asks for."""
+    """The preferred name of its variable."""
     target: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     annotation: Any = None
-    """The type of an argument, or of what is returned; None where nothing says it."""
+    """The type of an argument, or of the returned value; None if it is not known."""
 
 
 class Style(NamedTuple):
-    """How much stands in one line."""
+    """Limits on the length of a line."""
 
     calls: int
-    """How many calls stand inside one another."""
+    """The most calls that are nested."""
     stream: str | None
-    """The name of every value after which the one before it is not read any more."""
+    """The name for each value that replaces the previous one, which is no longer read."""
     columns: int = WIDTH
 
 
@@ -68,16 +68,16 @@ GRAPH = Style(calls=2, stream=None)
 
 
 def is_name(text: str) -> bool:
-    """Whether Python takes it for a name."""
+    """True if the text is a valid name in Python."""
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> str:
     """The function `forward`.
 
-    What its text takes from outside is added to `outside`, by name; no other name there means something else in it.
-    Every step runs in its place: a value that is read once is drawn into the line that reads it only where nothing
-    that has an effect changes its order.
+    Globals that the text uses are added to `outside` by name; the names already there are not used for anything else.
+    The order of steps does not change: a value that is read once is inlined into the line that reads it only if all
+    steps with an effect stay in their order.
     """
     return _Writer(steps, outside, style).text()
 
@@ -90,11 +90,11 @@ class _Expression:
     name: str = ""
     binds: int = ATOM
     calls: int = 0
-    """How many calls stand inside one another."""
+    """The number of nested calls."""
     reads: list[Value] = field(default_factory=list)
     """The variables in it."""
     broken: tuple[str, list[str]] = ("", [])
-    """Of a call that may be too long: what stands before the arguments, and these."""
+    """Of a call that may be too long: the text before its arguments, and the arguments."""
 
 
 class _Writer:
@@ -104,14 +104,14 @@ class _Writer:
         self.style = style
         self.lines: list[str] = []
         self.held = {name: Value(name) for name in ("self", "forward")}
-        """Whose value a variable has at this point."""
+        """The value that each variable holds at this point."""
         self.variables: dict[Value, str] = {}
         self.operands = {value: list(_values((step.args, step.kwargs))) for value, step in steps.items()}
         self.unread = Counter(chain.from_iterable(self.operands.values()))
-        """How often a value is still to be read."""
+        """The number of reads of each value that are still to come."""
         self.unread.update(self.held.values())
         self.pending: dict[Value, _Expression] = {}
-        """Values that are read once, in their order, which have no variable yet."""
+        """Values that are read once and have no variable yet, in their order."""
 
     def text(self) -> str:
         inputs = [step for step in self.steps.values() if step.op == "placeholder"]
@@ -140,7 +140,7 @@ class _Writer:
             self._assign(value, written)
 
     def _with_pending(self, value: Value, write: Callable[[], _Expression]) -> _Expression:
-        """The expression of a value, with all pending ones drawn in that it reads last of what is pending, in order."""
+        """The expression of a value, inlining the pending values that it reads if they are the last ones, in order."""
         waiting = list(self.pending)
         used = [one for one in self.operands[value] if one in self.pending]
         self._flush(next(n for n in range(len(waiting) + 1) if _ends_with(waiting[n:], used)))
@@ -178,7 +178,7 @@ class _Writer:
             self.lines.append(start + written.text)
 
     def _variable(self, name: str) -> str:
-        """A free variable: the stream's, if what it holds is read nowhere any more, or one of this name."""
+        """A free variable: the stream's if its value is no longer read, else one of this name."""
         if self.style.stream and self._is_free(self.style.stream):
             return self.style.stream
         return next(one for one in _numbered(name) if self._is_free(one))
@@ -257,7 +257,7 @@ class _Writer:
         return _joined(", ".join(part.text for part in parts), parts)
 
     def _index(self, value: Any) -> _Expression:
-        """What stands between square brackets."""
+        """The text between square brackets."""
         if type(value) is tuple and len(value) > 1:
             parts = [self._index(one) for one in value]
             return _joined(", ".join(part.text for part in parts), parts)
@@ -283,7 +283,7 @@ class _Writer:
         return self._global(type(value).__name__, value)
 
     def _function(self, function: Any) -> str:
-        """What a function is called here."""
+        """The name of a function in this text."""
         name = getattr(function, "__name__", type(function).__name__)
         for short, module in (("torch", torch), ("F", F), ("operator", operator)):
             if getattr(module, name, None) is function:
@@ -291,7 +291,7 @@ class _Writer:
         return self._global(name if is_name(name) else "function", function)
 
     def _global(self, name: str, value: Any) -> str:
-        """The name of something from outside, which no variable has."""
+        """A name for a global that no variable has."""
         free = (one for one in _numbered(name) if one not in self.held and self.outside.get(one, value) is value)
         self.outside[found := next(free)] = value
         return found
@@ -306,7 +306,7 @@ class _Writer:
     def _result(self) -> str:
         (output,) = [step for step in self.steps.values() if step.op == "output"]
         said, returned = output.annotation, output.args[0]
-        fits = (get_origin(said) is tuple) == isinstance(returned, tuple)  # in a graph that was edited it may not
+        fits = (get_origin(said) is tuple) == isinstance(returned, tuple)  # not always true in an edited graph
         return f" -> {self._annotation(said)}" if said is not None and fits else ""
 
     def _annotation(self, kind: Any) -> str:
@@ -323,7 +323,7 @@ class _Writer:
 
 
 def _values(parts: Any) -> Iterator[Value]:
-    """The values in arguments, in the order in which Python computes them."""
+    """The values in arguments, in the order in which Python evaluates them."""
     if isinstance(parts, Value):
         yield parts
     elif isinstance(parts, list | tuple):
@@ -337,7 +337,7 @@ def _values(parts: Any) -> Iterator[Value]:
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:
-    """Whether those of the used values that wait are the last ones, in their order."""
+    """True if the used values that are pending are the last pending ones, in their order."""
     drawn = [one for one in used if one in waiting]
     return drawn == waiting[len(waiting) - len(drawn) :]
 
@@ -348,12 +348,12 @@ def _joined(text: str, parts: Sequence[_Expression], *, binds: int = ATOM) -> _E
 
 
 def _bracketed(part: _Expression, binds: int) -> str:
-    """An operand, in brackets where it binds less tightly."""
+    """An operand, in parentheses if its precedence is lower."""
     return part.text if part.binds >= binds else f"({part.text})"
 
 
 def _path(target: str) -> str:
-    """A child or a parameter by its dotted path."""
+    """A child or a parameter, by its dotted path."""
     text = "self"
     for name in target.split("."):
         text = f"{text}.{name}" if is_name(name) else f'getattr({text}, "{name}")'

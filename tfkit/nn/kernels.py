@@ -1,9 +1,9 @@
-"""Which kernel multiplies a large weight while tokens are decoded: the machine is asked.
+"""The choice of the kernel that multiplies a large weight while tokens are decoded, by measuring this machine.
 
-A token reads every weight once, and the time of a token is the time of reading them. How fast that goes depends on the
-processor, on the shape of the weight, on how many rows are multiplied with it, and on whether the rows or the columns
-of the weight lie together in memory. torch has two kernels for it, its own and oneDNN's, and neither is always the
-faster one (`tools/bench/README.md`, Decoding).
+A token reads every weight once, and its time is the time of reading them. That time depends on the processor, on the
+shape of the weight, on the number of rows that are multiplied with it, and on whether the rows or the columns of the
+weight are contiguous in memory. torch has two kernels for it, its own and oneDNN's, and neither is always faster
+(`tools/bench/README.md`, Decoding).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tfkit.torch_private.transforms import is_watched
 
 Kernel = Literal["torch", "onednn"]
 Case = tuple[int, int, int, bool]
-"""d_out and d_in of the weight, rows of x, and whether the rows of the weight lie together."""
+"""d_out and d_in of the weight, rows of x, and true if the rows of the weight are contiguous."""
 
 PLAIN = (Tensor, nn.Parameter)
-"""Types of tensors that are numbers in memory; a subclass (quantized, distributed) multiplies in its own way."""
+"""Types of plain tensors; a subclass (quantized, distributed) multiplies in its own way."""
 LARGE = 2**17
-"""Elements of a weight from which on the kernel counts for more than its call."""
+"""The fewest elements of a weight for which the kernel takes longer than its call."""
 GUESS_LARGE, GUESS_ROWS = 2**19, 4
-"""From here on oneDNN is guessed to be the faster one, where nobody has asked."""
+"""The smallest weight and number of rows for which oneDNN is assumed to be faster, if nothing was measured."""
 ROUNDS = 3
 SAMPLE = 2**26
-"""Bytes of weights of one shape that a race reads at least."""
+"""The fewest bytes of weights of one shape that a race reads."""
 
 _fastest: dict[Case, Kernel] = {}
 
 
 class Decoding(threading.local):
-    """Entered while a `CachedModel` reads a piece: only then `linear` looks for another kernel than torch's own."""
+    """Active while a `CachedModel` reads tokens: only then does `linear` consider other kernels than torch's own."""
 
     active = False
 
@@ -53,9 +53,9 @@ decoding = Decoding()
 
 
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN shall multiply `weight` [d_out, d_in] with x [..., d_in]."""
+    """True if oneDNN should multiply `weight` [d_out, d_in] with x [..., d_in]."""
     plain = type(x) in PLAIN and x.is_cpu and x.dtype == torch.float32 and takes(weight)
-    if not plain or torch.is_autocast_enabled("cpu") or is_watched():  # what watches knows `F.linear` alone
+    if not plain or torch.is_autocast_enabled("cpu") or is_watched():  # watchers only know `F.linear`
         return False
     rows = x.numel() // weight.size(1)
     fastest = _fastest.get(case_of(weight, rows))
@@ -65,7 +65,7 @@ def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
+    """True if there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
     plain = type(weight) in PLAIN and weight.is_cpu and weight.dtype == torch.float32
     return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
 
@@ -82,7 +82,7 @@ if ONEDNN:
 
 
 def large_weights(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The weights of a model that there is a choice of kernels for, those of one shape together."""
+    """The weights of a model for which there is a choice of kernels, grouped by shape."""
     found: dict[torch.Size, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if takes(parameter):
@@ -95,10 +95,10 @@ def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, floa
 
     Args:
         groups: weights, in each group of one shape and layout.
-        rows: how many vectors are multiplied at once, the batch when a token is decoded.
+        rows: number of vectors that are multiplied at once: the batch size when a token is decoded.
 
     Returns:
-        For each group the bytes of weights that each kernel reads in a second.
+        For each group, the bytes of weights that each kernel reads per second.
     """
     speeds = _race([sample(group) for group in groups], rows)
     for group, found in zip(groups, speeds, strict=True):
@@ -107,26 +107,26 @@ def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, floa
 
 
 def ask_once(model: nn.Module, rows: int) -> None:
-    """Ask for those weights of a model that nobody has asked for."""
+    """Let the kernels race for the weights of a model for which they have not raced yet."""
     if unknown := [group for group in large_weights(model) if case_of(group[0], rows) not in _fastest]:
         ask(unknown, rows)
 
 
 def sample(group: Sequence[Tensor]) -> Sequence[Tensor]:
-    """As many weights of one shape as a race reads."""
+    """The weights of one shape that a race reads."""
     return group[: -(-SAMPLE // group[0].nbytes)]
 
 
 def case_of(weight: Tensor, rows: int) -> Case:
-    """What the choice of a kernel depends on."""
+    """The values that the choice of a kernel depends on."""
     return (weight.size(0), weight.size(1), rows, weight.is_contiguous())
 
 
 @torch.no_grad()
 def _race(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, float]]:
-    """The kernels take turns, each reading all groups, so that no weight waits in a cache for the next one.
+    """Race the kernels in turns, each reading all groups, so that no kernel finds weights in the processor's cache.
 
-    The clock is the CPU time of this thread: others may want the same processor.
+    The clock is the CPU time of this thread, because others may use the processor too.
     """
     best = [dict.fromkeys(KERNELS, 0.0) for _ in groups]
     inputs = [torch.ones(rows, 1, group[0].size(1)) for group in groups]

@@ -1,4 +1,4 @@
-"""Layers that the builder fills, and the softmax of every attention that computes its own."""
+"""Layers that the builder fills, and the softmax for attention that computes its own."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from tfkit.torch_private.onednn import scripted_linear
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights are filled by the spec's `init`, not on construction.
+    """A linear layer with weights that the spec's `init` fills, not its constructor.
 
     Args:
         d_in: width of the input.
-        d_out: width of the output; or names and widths of its parts, for projections that are fused into one. The
-            weight map of a checkpoint knows the rows of each part as `path.to.part.weight`.
-        bias: whether it has a bias.
-        residual: whether the output is added to the residual stream.
+        d_out: width of the output; or names and widths of its parts, for projections that are fused into one. In a
+            weight map, the rows of each part are `path.to.part.weight`.
+        bias: true to add a bias.
+        residual: true if the output is added to the residual stream.
     """
 
     def __init__(self, d_in: int, d_out: int | Mapping[str, int], *, bias: bool, residual: bool = False) -> None:
@@ -40,9 +40,9 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(nn.Module):
-    """The weights of `n` linear layers of one shape, as those of experts.
+    """The weights of `n` linear layers of one shape, such as those of experts.
 
-    A subclass multiplies them in its `forward`: what adapts or shards weights acts when a module is called.
+    A subclass multiplies them in its `forward`: libraries that adapt or shard weights act when a module is called.
 
     The builder fills each layer by the spec's `init`, as it would fill a `Linear`.
 
@@ -50,10 +50,10 @@ class StackedLinear(nn.Module):
         n: number of layers.
         d_in: width of their inputs.
         d_out: width of their outputs, or names and widths of the parts, see `Linear`.
-        bias: whether they have biases.
-        residual: whether their outputs are added to the residual stream.
-        per_token: how many of them a token goes through, where it is not all. Nothing depends on it but what is told
-            of a model: its active parameters.
+        bias: true to add biases.
+        residual: true if their outputs are added to the residual stream.
+        per_token: number of layers that each token passes through, if not all. Only the reported number of active
+            parameters depends on it.
 
     Attributes:
         weight: [n, d_out, d_in].
@@ -85,7 +85,7 @@ class StackedLinear(nn.Module):
 
 
 def _with_parts(sizes: str, parts: Mapping[str, int] | None) -> str:
-    """The sizes of a layer, and those of the parts that are fused into it."""
+    """The size of the output, and the sizes of the parts that are fused into it."""
     return sizes if parts is None else f"{sizes}, {named(parts=parts)}"
 
 
@@ -110,9 +110,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _guessing_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, large: int = GUESS_LARGE, least_rows: int = GUESS_ROWS
 ) -> Tensor:
-    """A guess in the words of TorchScript.
+    """An estimate that TorchScript can compile.
 
-    It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but can see what becomes of a product.
+    It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but it can see the type of a product.
     """
     plain = x.is_cpu and weight.is_cpu and x.dtype == torch.float32 and weight.dtype == torch.float32
     if plain and weight.numel() >= large and x.numel() >= least_rows * weight.size(1) and not torch.is_grad_enabled():
@@ -126,7 +126,7 @@ _scripted_linear = _guessing_linear if ONEDNN else F.linear
 
 
 def is_untouched(layer: nn.Module) -> bool:
-    """Whether a layer is the `Linear` that was built, with its weight: code may then read the weight and not call it.
+    """True if a layer is the `Linear` that was built, with its own weight: code may then read the weight directly.
 
     LoRA and quantization put another module or another tensor in its place.
     """
@@ -134,17 +134,17 @@ def is_untouched(layer: nn.Module) -> bool:
 
 
 class Table(nn.Embedding):
-    """An embedding table whose weights are filled by the spec's `init`, not on construction."""
+    """An embedding table with weights that the spec's `init` fills, not its constructor."""
 
     def reset_parameters(self) -> None:
         """Nothing: the builder fills the weights once they have a place in memory."""
 
 
 class Softmax(nn.Module):
-    """Softmax of scores [b, h, q, k] over the keys that a mask (see `Context`) lets through: the attention weights.
+    """Softmax of scores [b, h, q, k] over the keys that a mask (see `Context`) allows: the attention weights.
 
-    A query that may read no key gets zeros, as in `scaled_dot_product_attention`, and no NaN in either direction. It is
-    a module so that a hook can read the weights; `tfkit.attention_weights` does.
+    A query without a key to read gets zeros, as in `scaled_dot_product_attention`, and no NaN in forward or backward.
+    It is a module so that a hook can read the weights, as `tfkit.attention_weights` does.
     """
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:

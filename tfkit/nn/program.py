@@ -19,11 +19,11 @@ Steps = Mapping[Value, Step]
 
 
 class Program:
-    """Writes the `forward` of a module as straight-line code: nothing is decided at run time.
+    """Writer of a module's `forward` as straight-line code: nothing is decided at run time.
 
-    Every step has a name: that of the child that it calls, or of the variable that holds what a function gives. In the
-    text a value is called so where no other is called so any more; or `x`, once the x before it is not read again; or
-    it is drawn into the line that reads it.
+    Every step has a name: that of the child that it calls, or of the variable for a function's result. In the text, a
+    value gets this name if it is free; or `x`, if the previous x is no longer read; or it is inlined into the line that
+    reads it.
     """
 
     def __init__(self) -> None:
@@ -38,20 +38,20 @@ class Program:
         return self._add(Step("placeholder", name, name, default, {}, annotation | None if optional else annotation))
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Value:
-        """A call of `module`, which becomes the child `name`."""
+        """Call `module`, which becomes the child `name`."""
         self._children[name] = module
         return self._add(Step("call_module", name, name, args, kwargs))
 
     def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
-        """A call of a function, of torch or of `operator` for instance."""
+        """Call a function, for instance of torch or of `operator`."""
         return self._add(Step("call_function", name, function, args, kwargs))
 
     def weight(self, path: str) -> Value:
-        """A parameter of a child by its dotted path."""
+        """A parameter of a child, by its dotted path."""
         return self._add(Step("get_attr", path.replace(".", "_"), path))
 
     def hold(self, name: str, module: nn.Module) -> None:
-        """Make `module` the child `name` for the sake of its weights, without a call."""
+        """Make `module` the child `name` only for its weights, without a call."""
         self._children[name] = module
 
     def _add(self, step: Step) -> Value:
@@ -66,9 +66,9 @@ class Program:
         self._add(Step("output", "output", "output", (output,), {}, annotation))
 
     def build(self, output: Any, class_name: str, returns: Any = None) -> nn.Module:
-        """The module whose `forward` returns `output`. Equal programs become objects of one class.
+        """The module with a `forward` that returns `output`. Equal programs become objects of one class.
 
-        `returns` is the type of `output`, a tuple of types for one of values; each is a Tensor unless given.
+        `returns` is the type of `output`, a tuple of types for a tuple of values; each is a Tensor unless given.
         """
         if not is_name(class_name):
             raise ValueError(f"`{class_name}` cannot be the name of a class")
@@ -81,21 +81,21 @@ class Program:
     def build_graph_module(
         self, output: Any, class_name: str, base: "type[WrittenGraph] | None" = None, returns: Any = None
     ) -> "WrittenGraph":
-        """That module as a `torch.fx.GraphModule`, which can be taken apart and edited; or as a kind of it, `base`."""
+        """That module as a `torch.fx.GraphModule` or its subclass `base`, which can be taken apart and edited."""
         self._finish(output, returns)
         root = nn.Module()
         for name, child in self._children.items():
             root.add_module(name, child)
         module = (base or WrittenGraph)(root, _graph(self._steps), class_name=class_name)
         for step in self._steps.values():
-            if step.op == "get_attr":  # of which fx has copied the tensor: what takes its place later is to be read
+            if step.op == "get_attr":  # fx has copied the tensor: a later replacement must be read
                 holder = step.target.rpartition(".")[0]
                 module.set_submodule(holder, root.get_submodule(holder))
         return module
 
 
 class WrittenGraph(fx.GraphModule):
-    """A module whose `forward` is written from its `graph`, by `recompile` again after an edit."""
+    """A module with a `forward` written from its `graph`; after an edit, `recompile` writes it again."""
 
     def recompile(self) -> fx.graph.PythonCode:
         made = super().recompile()
@@ -106,7 +106,7 @@ class WrittenGraph(fx.GraphModule):
         return f"{self!r}\n\n{self.code}"
 
     def __reduce__(self) -> Any:
-        """By its steps: fx would trace the code again, and look into the functions that it calls."""
+        """Pickle the steps: fx would trace the code again, and trace into the functions that it calls."""
         made_again = ("_graph", "_code", "_lineno_map", "_prologue_start")
         state = {name: value for name, value in vars(self).items() if name not in made_again}
         return _empty_graph, (type(self).__mro__[1], type(self).__name__), (steps_of(self.graph), state)
@@ -118,19 +118,19 @@ class WrittenGraph(fx.GraphModule):
 
 
 def _empty_graph(base: type[WrittenGraph], class_name: str) -> WrittenGraph:
-    """A graph module without its state: what unpickling starts from."""
+    """A graph module without its state, from which unpickling starts."""
     module = base.__new__(base)
     type(module).__name__ = class_name
     return module
 
 
 def recomputed(layer: nn.Module, *args: Any) -> Any:
-    """The result of a layer, of which only the arguments are kept for the backward: it then runs a second time."""
+    """The result of a layer; only its arguments are kept for the backward, in which it runs a second time."""
     return checkpoint(layer, *args, use_reentrant=False) if torch.is_grad_enabled() else layer(*args)
 
 
 class Written(nn.Module):
-    """A module whose class was written by a `Program`: `code` is its forward."""
+    """A module of a class that a `Program` wrote: `code` is its forward."""
 
     steps: ClassVar[Steps]
     code: ClassVar[str]
@@ -141,7 +141,7 @@ class Written(nn.Module):
 
 
 def _empty(steps: Steps, class_name: str) -> Written:
-    """A module without its state: what unpickling and copying start from."""
+    """A module without its state, from which unpickling and copying start."""
     return Written.__new__(written_class(steps, class_name))
 
 
@@ -152,8 +152,8 @@ _COUNT = count()
 def written_class(steps: Steps, class_name: str) -> type[Written]:
     """The class with these steps as its forward.
 
-    All equal layers of a model are of one class, as if a person had written it: it is compiled once, by Python, by
-    TorchScript, and by `torch.compile` of the layers.
+    All equal layers of a model are of one class, as if a person had written it: Python, TorchScript and `torch.compile`
+    of the layers compile it once.
     """
     key = (class_name, *[(one.op, one.name, one.target, repr(one[3:])) for one in steps.values()])
     if key not in _CLASSES:
@@ -165,7 +165,7 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
     names = {"Written": Written, class_name: ...}
     code = forward_text(steps, names, LAYER)
     module = ModuleType(f"{__name__}.{class_name}_{next(_COUNT)}")
-    sys.modules[module.__name__] = module  # where `inspect` looks for the source of a class
+    sys.modules[module.__name__] = module  # `inspect` looks here for the source of a class
     vars(module).update(names)
     kind: type[Written] = _run(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
         class_name
@@ -176,14 +176,14 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
 
 
 def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str]:
-    """A graph as a function whose first argument is the module with what it calls, and its code."""
+    """A graph as a function with the module that it calls into as first argument, and its code."""
     names: dict[str, Any] = {}
     code = forward_text(steps_of(graph), names, GRAPH)
     return _run(code, name, names)["forward"], code
 
 
 def _run(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a text that a debugger, TorchScript and tracebacks find again."""
+    """Run a text in such a way that debuggers, TorchScript and tracebacks find it."""
     file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     exec(compile(text, file, "exec", dont_inherit=True), names)
@@ -208,7 +208,7 @@ def _graph(steps: Steps) -> fx.Graph:
 
 
 def variable_of(node: fx.Node) -> str:
-    """The variable that a node asks for: several may take turns."""
+    """The preferred variable of a node; several nodes may use it in turn."""
     return str(node.meta.get("variable", node.name))
 
 

@@ -1,8 +1,8 @@
-"""`Rearrange`: axes by their names, for the price of torch's own operations.
+"""`Rearrange`: axes by their names, at the cost of torch's own operations.
 
-einops (https://openreview.net/forum?id=oapKSVM2bcj) parses and checks the pattern once, when the module is made. What
-runs are the operations of torch that a person would write for it: `unflatten`, `transpose` or `permute`, `flatten`.
-tfkit's letters for axes stand in `tfkit/README.md`.
+einops (https://openreview.net/forum?id=oapKSVM2bcj) parses and checks the pattern once, when the module is made. The
+forward runs the operations of torch that a person would write for it: `unflatten`, `transpose` or `permute`, `flatten`.
+tfkit's letters for axes are listed in `tfkit/README.md`.
 """
 
 import keyword
@@ -18,7 +18,7 @@ from einops.parsing import ParsedExpression
 from torch import Tensor, nn
 
 Side: TypeAlias = Sequence[Sequence[str]]
-"""One side of a pattern: of each axis of the tensor, the names that it is the product of."""
+"""One side of a pattern: for each axis of the tensor, the names of its factors."""
 Cut: TypeAlias = tuple[str, tuple[str, ...]]
 """An axis that is cut, and the names of its parts."""
 
@@ -29,21 +29,21 @@ class Rearrange(nn.Module):
         Rearrange("b t (h d) -> b h t d", d=64)
         Rearrange("b t (h d) -> b h t d", h={"q": 32, "k": 8, "v": 8}, d=64)
 
-    The second one returns a tuple: an axis whose size is a mapping is cut into these parts, and each is rearranged.
+    The second one returns a tuple: an axis with a mapping as its size is cut into these parts, and each is rearranged.
 
     Args:
         pattern: in einops' language, without `...`.
-        sizes: of axes, by name. One axis of each product may be left out. The names of a product in one word stand for
-            its size: with `h=3, hd=10` there is an error now, and not when the module runs.
+        sizes: of axes, by name. One axis of each product may be left out. The joined names of a product are the name
+            of its size: `h=3, hd=10` is then an error now, and not only when the module runs.
 
     Raises:
-        EinopsError: the pattern is not one, or the sizes do not fit it.
+        EinopsError: the pattern is not valid, or the sizes do not fit it.
 
     Attributes:
         pattern: as given.
         sizes: as given.
-        known: the axes whose size is known: each is an attribute of that name.
-        code: the forward, which reads these.
+        known: the axes with a known size: each is an attribute of that name.
+        code: the forward, which reads these attributes.
     """
 
     code: ClassVar[str]
@@ -59,7 +59,7 @@ class Rearrange(nn.Module):
         vars(self).update(known)
 
     def __call__(self, x: Tensor) -> Any:
-        # What a call of a module does before it runs takes longer than what runs here, and only hooks need it.
+        # nn.Module's own call costs more than this forward, and only hooks need it.
         if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
             return super().__call__(x)
         return self.forward(x)
@@ -73,12 +73,12 @@ class Rearrange(nn.Module):
 
 
 def _made(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> Rearrange:
-    """The module without its state: what unpickling and copying start from."""
+    """The module without its state, from which unpickling and copying start."""
     return Rearrange(pattern, **sizes)
 
 
 def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict[str, int | list[int]]:
-    """The size of each axis that is known, a list for one that is cut; sizes of whole products are used up."""
+    """The size of each axis with a known one, a list if it is cut; sizes of whole products are used and removed."""
     left, right = _sides(pattern)
     axes = {axis for names in left for axis in names}
     products = {"".join(names): names for names in (*left, *right) if len(names) > 1}
@@ -125,7 +125,7 @@ def _sides(pattern: str) -> tuple[Side, Side]:
 
 @cache
 def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type[Rearrange]:
-    """The class of a pattern: all modules with it share one, which is compiled once."""
+    """The class of a pattern: all modules with this pattern share it, and it is compiled once."""
     try:
         RearrangeMixin(pattern, **dict.fromkeys(known, 1))
     except EinopsError as error:
@@ -154,7 +154,7 @@ def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
     if not cut:
         return f"def forward(self, x: Tensor) -> Tensor:\n    return x{split}{ordered}{merged}\n"
     ((axis, parts),) = cut
-    # Cut before the parts are put in order: their gradients are joined in the layout of x, without a copy.
+    # Cut before the parts are permuted: their gradients are joined in the layout of x, without a copy.
     return (
         f"def forward(self, x: Tensor) -> tuple[{', '.join(['Tensor'] * len(parts))}]:\n"
         f"    {', '.join(parts)}{',' * (len(parts) == 1)} = "

@@ -1,15 +1,15 @@
-"""The `extra_repr` of modules: what `print(model)` says of each, as `name=value`."""
+"""The `extra_repr` of modules: the settings that `print(model)` shows of each, as `name=value`."""
 
 from typing import Any
 
 from torch import nn
 
 LONG = 8
-"""The most values of a list that are all shown."""
+"""The longest list that is shown in full."""
 
 
 def settings(module: nn.Module) -> str:
-    """The plain attributes of a module; a class has it as `extra_repr = settings`. See `named` for what is left out."""
+    """The plain attributes of a module, for `extra_repr = settings` in a class. `named` leaves some out."""
     return named(
         **{
             name: value
@@ -20,7 +20,7 @@ def settings(module: nn.Module) -> str:
 
 
 def named(*values: Any, **by_name: Any) -> str:
-    """Values as the arguments of a call; those by name without what does nothing: None, False, 0 and a factor of 1."""
+    """Values as the arguments of a call; named ones without an effect (None, False, 0, a factor of 1) are left out."""
     told = {name: value for name, value in by_name.items() if not _does_nothing(value)}
     return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in told.items())])
 
@@ -36,7 +36,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A number by its first six digits; of a long list its ends."""
+    """A number with six digits; of a long list, both ends."""
     if isinstance(value, list | tuple):
         shown = [*value[:2], "...", value[-1]] if len(value) > LONG else value
         return f"[{', '.join(map(_text, shown))}]"
