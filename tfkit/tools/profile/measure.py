@@ -28,7 +28,7 @@ from tfkit.tools.profile.trace import read_trace
 from tfkit.tools.weights import build_with_weights
 
 OnStep: TypeAlias = Callable[[], Any]
-DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_modules": True}
+DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 DETAILED = 2
 """Steps with memory, shapes and stacks, which take longer and are not timed. The first does not see all memory."""
 

@@ -24,7 +24,7 @@ def adapt_trace(path: Path, modules: Collection[str]) -> None:
     """Rewrite a trace with stacks and modules for the plugin; other viewers show it as before, with better names.
 
     Args:
-        path: a file that `torch.profiler` wrote with `with_stack` and `with_modules`; compressed if it ends in
+        path: a file that `torch.profiler` wrote with `with_stack`; compressed if it ends in
             `.gz`.
         modules: the paths of modules whose forward ran inside an annotation of that name.
 
