@@ -41,7 +41,7 @@ def test_classes_inside_others():
 
 
 def test_the_contract_s_own():
-    assert field_docs(MaskConfig)["right"] == "Keys after it."
+    assert field_docs(MaskConfig)["right"] == "Number of keys after the query's position."
     assert field_docs(FFNConfig)["d_model"] == "Width of the residual stream."
 
 
