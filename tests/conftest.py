@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from difflib import unified_diff
@@ -17,6 +18,11 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of every later garbage collection: there are many, and they stay."""
+    gc.freeze()
 
 
 @pytest.fixture

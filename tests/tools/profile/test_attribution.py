@@ -76,7 +76,7 @@ def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "forward", "backward", "runs"),
     [
-        ("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1),
+        pytest.param("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1, marks=pytest.mark.slow),
         pytest.param("small", "logits", "embedding", 1, marks=pytest.mark.slow),
         pytest.param("small", "embedding.position", "logits", 1, marks=pytest.mark.slow),
         ("pair", "decoder.layers.2.cross_attention", "decoder.layers.0.cross_attention_norm_in", 1),
