@@ -35,11 +35,17 @@ class Model(WrittenGraph):
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
-            wrong = wrong_call(self, args, kwargs)
-            if wrong is None:
-                name_layer(error, self)
-                raise
-            raise wrong from error
+            raise explained(error, self, args, kwargs)  # noqa: B904  it has its cause
+
+
+def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
+    """The error to raise for a call that failed: that of its inputs; or the given one, with a note of its module."""
+    wrong = wrong_call(model, args, kwargs)
+    if wrong is None:
+        name_layer(error, model)
+        return error
+    wrong.__cause__ = error
+    return wrong
 
 
 def name_layer(error: BaseException, model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfkit.component import Pieces, WireMarker, marker
+from tfkit.component import Cached, Pieces, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
@@ -26,6 +26,11 @@ class DecodeSplit:
     """Inputs that are given step by step; the first is the one whose tokens are predicted."""
     read_once: tuple[str, ...]
     """Inputs and nodes of the first half that the second one reads."""
+
+    @property
+    def cached(self) -> list[Cached]:
+        """The tensors that all nodes cache of their input."""
+        return [one for _, pieces in self.again.values() for layer in pieces.caches for one in layer]
 
     def cache_shapes(
         self, batch: int, length: int, memory_length: Callable[[Node], int]

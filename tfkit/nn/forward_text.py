@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import keyword
+import linecache
 import math
 import operator
 from collections import Counter
@@ -80,6 +82,14 @@ def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: St
     steps with an effect stay in their order.
     """
     return _Writer(steps, outside, style).text()
+
+
+def run_text(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a text in such a way that debuggers, TorchScript and tracebacks find it; returns its globals, `names`."""
+    file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec", dont_inherit=True), names)
+    return names
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Modules whose `forward` is written as straight-line code: the model, its layers, its embeddings and heads."""
 
-import hashlib
-import linecache
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name
+from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name, run_text
 
 Steps = Mapping[Value, Step]
 
@@ -167,7 +165,7 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
     module = ModuleType(f"{__name__}.{class_name}_{next(_COUNT)}")
     sys.modules[module.__name__] = module  # `inspect` looks here for the source of a class
     vars(module).update(names)
-    kind: type[Written] = _run(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
+    kind: type[Written] = run_text(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
         class_name
     ]
     module.__file__ = kind.forward.__code__.co_filename
@@ -179,15 +177,7 @@ def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str
     """A graph as a function with the module that it calls into as first argument, and its code."""
     names: dict[str, Any] = {}
     code = forward_text(steps_of(graph), names, GRAPH)
-    return _run(code, name, names)["forward"], code
-
-
-def _run(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a text in such a way that debuggers, TorchScript and tracebacks find it."""
-    file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    exec(compile(text, file, "exec", dont_inherit=True), names)
-    return names
+    return run_text(code, name, names)["forward"], code
 
 
 def _graph(steps: Steps) -> fx.Graph:

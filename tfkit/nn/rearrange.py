@@ -5,8 +5,6 @@ forward runs the operations of torch that a person would write for it: `unflatte
 tfkit's letters for axes are listed in `tfkit/README.md`.
 """
 
-import keyword
-import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
@@ -16,6 +14,8 @@ from einops import EinopsError
 from einops.layers import RearrangeMixin
 from einops.parsing import ParsedExpression
 from torch import Tensor, nn
+
+from tfkit.nn.forward_text import is_name, run_text
 
 Side: TypeAlias = Sequence[Sequence[str]]
 """One side of a pattern: for each axis of the tensor, the names of its factors."""
@@ -133,14 +133,11 @@ def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type
     if taken := [axis for axis in known if hasattr(Rearrange, axis) or axis in ("pattern", "sizes", "known")]:
         raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
     parts = [part for _, names in cut for part in names]
-    if bad := [part for part in parts if not part.isidentifier() or keyword.iskeyword(part) or part in ("self", "x")]:
+    if bad := [part for part in parts if not is_name(part) or part in ("self", "x")]:
         raise _wrong(pattern, f"a part cannot be called {bad[0]!r}")
     code = _forward(pattern, known, cut)
-    file = f"<tfkit Rearrange {pattern!r} {known} {cut}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for TorchScript and tracebacks
-    body: dict[str, Any] = {"Tensor": Tensor}
-    exec(compile(code, file, "exec", dont_inherit=True), body)
-    return type("Rearrange", (Rearrange,), {"__module__": __name__, "code": code, "forward": body["forward"]})
+    forward = run_text(code, "Rearrange", {"Tensor": Tensor})["forward"]
+    return type("Rearrange", (Rearrange,), {"__module__": __name__, "code": code, "forward": forward})
 
 
 def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:

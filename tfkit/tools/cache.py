@@ -35,21 +35,21 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     parts = split_if_decodable(graph)
     if parts is None:
         return None
-    again = [pieces for _, pieces in parts.again.values()]
-    own = [one for pieces in again for layer in pieces.caches for one in layer]
-    memory = [one for pieces in again for layer in pieces.memory_caches for one in layer]
+    own = parts.cached
     if not own:
         return None
+    memory = [one for _, pieces in parts.again.values() for layer in pieces.memory_caches for one in layer]
     limit = max_len(graph)
     return CacheSize(
         dtype=str(dtype).removeprefix("torch."),
-        per_token=_values(own, 1) * dtype.itemsize,
+        per_token=cached_values(own, 1) * dtype.itemsize,
         windows=tuple(sorted({one.window for one in own if one.window is not None})),
-        per_memory_token=_values(memory, 1) * dtype.itemsize,
+        per_memory_token=cached_values(memory, 1) * dtype.itemsize,
         max_len=limit,
-        at_max_len=None if limit is None else _values(own, limit) * dtype.itemsize,
+        at_max_len=None if limit is None else cached_values(own, limit) * dtype.itemsize,
     )
 
 
-def _values(cached: list[Cached], tokens: int) -> int:
+def cached_values(cached: list[Cached], tokens: int) -> int:
+    """The number of values that these tensors hold of a sequence of `tokens`."""
     return sum(one.heads * one.width * one.tokens(tokens) for one in cached)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import listing
-from tfkit.model import BuiltModel, name_layer, wrong_call
+from tfkit.model import BuiltModel, explained
 from tfkit.torch_private.transforms import is_transformed
 from tfkit.training.chunked_loss import PiecewiseLoss, count_pieces
 from tfkit.training.state import keep_once
@@ -121,11 +121,7 @@ class Loss(nn.Module):
         try:
             return Read(*self._trunk(self.model, *args, **named))
         except Exception as error:
-            wrong = wrong_call(self.model, args, named)
-            if wrong is None:
-                name_layer(error, self.model)
-                raise
-            raise wrong from error
+            raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
 
     def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
         """The loss of a `Read`; targets and errors as of `forward`."""

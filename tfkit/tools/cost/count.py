@@ -19,6 +19,7 @@ from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
+from tfkit.tools.cache import cached_values
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import ComponentCost, Cost, Memory, Mode
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
@@ -220,8 +221,7 @@ def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
     parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
-    own = [one for _, pieces in parts.again.values() for layer in pieces.caches for one in layer]
-    values = sum(one.heads * one.width * one.tokens(shape.length) for one in own)
+    values = cached_values(parts.cached, shape.length)
     for node, pieces in parts.again.values():
         values += sum(one.heads * one.width for layer in pieces.memory_caches for one in layer) * memory_of(node, shape)
-    return sum(one.heads * one.width for one in own) * itemsize, values * shape.batch * itemsize
+    return cached_values(parts.cached, 1) * itemsize, values * shape.batch * itemsize
