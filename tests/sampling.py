@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
+
+
+def chosen(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """All cases, as parameters of a test; slow are those that are not among the `quick` ones."""
+    return [case if case in quick else slow(case) for case in cases]
 
 
 def some(cases: Iterable[Any], count: int) -> list[Any]:
     """All cases, as parameters of a test; slow are all but `count` of them, spread evenly."""
     given = list(cases)
-    quick = {len(given) * number // count for number in range(count)}
-    return [case if number in quick else slow(case) for number, case in enumerate(given)]
+    return chosen(given, spread(given, count))
+
+
+def spread(cases: Sequence[T], count: int) -> list[T]:
+    """This many of the cases, spread evenly."""
+    return [cases[len(cases) * number // count] for number in range(count)]
 
 
 def slow(case: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tfkit.graph.expand import Graph, load
 from tfkit.spec.load import shipped_specs
+
+from .sampling import chosen, spread
 
 SHIPPED = (
     "bart_base",
@@ -61,13 +61,12 @@ COVERING = tuple(
 def covering(*quick: str) -> list[Any]:
     """`COVERING`, as parameters of a test; slow are those that are not among the `quick` ones."""
     names = dict.fromkeys((*COVERING, *sorted(quick)))
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return chosen(names, quick)
 
 
 def covering_first(count: int) -> list[Any]:
     """All shipped specs, as parameters of a test; slow are all but `count` of those in `COVERING`."""
-    quick = {COVERING[len(COVERING) * number // count] for number in range(count)}
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in shipped_specs()]
+    return chosen(shipped_specs(), spread(COVERING, count))
 
 
 def reduced(name: str) -> Graph:

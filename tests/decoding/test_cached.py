@@ -10,6 +10,7 @@ import tfkit
 from tfkit.graph.expand import Graph
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
+from ..sampling import chosen
 from ..small_specs import FEW, SHIPPED, reductions
 from .small import build
 
@@ -41,9 +42,7 @@ def small(name: str) -> Graph:
     return tfkit.load(name, sets=sets_of(name))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in STEPWISE]
-)
+@pytest.mark.parametrize("name", chosen(STEPWISE, FEW))
 def test_a_shipped_model(name: str) -> None:
     graph = small(name)
     check_cached(build(graph), example_inputs(graph, length=LENGTH))
@@ -57,7 +56,7 @@ def test_the_windows_of_the_small_models(name: str, windows: set[int | None]) ->
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "mistral_7b" else pytest.mark.slow) for name in STEPWISE],
+    chosen(STEPWISE, ["mistral_7b"]),
 )
 def test_a_shipped_step_is_captured_and_scripted(name: str) -> None:
     graph = small(name)

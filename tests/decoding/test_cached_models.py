@@ -12,7 +12,7 @@ import yaml
 import tfkit
 from tfkit.testing import check_cached, check_cached_step, example_inputs
 
-from ..sampling import slow, some
+from ..sampling import chosen, spread
 from .small import build, spec_of
 
 LENGTH = 13
@@ -219,9 +219,7 @@ SLOW |= {"memory_qk_norm_full", "memory_parallel", "parallel", "several_windows"
 """What others show too: windows and positions are each in some, steps of attention in test_attention_steps."""
 
 
-@pytest.mark.parametrize(
-    "name", some((name for name in SPECS if name not in SLOW), 20) + [slow(name) for name in SPECS if name in SLOW]
-)
+@pytest.mark.parametrize("name", chosen(SPECS, spread([name for name in SPECS if name not in SLOW], 20)))
 def test_pieces(name: str) -> None:
     model = build(SPECS[name])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from .case import Case
 from .decoders import DECODERS
 from .encoders import ENCODERS
@@ -34,8 +30,3 @@ QUICK = frozenset(
 )
 """The families that most people know; and some of those of which each has two words of a spec or of a config.json
 (kinds, keys, rules of fields, patterns of tensors) that none of the others has."""
-
-
-def rest_is_slow(names: Any) -> list[Any]:
-    """Names as parameters of a test: those of `QUICK`, and the others as slow ones."""
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]

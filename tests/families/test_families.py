@@ -11,14 +11,14 @@ import transformers
 import tfkit
 from tfkit.tools.importing import families
 
-from ..sampling import some
+from ..sampling import chosen, some
 from .case import Trial, check_cached, check_count, check_logits, check_saved
-from .cases import CASES, rest_is_slow
+from .cases import CASES, QUICK
 
 transformers.utils.logging.disable_progress_bar()
 
 
-@pytest.mark.parametrize("name", rest_is_slow(CASES))
+@pytest.mark.parametrize("name", chosen(CASES, QUICK))
 def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test for all that one saved model tells: to make and to load it takes the time."""
     trial = Trial.of(CASES[name], tmp_path_factory.mktemp(name))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from tfkit.spec.load import read_tree, shipped_specs
 from tfkit.spec.source import plain
 from tfkit.tools.importing import families, import_config
 
+from ..sampling import chosen
 from .cases import QUICK
 
 PUBLISHED = Path(__file__).parents[1] / "published"
@@ -45,12 +44,7 @@ FIRST_OF_QUICK = {first for model_type, first in families().items() if model_typ
 FEW = {"gpt2", "gemma3_1b", *sorted(FIRST_OF_QUICK)[::4]}
 
 
-def quick(names: Iterable[str]) -> list[Any]:
-    """Names as parameters of a test: first specs of some families of `QUICK`, and the others as slow ones."""
-    return [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", quick(NAMES))
+@pytest.mark.parametrize("name", chosen(NAMES, FEW))
 def test_the_spec_is_what_the_config_says(name: str) -> None:
     model = tfkit.load(name).spec.model
     assert import_config(PUBLISHED / f"{name}.json").graph.spec.model.graph == model.graph
@@ -62,9 +56,7 @@ KNOWN = ("bart_base", "bert_base", "deepseek_v3", "gemma3_1b", "gpt2", "llama_7b
 """Most are slow: their small models have as many parameters in `test_families.py`, and their sizes are the config's."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in KNOWN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", chosen(NAMES, KNOWN))
 def test_parameters_are_as_many_as_in_transformers(name: str) -> None:
     model = tfkit.build(name, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == stored(model, reference(name))

@@ -17,6 +17,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.tools.atomic_files import fresh_folder, write_file
 
+from ..sampling import chosen
 from .conftest import DECODER
 from .moments import moments, restored, state_of
 
@@ -76,9 +77,7 @@ CHANGES = {"import": ["--name", "new"], "draw": ["--set", "decoder.placement=pos
 QUICK = ("safetensors",)
 
 
-@pytest.mark.parametrize(
-    "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in WRITERS]
-)
+@pytest.mark.parametrize("name", chosen(WRITERS, QUICK))
 def test_killed_at_every_moment(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from tfkit.tools.params import count_params
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, spec_of
 from ..decoding.test_cached_models import SPECS, build
+from ..sampling import chosen
 from .cost.test_cost_counter import B, T, counted, memory_length
 from .draw.geometry import faults
 
@@ -57,7 +58,7 @@ MODELS: dict[str, Callable[[], tfkit.Graph]] = {
     "latents": lambda: tfkit.loads(LATENTS),
     "in_a_row": lambda: tfkit.loads(IN_A_ROW),
 }
-QUICK = {
+PARTICULAR = {
     "latents": "a method that is drawn into one that is drawn into another",
     "in_a_row": "a head that reads more positions than an input has",
     "local_and_global": "a variant that is called like a keyword",
@@ -66,13 +67,13 @@ QUICK = {
     "mqa-steps-rope_partial-layernorm_no_bias-memory-sandwich-silu": "contexts, of which one has a temperature",
 }
 """What is particular about them."""
-ALL_VALUES = [row for row in ROWS if row in CHOSEN or name_of(row) in QUICK]
+ALL_VALUES = [row for row in ROWS if row in CHOSEN or name_of(row) in PARTICULAR]
 MODELS |= {name_of(row): lambda row=row: load(spec_of(row)) for row in ALL_VALUES}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("latents",) else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+    chosen(MODELS, ["latents"]),
 )
 def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()

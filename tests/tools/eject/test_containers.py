@@ -14,6 +14,7 @@ from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import loaded, made
 
 from ...docs.page import ROOT, blocks
+from ...sampling import chosen
 
 PLUGIN = """
 import copy
@@ -260,9 +261,7 @@ TENSORS = {
 QUICK = {"sequential by name", "list of both", "frozen", "buffers"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in (CASES | TENSORS)]
-)
+@pytest.mark.parametrize("name", chosen(CASES | TENSORS, QUICK))
 def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) -> None:
     init, body = (CASES | TENSORS)[name]
     reset = "" if name in CASES else RESET_BUFFERS if name == "buffers" else RESET
