@@ -143,6 +143,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="for the runs of all quick tests")
     given = parser.parse_args()
     bugs = [bug for bug in read_bugs() if not given.only or given.only in f"{bug.words} {bug.file}"]
+    if not given.at.is_dir():
+        parser.error(f"--at {given.at}: there is no such folder")
+    if not bugs:
+        parser.error(f"--only {given.only}: no bug has this in its words or file")
     if given.check:
         return int(check(given.at, bugs) > 0)
     told: dict[str, str] = {}
@@ -165,4 +169,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

@@ -7,6 +7,7 @@ Numbers depend on the processor, so no file can hold them: both sides run here.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import subprocess
@@ -27,16 +28,20 @@ LENGTH = 6
 Digests = dict[str, str]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare with the checkout at the path given first; names of specs after it leave out the others."""
-    if not arguments or arguments[0].startswith("-"):
-        print(__doc__)
-        return 2
+def main() -> int:
+    """Compare, print."""
     from tfkit.spec.load import shipped_specs
 
-    names = arguments[1:] or shipped_specs()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", type=Path, help="folder of the other checkout")
+    parser.add_argument("specs", nargs="*", help="names of specs; all unless given")
+    options = parser.parse_args()
+    python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or shipped_specs()
+    if not python.exists():
+        parser.error(f"{options.checkout} is not a checkout with a .venv")
+    if unknown := sorted({*names} - {*shipped_specs()}):
+        parser.error(f"there is no spec named {', '.join(unknown)}")
     specs = json.dumps({name: _small(name) for name in names})
-    python = Path(arguments[0]).resolve() / ".venv/bin/python"
     before, after = (_digests(one, specs) for one in (str(python), sys.executable))
     differing = [f"{name}: {', '.join(_differing(before[name], after[name]))}" for name in names]
     differing = [line for line in differing if not line.endswith(": ")]
@@ -133,4 +138,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--digests"]:
         worker()
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main())

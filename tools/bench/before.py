@@ -80,7 +80,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print every round as JSON")
     options = parser.parse_args()
     root = options.checkout.resolve()
-    other = Contender("the other", script(PROBE, str(root / ".venv/bin/python")), root=root)
+    python = root / ".venv/bin/python"
+    if not python.exists():
+        parser.error(f"{options.checkout} is not a checkout with a .venv")
+    other = Contender("the other", script(PROBE, str(python)), root=root)
     both = [Contender("this checkout", script(PROBE)), other]
     race(both, options.rounds)
     figures = [name for name in both[0].runs[0] if name not in ("cpu", "rss")]
