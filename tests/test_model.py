@@ -67,3 +67,11 @@ def test_an_error_outside_of_all_modules_has_no_note() -> None:
     with pytest.raises(RuntimeError, match="out of paper") as caught:
         model(TOKENS)
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("way", ["forward", "cached", "loss"])
+def test_an_error_of_the_inputs_has_the_failure_as_its_cause(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TOKENS", torch.full((1, 6), 99))
+    with pytest.raises(ValueError, match="99 is not a token id") as caught:
+        WAYS[way](built())
+    assert isinstance(caught.value.__cause__, IndexError)
