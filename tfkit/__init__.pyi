@@ -5,11 +5,15 @@ from tfkit.component import ActivationConfig as ActivationConfig
 from tfkit.component import AttentionBackend as AttentionBackend
 from tfkit.component import AttentionConfig as AttentionConfig
 from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
+from tfkit.component import Batch as Batch
 from tfkit.component import BlockConfig as BlockConfig
 from tfkit.component import Cached as Cached
+from tfkit.component import Callback as Callback
+from tfkit.component import CallbackConfig as CallbackConfig
 from tfkit.component import Component as Component
 from tfkit.component import Config as Config
 from tfkit.component import Count as Count
+from tfkit.component import DataConfig as DataConfig
 from tfkit.component import Dim as Dim
 from tfkit.component import Extent as Extent
 from tfkit.component import FFNConfig as FFNConfig
@@ -17,22 +21,28 @@ from tfkit.component import Immaterial as Immaterial
 from tfkit.component import InitConfig as InitConfig
 from tfkit.component import InputPositionConfig as InputPositionConfig
 from tfkit.component import LengthsWire as LengthsWire
+from tfkit.component import LossConfig as LossConfig
 from tfkit.component import Make as Make
 from tfkit.component import MaskConfig as MaskConfig
 from tfkit.component import MaskedWire as MaskedWire
 from tfkit.component import MemoryWire as MemoryWire
+from tfkit.component import MetricConfig as MetricConfig
 from tfkit.component import NormConfig as NormConfig
+from tfkit.component import OptimizerConfig as OptimizerConfig
 from tfkit.component import Pieces as Pieces
 from tfkit.component import PositiveFloat as PositiveFloat
 from tfkit.component import Probability as Probability
 from tfkit.component import RopeScalingConfig as RopeScalingConfig
 from tfkit.component import RotaryConfig as RotaryConfig
+from tfkit.component import ScheduleConfig as ScheduleConfig
 from tfkit.component import ScoreBiasConfig as ScoreBiasConfig
 from tfkit.component import Shared as Shared
 from tfkit.component import Signal as Signal
 from tfkit.component import Signals as Signals
 from tfkit.component import TableWire as TableWire
 from tfkit.component import TemperatureConfig as TemperatureConfig
+from tfkit.component import TokenizerConfig as TokenizerConfig
+from tfkit.component import TrackerConfig as TrackerConfig
 from tfkit.component import Wire as Wire
 from tfkit.component import divisors as divisors
 from tfkit.component import expect as expect
@@ -44,6 +54,8 @@ from tfkit.decoding.generate import Generated as Generated
 from tfkit.decoding.generate import generate as generate
 from tfkit.decoding.prepare import Prepared as Prepared
 from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
+from tfkit.decoding.text import ByteTokenizer as ByteTokenizer
+from tfkit.decoding.text import CharacterTokenizer as CharacterTokenizer
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
 from tfkit.errors import SpecError as SpecError
@@ -80,5 +92,3 @@ from tfkit.training.loss import Loss as Loss
 from tfkit.training.loss import loss as loss
 from tfkit.training.optimizer import adamw as adamw
 from tfkit.training.optimizer import parameter_groups as parameter_groups
-
-__version__: str

@@ -23,6 +23,8 @@ PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins"]
 
 GOLDEN = ("gpt2", "llama3_8b", "t5_small", "deepseek_v3")
 
+OF_A_RUN = {"callback", "data", "loss", "metric", "optimizer", "schedule", "tokenizer", "tracker"}
+"""Slots that are not in a model."""
 NOT_SHOWN = {
     "d_model": "a part keeps the width of its model, which every layer shows",
     "vocab_size": "the model's, as `d_model`",
@@ -196,9 +198,9 @@ def required(kind: str, fields: Any) -> Part:
 
 
 def fields_of_parts() -> Iterator[Any]:
-    """Slot, kind and field of all components, but for those that `NOT_SHOWN` has."""
+    """Slot, kind and field of all components of models, but for those that `NOT_SHOWN` has."""
     for slot in PLUGINS.registry.slots():
-        if slot in NOT_SHOWN:
+        if slot in NOT_SHOWN or slot in OF_A_RUN:
             continue
         for kind, found in PLUGINS.registry.kinds(slot).items():
             for name, info in found.config.model_fields.items():

@@ -4,7 +4,8 @@ A component is a pydantic config and the `nn.Module` that the config builds. The
 that the component fills, its `kind` is the name under which a spec asks for it, and its fields are the keys of the YAML
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
-`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph.
+`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
+`run.py` the slots of a run.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
@@ -38,6 +39,29 @@ from tfkit.component.config import WireMarker as WireMarker
 from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
 from tfkit.component.config import slot as slot
+from tfkit.component.run import IGNORED as IGNORED
+from tfkit.component.run import Batch as Batch
+from tfkit.component.run import Callback as Callback
+from tfkit.component.run import CallbackConfig as CallbackConfig
+from tfkit.component.run import Data as Data
+from tfkit.component.run import DataConfig as DataConfig
+from tfkit.component.run import Examples as Examples
+from tfkit.component.run import GroupConfig as GroupConfig
+from tfkit.component.run import LossConfig as LossConfig
+from tfkit.component.run import Metric as Metric
+from tfkit.component.run import MetricConfig as MetricConfig
+from tfkit.component.run import NonNegative as NonNegative
+from tfkit.component.run import OptimizerConfig as OptimizerConfig
+from tfkit.component.run import Order as Order
+from tfkit.component.run import PositiveCount as PositiveCount
+from tfkit.component.run import ScheduleConfig as ScheduleConfig
+from tfkit.component.run import Steps as Steps
+from tfkit.component.run import Tokenizer as Tokenizer
+from tfkit.component.run import TokenizerConfig as TokenizerConfig
+from tfkit.component.run import Tracker as Tracker
+from tfkit.component.run import TrackerConfig as TrackerConfig
+from tfkit.component.run import Training as Training
+from tfkit.component.run import count_of as count_of
 from tfkit.component.slots import ActivationConfig as ActivationConfig
 from tfkit.component.slots import AttentionConfig as AttentionConfig
 from tfkit.component.slots import AttentionPositionConfig as AttentionPositionConfig

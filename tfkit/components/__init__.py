@@ -25,6 +25,15 @@ MODULES = (
     "relative_bias",
     "rope",
     "rope_scaling",
+    "runs.addition",
+    "runs.callbacks",
+    "runs.cross_entropy",
+    "runs.metrics",
+    "runs.optimizers",
+    "runs.schedules",
+    "runs.text",
+    "runs.tokenizers",
+    "runs.trackers",
     "sinusoidal",
 )
 

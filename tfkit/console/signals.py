@@ -40,3 +40,36 @@ def ending() -> Iterator[None]:
     finally:
         for one in ours:
             signal.signal(one, signal.SIG_DFL)
+
+
+class Asked:
+    """True from the first signal on; `number` is that of the signal."""
+
+    number: int | None = None
+
+    def __call__(self) -> bool:
+        return self.number is not None
+
+
+@contextmanager
+def asked_to_end() -> Iterator[Asked]:
+    """Within, the first signal to end, or interrupt from the keyboard, is only noted; a second one ends at once."""
+    asked = Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    numbers = [getattr(signal, name) for name in (*NAMES, "SIGINT") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.number = number
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    for one in before:
+        signal.signal(one, note)
+    try:
+        yield asked
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -41,6 +41,8 @@ class CharacterTokenizer:
     Raises ValueError if a character is given twice, or none at all.
     """
 
+    file = "chars.json"
+
     def __init__(self, characters: str) -> None:
         if not characters or len(set(characters)) < len(characters):
             raise ValueError("characters must be one or more, each of them once")
@@ -69,9 +71,50 @@ class CharacterTokenizer:
         """None: there are no special tokens."""
         return None
 
+    def byte_counts(self) -> list[int]:
+        """The bytes of UTF-8 that each id stands for."""
+        return [len(character.encode()) for character in self.characters]
+
     def save(self, path: Path) -> None:
         """Write the characters to a JSON file that `load_tokenizer` reads."""
         path.write_text(json.dumps({CHARACTERS: self.characters}, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+class ByteTokenizer:
+    """One token for each of the 256 bytes, for any text in UTF-8."""
+
+    file = "tokenizer.json"
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def special(self, text: str) -> int | None:
+        """None: there are no special tokens."""
+        return None
+
+    def byte_counts(self) -> list[int]:
+        """The bytes that each id stands for: one."""
+        return [1] * self.vocab_size
+
+    def save(self, path: Path) -> None:
+        """Write a `tokenizer.json` that gives the same ids."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        made = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+        made.save(str(path))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Each byte by the printable character that stands for it in the format of `tokenizers`."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class FileTokenizer:

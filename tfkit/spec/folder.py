@@ -1,4 +1,7 @@
-"""The folder of a model, as `tfkit build -o` and `tfkit save` write it: its spec, its weights, and its tokenizer."""
+"""The folder of a model, as `tfkit build -o` and `tfkit save` write it: its spec, its weights, and its tokenizer.
+
+The folder of a run holds several of them, its checkpoints, and stands for the latest.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,23 @@ SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+RUN = "run.yaml"
+LATEST = "latest"
+"""In the folder of a run: the text is the name of the checkpoint to continue from."""
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder itself, or the latest checkpoint in the folder of a run."""
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return folder
+    return folder / name if name and (folder / RUN).is_file() and Path(name).name == name else folder
 
 
 def spec_of(folder: Path, span: Span | None = None) -> Path:
     """The spec in a folder; raises SpecError where there is none."""
+    folder = model_folder(folder)
     if (folder / SPEC).is_file():
         return folder / SPEC
     try:
@@ -22,6 +38,9 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
         message = f"cannot read {quoted(str(folder))}: {error.strerror}"
         raise SpecError(Diagnostic(message, span, "extends" if span else "")) from error
     specs = [name for name in names if name.endswith((".yaml", ".yml"))]
+    if RUN in names:
+        message = f"the run in {quoted(str(folder))} has no checkpoint yet"
+        raise SpecError(Diagnostic(message, span, "extends" if span else ""))
     help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
     if CONFIG in names:
         help = f"make one of its {CONFIG}: tfkit import {folder} -o {folder / SPEC}"
@@ -32,4 +51,4 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 def has_weights(folder: Path) -> bool:
     """True if there are weights beside the spec."""
-    return any((folder / name).exists() for name in (WEIGHTS, INDEX))
+    return any((model_folder(folder) / name).exists() for name in (WEIGHTS, INDEX))

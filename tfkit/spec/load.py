@@ -13,7 +13,7 @@ from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
-from tfkit.spec.folder import has_weights, spec_of
+from tfkit.spec.folder import has_weights, model_folder, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
@@ -23,6 +23,7 @@ from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
 Read = Callable[..., Mapping]
+Merge = Callable[[Mapping | None, Mapping, Path], Mapping]
 
 MAX_EXTENDS = 16
 SUFFIXES = (".yaml", ".yml")
@@ -99,7 +100,7 @@ def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bo
 
 def weights_beside(name: str | os.PathLike[str]) -> Path | None:
     """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
-    return Path(name) if is_folder(name) and has_weights(Path(name)) else None
+    return model_folder(Path(name)) if is_folder(name) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
@@ -115,13 +116,13 @@ def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapp
 
     `read` reads one file: a caller that reads many specs can pass one that caches.
     """
-    return _extended(find_spec(name), (), read)
+    return read_based(find_spec(name), (), read)
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
     """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
-    return resolve_spec(_with_base(root, Path(), ()), plugins, sets=sets, file=name)
+    return resolve_spec(based(root, Path()), plugins, sets=sets, file=name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
@@ -248,27 +249,51 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, _real(path)), read)
+@dataclass(frozen=True)
+class Language:
+    """A kind of document: how its files are found, and how one changes another.
+
+    `merge` takes the base or None, the change without `extends`, and the folder where its paths start.
+    """
+
+    find: Callable[..., Path]
+    merge: Merge
 
 
-def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
-    """`root` merged over the spec that it extends, if any."""
+def _merged(base: Mapping | None, root: Mapping, folder: Path) -> Mapping:
+    return root if base is None else extended(without(base, {"parameters"}), root)
+
+
+MODELS = Language(find_spec, _merged)
+
+
+def based(
+    root: Mapping, folder: Path, chain: Sequence[Path] = (), read: Read = source.read, language: Language = MODELS
+) -> Mapping:
+    """`root` merged over the document that it extends, if any; `chain` are the files that led to it."""
     word = root.items.get("extends")
     if word is None:
-        return root
+        return language.merge(None, root, folder)
     if not isinstance(word, Scalar) or not isinstance(word.value, str):
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
-    path = find_spec(word.value, beside=folder, span=word.span)
+    path = language.find(word.value, beside=folder, span=word.span)
     if _real(path) in chain:
         names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
-    base = _extended(path, chain, read)
-    return extended(without(base, {"parameters"}), without(root, {"extends"}))
+    base = read_based(path, chain, read, language)
+    return language.merge(base, without(root, {"extends"}), folder)
+
+
+def read_based(
+    path: Path, chain: Sequence[Path] = (), read: Read = source.read, language: Language = MODELS
+) -> Mapping:
+    """The tree of a file, merged over what it extends."""
+    root = read(path, name=str(shortest(path)))
+    return based(root, path.parent, (*chain, _real(path)), read, language)
 
 
 def shortest(path: Path) -> Path:

@@ -92,26 +92,27 @@ def _word(node: Node | None) -> object:
     return node.value if isinstance(node, Scalar) else None
 
 
-def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
+def assign(root: Mapping, argument: str, fields: frozenset[str], *, what: str = "spec", within: str = "") -> Mapping:
     """`root` changed by one `--set` argument, `path=value`.
 
-    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top.
+    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
+    `what`. `within` is the beginning of the path, with its point, that leads to `root` itself.
     Raises SpecError if it is not of that form, or leads through a value that is not a mapping or a list.
     """
     source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
-    parts = name.strip().split(".")
+    parts = name.strip().removeprefix(within).split(".")
     if not equals or not all(parts):
         help = "for instance `--set decoder.n_layers=2`"
         raise SpecError(Diagnostic("not of the form path=value", source.span(0, len(argument)), help=help))
     graph = root.items.get("graph")
     nodes = list(graph.items) if isinstance(graph, Mapping) else []
-    start = len(name) - len(name.lstrip())
+    start = len(name) - len(name.lstrip()) + len(within)
     if parts[0] not in fields and parts[0] not in nodes:
         near = closest(parts[0], [*nodes, *fields])
         raise SpecError(
             Diagnostic(
-                f"the spec has no node or key {quoted(parts[0])}",
+                f"the {what} has no {'node or ' if nodes else ''}key {quoted(parts[0])}",
                 source.span(start, start + len(parts[0])),
                 notes=(f"nodes: {listing(nodes)}",) if nodes else (),
                 help=f"a similar name exists: `{near}`" if near else None,

@@ -15,6 +15,7 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMa
 from tfkit.errors import Invalid
 from tfkit.spec.annotations import extra, numeric
 from tfkit.spec.model_spec import InputConfig, ModelSpec
+from tfkit.spec.run import RunSpec
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 from tfkit.spec.source import UNWELCOME, plain
 from tfkit.spec.tree import MERGE
@@ -49,6 +50,16 @@ def render(model: ModelSpec) -> str:
         else:
             lines += _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_run(config: RunSpec, model: ModelSpec) -> str:
+    """The YAML text of a resolved run, its model inside."""
+    own = _config(config, None)
+    inside = {name: value for name, value in document(model).items() if name != "tfkit"}
+    first = [name for name in ("tfkit", "name", "description", "source") if name in own]
+    data: dict[str, Data] = {**{name: own[name] for name in first}, "model": inside}
+    data |= {name: own[name] for name in RunSpec.model_fields if name in own}
+    return "".join(f"{line}\n" for line in _mapping(data, 0))
 
 
 def render_tree(root: Tree) -> str:

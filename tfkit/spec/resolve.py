@@ -111,7 +111,8 @@ class Resolver:
                 return _ABSENT
             span = self.provenance.span(path)
             assert span is not None
-            return self._one(shape, info, Scalar(default_kind, span), here, scope)
+            one = self._one(shape, info, Scalar(default_kind, span), here, scope)
+            return (one,) if shape.container == "list" and one is not INVALID else one
         if shape is None:
             return self._plain(info, given.node, here, given.scope)
         if marker(info, PatchMarker):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -75,7 +76,7 @@ def save(
     model, folder = whole(model), Path(folder)
     graph, beside = graph_of(model), None if beside is None else Path(beside)
     _check_names(model, graph)
-    write = _own(model, graph) if layout == "tfkit" else _published(model)
+    write = partial(write_model, model) if layout == "tfkit" else _published(model)
     check_folder(folder, force=force, beside=beside)
     try:
         with fresh_folder(folder) as target:
@@ -97,13 +98,12 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
         raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
 
 
-def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
-    def write(target: Path) -> None:
-        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
-        save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
-        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
-
-    return write
+def write_model(model: fx.GraphModule, target: Path) -> None:
+    """Write the spec of a model and its weights to a folder that exists."""
+    graph = graph_of(model)
+    (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+    save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
+    shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
 
 
 def _published(model: fx.GraphModule) -> Callable[[Path], None]:

@@ -1,0 +1,360 @@
+"""The slots of a run: data, tokenizer, loss, optimizer, schedule, metric, callback, tracker.
+
+A kind of any of them is a config, registered like a component of a model. Nothing here imports torch: a run is checked,
+and its data read, before any tensor exists.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import Field
+
+from tfkit.component.config import Component, Config, PositiveFloat
+from tfkit.errors import Invalid
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, fx, nn
+
+    Ids = NDArray[np.int64]
+
+IGNORED = -100
+"""The target of a position that does not count."""
+Order = Literal["sampled", "shuffled", "sequential"]
+NonNegative = Annotated[float, Field(ge=0)]
+"""A number of at least 0."""
+PositiveCount = Annotated[int, Field(ge=1, le=2**40)]
+"""A number of steps, sequences, tokens."""
+Steps = Annotated[int, Field(ge=0, le=2**40)] | Annotated[float, Field(gt=0, lt=1)]
+"""A number of steps; or, below 1, a share of all steps of the run."""
+
+
+# ---- data ----
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side: the model's inputs by name, and the target of each position.
+
+    A model with one input gets the only one, whatever its name.
+    """
+
+    inputs: Mapping[str, Ids]
+    """[b, t] each."""
+    targets: Ids
+    """[b, t]; `IGNORED` where nothing counts."""
+
+    @property
+    def count(self) -> int:
+        """The number of positions that count."""
+        return int((self.targets != IGNORED).sum())
+
+    def rows(self, start: int, end: int) -> Batch:
+        """Some of the examples."""
+        return Batch({name: ids[start:end] for name, ids in self.inputs.items()}, self.targets[start:end])
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, and to the file that `tfkit generate` reads."""
+
+    vocab_size: int
+    file: str
+    """The name of its file in the folder of a model."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The ids of a text; raises ValueError for text that it cannot express."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def byte_counts(self) -> Sequence[int]:
+        """The bytes of UTF-8 that each id stands for."""
+
+    def save(self, path: Path) -> None:
+        """Write its file."""
+
+
+class Examples(Protocol):
+    """A finite list of examples, in an order that never changes."""
+
+    def __len__(self) -> int:
+        """Their number: that many are one pass over the split."""
+
+    def batch(self, indices: Ids) -> Batch:
+        """The examples of these indices: a pure function of them."""
+
+
+class Data(Protocol):
+    """Data that was read: the same for the same config, on every machine."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    def length(self) -> int:
+        """Positions of every example."""
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """Their names: `train`, and others to evaluate on."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that the config does not say, such as the content of files."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Text to ids and back; None if the ids stand for no text."""
+
+    def examples(self, split: str, order: Order) -> Examples:
+        """The examples of a split. `sampled`: they may overlap; otherwise every token is in one of them."""
+
+
+class DataConfig(Component):
+    """Slot `data`: the examples that a run learns from and is evaluated on.
+
+    `build` reads them. The order in which a step takes examples is not its concern: the loop draws indices.
+    """
+
+    slot = "data"
+    takes_length: ClassVar[bool]
+    """True if a run states the `length` of its examples; False if the data has one of its own."""
+
+    order: Order = "shuffled"
+    """sampled: with replacement; shuffled: all examples once in each pass, in a new order; sequential: in theirs."""
+    split: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=lambda: {"train": 0.9, "val": 0.1})
+    """The share of each split."""
+
+    def check(self) -> None:
+        """Refuse splits without one to train on, or of more than everything."""
+        super().check()
+        if "train" not in self.split:
+            raise Invalid("split", "there is no split `train`", help="write `split: {train: 0.9, val: 0.1}`")
+        if sum(self.split.values()) > 1 + 1e-9:
+            raise Invalid(
+                "split", f"the splits are {sum(self.split.values()):g} of the data together, which is above 1"
+            )
+
+    def ends(self, size: int) -> dict[str, tuple[int, int]]:
+        """The range of each split, in the order of the config, in data of that size."""
+        found, start, share = {}, 0, 0.0
+        for name, part in self.split.items():
+            share += part
+            end = min(int(share * size + 1e-6), size)
+            found[name] = (start, end)
+            start = end
+        return found
+
+    def located(self, folder: Path) -> Self:
+        """The config with paths that do not depend on the current folder; relative ones start at `folder`."""
+        return self
+
+    @abstractmethod
+    def build(self, length: int | None) -> Data:
+        """Read the data, in examples of `length` positions; raises `Invalid` if it cannot be used."""
+
+
+class TokenizerConfig(Component):
+    """Slot `tokenizer`: text to ids."""
+
+    slot = "tokenizer"
+
+    @abstractmethod
+    def build(self, text: str) -> Tokenizer:
+        """The tokenizer for data with this text, all splits together."""
+
+
+# ---- the step ----
+
+
+class LossConfig(Component):
+    """Slot `loss`: the function that training makes small."""
+
+    slot = "loss"
+
+    @abstractmethod
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        """A module that is called with inputs and targets, and returns the sum over the positions that count.
+
+        The loop divides it by the number of these positions in the whole step.
+        """
+
+
+class GroupConfig(Config):
+    """Parameters with settings of their own."""
+
+    match: str
+    """A pattern of parameter names, such as `*.attention.*`."""
+    lr: PositiveFloat | None = None
+    """Their learning rate."""
+    weight_decay: NonNegative | None = None
+    """Their weight decay."""
+
+    def check(self) -> None:
+        """Refuse a rule that changes nothing."""
+        super().check()
+        if self.lr is None and self.weight_decay is None:
+            raise Invalid("match", "the group changes nothing", help="give it an `lr` or a `weight_decay`")
+
+
+class OptimizerConfig(Component):
+    """Slot `optimizer`: the update of the weights."""
+
+    slot = "optimizer"
+
+    lr: PositiveFloat
+    """The learning rate; the schedule multiplies it."""
+    weight_decay: NonNegative = 0.0
+    """The decay of matrices; norms, biases and tables have none."""
+    decay_all: bool = False
+    """If true, every parameter decays."""
+    groups: tuple[GroupConfig, ...] = ()
+    """Parameters with settings of their own; where several match, the last one counts."""
+
+    @abstractmethod
+    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of these groups, each with `params`, `lr` and `weight_decay`.
+
+        Its state is tensors, and depends on nothing but the gradients and settings of all steps.
+        """
+
+
+class ScheduleConfig(Component):
+    """Slot `schedule`: the factor of the learning rate at each step.
+
+    Step 1 is the first, with the factor 1 / warmup; step `warmup` has the full rate, and step `steps` the final one.
+    """
+
+    slot = "schedule"
+
+    warmup: Steps = 0
+    """Steps of a linear rise to the full rate; below 1, a share of all steps."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """The factor at a step, from 1 to `steps`; above 0 during warmup."""
+        peak = max(count_of(self.warmup, steps), 1)
+        return step / peak if step <= peak else self.after(step - peak, steps - peak)
+
+    @abstractmethod
+    def after(self, done: int, left: int) -> float:
+        """The factor `done` steps after the peak, from 1 to `left`, the number of all of them."""
+
+    def check_steps(self, steps: int) -> None:
+        """Raise `Invalid` if the run has too few steps; overriding methods call `super().check_steps(steps)`."""
+        warmup = count_of(self.warmup, steps)
+        if warmup > steps:
+            message = f"`warmup` takes {warmup:,} steps, but the run has {steps:,}"
+            raise Invalid("warmup", message, help=f"warmup can be at most {steps:,} steps")
+
+
+def count_of(part: int | float, steps: int) -> int:
+    """A number of steps, or a share of them, as a number."""
+    return part if isinstance(part, int) else round(part * steps)
+
+
+# ---- what is seen of it ----
+
+
+class Metric(Protocol):
+    """A number about a model on a split, from sums over its batches; any metric of `torchmetrics` is one."""
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [b, t, v], targets [b, t]."""
+
+    def compute(self) -> float | Tensor:
+        """The number for all batches so far."""
+
+
+class MetricConfig(Component):
+    """Slot `metric`: a number of an evaluation."""
+
+    slot = "metric"
+
+    @abstractmethod
+    def build(self, data: Data) -> Metric:
+        """A metric that has seen nothing; raises `Invalid` if the data cannot have it."""
+
+
+class Training(Protocol):
+    """The run as a callback sees it."""
+
+    model: fx.GraphModule
+    data: Data
+    seed: int
+    step: int
+    """Updates so far."""
+    steps: int
+    """Updates in all."""
+
+    def text(self, name: str, text: str) -> None:
+        """Note a text in the run's record and trackers."""
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step; it then counts as finished."""
+
+
+class Callback:
+    """An observer of a run, whose methods do nothing unless overridden.
+
+    It may read everything and draw random numbers, and changes nothing of the training but its end.
+    """
+
+    def on_start(self, training: Training) -> None:
+        """Before the first step of this process."""
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        """After an update, with its numbers: `loss`, `lr`, `grad_norm`; further ones can be added to the log."""
+
+    def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
+        """After an evaluation, with its numbers: `val.loss`."""
+
+    def on_end(self, training: Training) -> None:
+        """After the last step of this process."""
+
+    def state(self) -> dict[str, Any]:
+        """The memory that a continued run needs, as JSON data."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the `state` of a checkpoint."""
+
+
+class CallbackConfig(Component):
+    """Slot `callback`: an observer of a run."""
+
+    slot = "callback"
+
+    @abstractmethod
+    def build(self) -> Callback:
+        """The observer."""
+
+
+class Tracker(Protocol):
+    """A place that numbers are shown in, beside the run's own `metrics.jsonl`."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Note the numbers of a step."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Note a text."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TrackerConfig(Component):
+    """Slot `tracker`: a place that numbers are shown in."""
+
+    slot = "tracker"
+
+    @abstractmethod
+    def build(self, folder: Path, step: int) -> Tracker:
+        """The tracker of a run in `folder`, which continues after `step`: what it has of later ones is to go."""

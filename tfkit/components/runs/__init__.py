@@ -1,0 +1,1 @@
+"""The built-in kinds of a run's slots."""

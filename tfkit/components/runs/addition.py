@@ -1,0 +1,96 @@
+"""Sums of two numbers, written digit by digit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+import tfkit
+from tfkit.component import IGNORED, Batch, DataConfig, Examples, Order, Tokenizer
+from tfkit.errors import Invalid
+
+Ids = NDArray[np.int64]
+SYMBOLS = "0123456789+="
+HELD_OUT = 1  # the seed of the order in which problems are divided into splits
+
+
+class AdditionConfig(DataConfig):
+    """Sums of two numbers: `12+34=640`, both padded with zeros, the answer with its last digit first.
+
+    Every pair of numbers is one problem, and belongs to one split: the others have never been seen in training.
+    """
+
+    kind: Literal["addition"] = "addition"
+    takes_length = False
+
+    digits: Annotated[int, Field(ge=1, le=3)] = 2
+    """Digits of each number."""
+    reverse: bool = True
+    """If true, the answer begins with its last digit, so that a carry is known when it is needed."""
+    loss_on: Literal["answer", "all"] = "answer"
+    """The positions that count."""
+
+    def build(self, length: int | None) -> AdditionData:
+        total = 10 ** (2 * self.digits)
+        order = np.random.Generator(np.random.Philox(HELD_OUT)).permutation(total)
+        parts = {name: order[start:end] for name, (start, end) in self.ends(total).items()}
+        empty = next((name for name, part in parts.items() if not len(part)), None)
+        if empty is not None:
+            raise Invalid("split", f"split `{empty}` has none of the {total:,} problems")
+        return AdditionData(self, parts, tfkit.CharacterTokenizer(SYMBOLS))
+
+
+@dataclass(frozen=True)
+class AdditionData:
+    """The problems of each split: a * 10^digits + b."""
+
+    config: AdditionConfig
+    parts: dict[str, Ids]
+    tokenizer: Tokenizer
+    vocab_size: int = len(SYMBOLS)
+    fingerprint: str = ""
+
+    @property
+    def length(self) -> int:
+        """Both numbers, two signs, and the answer but for its last digit."""
+        return 3 * self.config.digits + 2
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names."""
+        return list(self.parts)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return Sums(self.parts[split], self.config)
+
+
+class Sums:
+    """Problems as rows of ids."""
+
+    def __init__(self, problems: Ids, config: AdditionConfig) -> None:
+        self._problems, self._config = problems, config
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def batch(self, indices: Ids) -> Batch:
+        digits, problems = self._config.digits, self._problems[indices]
+        left, right = problems // 10**digits, problems % 10**digits
+        answer = _digits(left + right, digits + 1)
+        plus, equals = (np.full((len(indices), 1), SYMBOLS.index(sign)) for sign in "+=")
+        if self._config.reverse:
+            answer = answer[:, ::-1]
+        row = np.concatenate([_digits(left, digits), plus, _digits(right, digits), equals, answer], axis=1)
+        targets = row[:, 1:].copy()
+        if self._config.loss_on == "answer":
+            targets[:, : -(digits + 1)] = IGNORED
+        return Batch({"tokens": row[:, :-1]}, targets)
+
+
+def _digits(numbers: Ids, count: int) -> Ids:
+    """The decimal digits of numbers, padded with zeros, [b, count]."""
+    return numbers[:, None] // 10 ** np.arange(count)[::-1] % 10

@@ -1,0 +1,135 @@
+"""Observers of a run: samples of its text, jumps of its loss, a goal at which it ends."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+from typing import Any, Literal
+
+import tfkit
+from tfkit.component import Callback, CallbackConfig, NonNegative, PositiveCount, PositiveFloat, Training
+from tfkit.errors import Invalid
+
+
+class SamplesConfig(CallbackConfig):
+    """Texts that the model writes as it learns, in the record of the run."""
+
+    kind: Literal["samples"] = "samples"
+
+    every: PositiveCount
+    """Steps between two samples."""
+    prompt: str
+    """The beginning of the text."""
+    tokens: PositiveCount = 100
+    """Most tokens to write."""
+    temperature: NonNegative = 0.8
+    """Randomness; 0 takes the likeliest token."""
+
+    def build(self) -> Callback:
+        return Samples(self)
+
+
+class Samples(Callback):
+    """Writes a sample at every multiple of a step, always the same for the same weights."""
+
+    def __init__(self, config: SamplesConfig) -> None:
+        self._config = config
+
+    def on_start(self, training: Training) -> None:
+        tokenizer = training.data.tokenizer
+        if tokenizer is None:
+            raise Invalid("", "`samples` needs text: the data has no tokenizer")
+        try:
+            self._prompt = list(tokenizer.encode(self._config.prompt))
+        except ValueError as wrong:
+            raise Invalid("prompt", f"the prompt has characters that the data has not: {wrong}") from wrong
+        self._decode = tokenizer.decode
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        if training.step % self._config.every:
+            return
+        made = tfkit.generate(
+            training.model,
+            [self._prompt],
+            max_new_tokens=self._config.tokens,
+            temperature=self._config.temperature,
+            seed=training.step,
+        )
+        training.text("sample", self._config.prompt + self._decode(made.rows()[0]))
+
+
+class SpikesConfig(CallbackConfig):
+    """A note at every step whose loss is far above those before it."""
+
+    kind: Literal["spikes"] = "spikes"
+
+    window: PositiveCount = 128
+    """The number of earlier steps."""
+    deviations: PositiveFloat = 6.0
+    """The distance from their mean, in standard deviations."""
+
+    def build(self) -> Callback:
+        return Spikes(self)
+
+
+class Spikes(Callback):
+    """Remembers the last losses."""
+
+    def __init__(self, config: SpikesConfig) -> None:
+        self._config = config
+        self._losses: deque[float] = deque(maxlen=config.window)
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        loss = numbers["loss"]
+        if len(self._losses) == self._config.window:
+            score = (loss - fmean(self._losses)) / max(pstdev(self._losses), 1e-12)
+            if score > self._config.deviations:
+                training.text("spike", f"the loss {loss:.4g} is {score:.1f} deviations above its mean")
+        self._losses.append(loss)
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": list(self._losses)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._losses.extend(state["losses"])
+
+
+class StopAtConfig(CallbackConfig):
+    """The end of a run as soon as an evaluation reaches a goal."""
+
+    kind: Literal["stop_at"] = "stop_at"
+
+    metric: str = "val.loss"
+    """A number of the evaluation: the split, a point, the metric."""
+    below: float | None = None
+    """The goal of a number that should be small."""
+    above: float | None = None
+    """The goal of a number that should be large."""
+
+    def check(self) -> None:
+        """Refuse no goal, and two."""
+        super().check()
+        if (self.below is None) == (self.above is None):
+            raise Invalid("", "`stop_at` takes either `below` or `above`")
+
+    def build(self) -> Callback:
+        return StopAt(self)
+
+
+class StopAt(Callback):
+    """Stops a run at its goal."""
+
+    def __init__(self, config: StopAtConfig) -> None:
+        self._config = config
+
+    def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
+        name = self._config.metric
+        if name not in numbers:
+            raise Invalid("metric", f"the evaluation has no `{name}`", notes=(f"it has {', '.join(numbers)}",))
+        below, above = self._config.below, self._config.above
+        if numbers[name] < (-math.inf if below is None else below) or numbers[name] > (
+            math.inf if above is None else above
+        ):
+            training.stop(f"{name} is {numbers[name]:.4g}")

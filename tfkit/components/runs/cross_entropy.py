@@ -1,0 +1,23 @@
+"""The loss of predicting the next token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import tfkit
+from tfkit.component import LossConfig, Probability
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+
+class CrossEntropyConfig(LossConfig):
+    """Cross-entropy, its logits computed in chunks: `tfkit.Loss`."""
+
+    kind: Literal["cross_entropy"] = "cross_entropy"
+
+    label_smoothing: Probability = 0.0
+    """The share of every target that is spread evenly over the vocabulary."""
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return tfkit.Loss(model, label_smoothing=self.label_smoothing, reduction="sum")

@@ -1,0 +1,157 @@
+"""A run that fits together: its model as a graph, its data, the number of its steps, and what it means."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tfkit.component import Component, Config, Data, ImmaterialMarker, marker
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.expand import Graph, expand
+from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.messages import refused
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.read_run import RunFile, read_run
+from tfkit.spec.run import RunSpec
+
+Value: TypeAlias = "str | int | float | bool | None"
+LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
+"""Keys at the top of a model that change none of its numbers."""
+ENDS = frozenset({"steps", "tokens", "passes"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was read and checked, before any tensor exists."""
+
+    file: RunFile
+    graph: Graph
+    steps: int
+    """Updates in all."""
+
+    @property
+    def config(self) -> RunSpec:
+        """Its values."""
+        return self.file.config
+
+    @property
+    def data(self) -> Data:
+        """Its examples."""
+        return self.file.data
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Positions that an update reads."""
+        return self.config.batch.sequences * self.data.length
+
+    @cached_property
+    def meaning(self) -> Mapping[str, Value]:
+        """Each value that decides the numbers of the run, by its path: its own, the model's, and the data's digest."""
+        run = {name: value for name, value in _material(self.config).items() if name not in ENDS}
+        model = self.graph.spec.model
+        values = {name: _plain(getattr(model, name)) for name in ModelSpec.model_fields if name not in LABELS}
+        whole = {**run, "steps": self.steps, "model": values, "data_content": self.data.fingerprint}
+        return dict(_flat(whole, ""))
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that are equal for runs of one meaning."""
+        return digest_of(self.meaning)
+
+    def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
+        """An error about a value of the run."""
+        return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
+
+    def refused(self, wrong: Invalid, *path: str) -> SpecError:
+        """The error of a kind at a place of the run."""
+        return SpecError(refused(wrong, path, self.file.provenance))
+
+
+def load_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Run:
+    """Read a run by its path, its folder, or the name of one that comes with tfkit; raises SpecError."""
+    file = read_run(name, plugins, sets=sets)
+    config, data = file.config, file.data
+    tokens, examples = config.batch.sequences * data.length, data.examples("train", "sequential")
+    run = Run(file, expand(file.model), config.count_steps(tokens_of_step=tokens, examples=len(examples)))
+    _check_model(run)
+    try:
+        config.schedule.check_steps(run.steps)
+    except Invalid as wrong:
+        raise run.refused(wrong, "schedule") from wrong
+    return run
+
+
+def digest_of(values: Mapping[str, Value]) -> str:
+    """32 hexadecimal digits for values by name."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
+    """The input of the model for each input of the data; raises `Invalid` if they do not fit."""
+    required = [name for name, signal in graph.inputs.items() if not signal.optional]
+    given = list(names)
+    if len(given) == len(required) == 1:
+        return {given[0]: required[0]}
+    if not set(required) <= set(given) <= set(graph.inputs):
+        message = f"the data gives {', '.join(given)}, but the inputs of the model are {', '.join(graph.inputs)}"
+        raise Invalid("", message)
+    return {name: name for name in given}
+
+
+def _check_model(run: Run) -> None:
+    """Raise SpecError if the model cannot read the data."""
+    data, graph = run.data, run.graph
+    first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
+    try:
+        inputs = inputs_for(graph, first.inputs)
+    except Invalid as wrong:
+        raise run.refused(wrong, "data") from wrong
+    for name in inputs.values():
+        rows = rows_of(graph, name)
+        if rows is not None and rows != data.vocab_size:
+            message = f"the data has {data.vocab_size:,} symbols, and the model's vocab_size is {rows:,}"
+            raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
+    limit = max_len(graph)
+    if limit is not None and data.length > limit:
+        message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
+        path = ("batch", "length") if run.config.data.takes_length else ("data",)
+        raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
+
+
+def _material(config: Config) -> dict[str, Any]:
+    """The values of a config that decide numbers, those of configs inside too."""
+    fields = type(config).model_fields
+    kept = [name for name, info in fields.items() if marker(info, ImmaterialMarker) is None]
+    return {name: _plain(getattr(config, name), material=True) for name in kept}
+
+
+def _plain(value: Any, *, material: bool = False) -> Any:
+    """A value as JSON data."""
+    if isinstance(value, Config):
+        names = _material(value) if material else {name: getattr(value, name) for name in type(value).model_fields}
+        named = {name: _plain(one, material=material) for name, one in names.items()}
+        return named | ({str(value.word_key): value.kind_name()} if isinstance(value, Component) else {})
+    if isinstance(value, Mapping):
+        return {name: _plain(one, material=material) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one, material=material) for one in value]
+    return value
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
+    """Each value by its path; an empty list or mapping is left out."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, one in parts:
+            yield from _flat(one, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value

@@ -1,0 +1,169 @@
+"""The document of a run: the model that is trained, its data, and each step from the first to the last."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from tfkit.component import (
+    CallbackConfig,
+    Config,
+    Count,
+    DataConfig,
+    Immaterial,
+    LossConfig,
+    MetricConfig,
+    OptimizerConfig,
+    PositiveCount,
+    PositiveFloat,
+    ScheduleConfig,
+    TrackerConfig,
+    slot,
+)
+from tfkit.errors import Invalid
+from tfkit.spec.model_spec import VERSION
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+class BatchConfig(Config):
+    """The examples of one update, over all processes."""
+
+    sequences: PositiveCount
+    """Their number."""
+    length: PositiveCount | None = None
+    """Positions of each, for data that has no length of its own."""
+
+
+class SplitConfig(Config):
+    """The part of a split that an evaluation reads."""
+
+    word_key = "batches"
+
+    batches: PositiveCount | Literal["all"]
+    """A number of batches, drawn once and always the same; or `all`, every token once."""
+
+
+class EvalConfig(Config):
+    """The evaluations during a run: before its first step, at each multiple of `every`, and after its last."""
+
+    every: PositiveCount
+    """Steps between two evaluations."""
+    splits: dict[str, SplitConfig]
+    """The splits to read."""
+    metrics: tuple[MetricConfig, ...] = slot("loss")
+    """The numbers to compute."""
+
+    def check(self) -> None:
+        """Refuse an evaluation of nothing."""
+        super().check()
+        if not self.splits or not self.metrics:
+            raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
+
+
+class SavingConfig(Config):
+    """The checkpoints of a run. One is always written at its end."""
+
+    every: PositiveCount | None = None
+    """Steps between two checkpoints; only at the end unless given."""
+    last: Count = 2
+    """The number of checkpoints to keep, the newest ones."""
+
+
+class MachineConfig(Config):
+    """The machine: it changes no number beyond rounding."""
+
+    device: str = "cpu"
+    """cpu, cuda, mps."""
+    micro_batch: PositiveCount | None = None
+    """Sequences of one forward and backward; all at once unless given."""
+    compile: bool = False
+    """If true, `torch.compile` the loss."""
+    threads: Count = 1
+    """Threads of the processor for one operation."""
+
+
+class RunSpec(Config):
+    """A run, every value resolved; the model beside it is a spec of its own."""
+
+    tfkit: Literal[1]
+    """Version of the spec language."""
+    name: Immaterial[str] = Field(pattern=NAME, max_length=100)
+    """The name of the run."""
+    description: Immaterial[str | None] = None
+    """What the run is for."""
+    source: Immaterial[str | None] = None
+    """The paper or the page that describes the experiment."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of the first weights, of the order of the data, and of dropout, apart from each other."""
+    data: DataConfig
+    """The examples."""
+    batch: BatchConfig
+    """The examples of one update."""
+    steps: PositiveCount | None = None
+    """Updates in all; or `tokens`, or `passes`."""
+    tokens: PositiveCount | None = None
+    """Positions that are read in all, rounded up to whole steps."""
+    passes: PositiveFloat | None = None
+    """Passes over the training split, rounded up to whole steps."""
+    loss: LossConfig = slot("cross_entropy")
+    """The function that training makes small."""
+    optimizer: OptimizerConfig
+    """The update of the weights."""
+    schedule: ScheduleConfig = slot("constant")
+    """The learning rate over the steps."""
+    clip: PositiveFloat | None = None
+    """The largest norm of the gradient of all weights; a larger one is scaled down to it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """The type to compute in; weights and their updates are float32."""
+    eval: EvalConfig | None = None
+    """The evaluations during the run."""
+    checkpoint: SavingConfig = SavingConfig()
+    """The checkpoints."""
+    callbacks: tuple[CallbackConfig, ...] = ()
+    """Observers."""
+    track: Immaterial[tuple[TrackerConfig, ...]] = ()
+    """Places that numbers are shown in, beside `metrics.jsonl`."""
+    machine: Immaterial[MachineConfig] = MachineConfig()
+    """The machine."""
+
+    @field_validator("tfkit", mode="before")
+    @classmethod
+    def _version(cls, version: object) -> object:
+        if type(version) is int and version != VERSION:
+            message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
+            raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
+        return version
+
+    def check(self) -> None:
+        """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""
+        super().check()
+        given = [name for name in ("steps", "tokens", "passes") if getattr(self, name) is not None]
+        if not given:
+            raise Invalid("", "the run has no end: it takes one of `steps`, `tokens` and `passes`")
+        if len(given) > 1:
+            words = " and ".join(f"`{name}`" for name in given)
+            raise Invalid(given[1], f"the run has several ends: {words}", help="leave all but one of them out")
+        if self.data.takes_length and self.batch.length is None:
+            help = "for instance `batch: {sequences: 16, length: 128}`"
+            raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)
+        if not self.data.takes_length and self.batch.length is not None:
+            message = f"`length` has no effect: data `{self.data.kind_name()}` has one of its own"
+            raise Invalid("batch.length", message, help="remove it")
+        if (self.machine.micro_batch or 0) > self.batch.sequences:
+            message = f"a micro-batch of {self.machine.micro_batch} is more than the batch of {self.batch.sequences}"
+            raise Invalid("machine.micro_batch", message)
+        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split]
+        if unknown:
+            known = ", ".join(self.data.split)
+            raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {known}",))
+
+    def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
+        """The number of updates, for data with that many examples to train on."""
+        if self.steps is not None:
+            return self.steps
+        if self.tokens is not None:
+            return -(-self.tokens // tokens_of_step)
+        assert self.passes is not None
+        return max(1, -int(-self.passes * examples // self.batch.sequences))

@@ -1,0 +1,1 @@
+"""Training: the folder that a run is written to, its plan, and the command."""

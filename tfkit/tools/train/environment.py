@@ -1,0 +1,67 @@
+"""The circumstances of a run: what decides its last digits, and what a reader may want to know."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from tfkit.graph.run import Run
+from tfkit.plugin.manager import BUILT_IN, Plugins
+
+
+def bits_of(run: Run) -> dict[str, str | int | bool | None]:
+    """The values that decide the last digits of a run beside its meaning: equal ones promise equal bits."""
+    machine = run.config.machine
+    return {
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "device": _device(machine.device),
+        "threads": machine.threads,
+        "micro_batch": machine.micro_batch,
+        "compile": machine.compile,
+        "processes": 1,
+    }
+
+
+def environment(plugins: Plugins) -> dict[str, Any]:
+    """Versions, and the commit of the current folder."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "tfkit": _version(),
+        "plugins": {one.name: one.version for one in plugins.loaded if one.origin != BUILT_IN},
+        "git": _commit(Path()),
+    }
+
+
+def _device(name: str) -> str:
+    if name.startswith("cuda"):
+        return torch.cuda.get_device_name(name)
+    return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("tfkit")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of a folder, with `+changes` if files differ from it; None outside of git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

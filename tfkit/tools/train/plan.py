@@ -1,0 +1,91 @@
+"""A run before it runs: its length, its cost, and the learning rate on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tfkit.graph.run import Run
+from tfkit.tools.common.choices import Optimizer
+from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.devices import device_of_driver
+
+POINTS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a run.
+
+    Attributes:
+        name: that of the run.
+        digest: the digest of its meaning.
+        parameters: those of the model.
+        steps: updates.
+        tokens: positions that are read in all.
+        passes: passes over the training split, each position once.
+        flops: of all steps, forward and backward.
+        memory: the largest number of bytes in use in a step, as predicted.
+        seconds: the least time of all steps on the device; None where its limits are not known.
+        rates: the learning rate at five steps.
+    """
+
+    name: str
+    digest: str
+    parameters: int
+    steps: int
+    tokens: int
+    passes: float
+    flops: int
+    memory: int
+    seconds: float | None
+    rates: tuple[tuple[int, float], ...]
+
+
+def plan(run: Run) -> Plan:
+    """The size of a run; nothing is computed but its costs."""
+    config = run.config
+    micro = config.machine.micro_batch or config.batch.sequences
+    parts = config.batch.sequences / micro
+    found = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
+    one = found.total
+    windows = run.data.examples("train", "sequential")
+    return Plan(
+        name=config.name,
+        digest=run.digest,
+        parameters=one.parameters,
+        steps=run.steps,
+        tokens=run.steps * run.tokens_of_step,
+        passes=run.steps * config.batch.sequences / len(windows),
+        flops=round(run.steps * parts * (one.flops_forward + one.flops_backward)),
+        memory=found.peak,
+        seconds=_seconds(run, parts),
+        rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
+    )
+
+
+def _points(run: Run) -> list[int]:
+    """Steps from the first to the last."""
+    return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
+
+
+def _states(run: Run) -> Optimizer:
+    """The states of the optimizer as `cost` knows them: those of AdamW for one that it does not."""
+    optimizer = run.config.optimizer
+    if optimizer.kind_name() != "sgd":
+        return "adamw"
+    return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
+
+
+def _seconds(run: Run, parts: float) -> float | None:
+    """The least time of all steps on a device whose limits are known."""
+    machine, precision = run.config.machine, run.config.precision
+    if not machine.device.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    device = device_of_driver(torch.cuda.get_device_name(machine.device))
+    if device is None or precision not in device.tera_flops:
+        return None
+    micro = machine.micro_batch or run.config.batch.sequences
+    found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
+    return run.steps * parts * found.floor(device).seconds

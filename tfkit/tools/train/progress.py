@@ -1,0 +1,94 @@
+"""The run as its user sees it: a bar on a terminal, a line for each evaluation."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.component import Callback, Training
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class Watch(Callback):
+    """Counts the time of steps, without that of evaluations and checkpoints; shows progress unless `quiet`."""
+
+    def __init__(self, tokens_of_step: int, *, quiet: bool) -> None:
+        self.first = self.last = 0
+        """The updates before this process, and now."""
+        self.seconds = 0.0
+        """The time of all steps of this process."""
+        self.numbers: dict[str, float] = {}
+        """The latest of each name."""
+        self._tokens = tokens_of_step
+        self._quiet = quiet
+        self._since: float | None = None
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Positions that were read in a second of training; None before the first step."""
+        return (self.last - self.first) * self._tokens / self.seconds if self.seconds else None
+
+    def on_start(self, training: Training) -> None:
+        self.first = self.last = training.step
+        if not self._quiet and sys.stderr.isatty():
+            self._bar = _bar()
+            self._task = self._bar.add_task("", total=training.steps, completed=training.step, rate="", loss="")
+            self._bar.start()
+        if not self._quiet and training.step:
+            self._say(f"continued after step {training.step:,}")
+        self._since = time.perf_counter()
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        self.seconds += now - (self._since or now)
+        self._since, self.last = now, training.step
+        self.numbers |= numbers
+        if self._bar is not None:
+            speed = f"{self.tokens_per_second or 0:,.0f} tokens/s"
+            loss = f"loss {numbers['loss']:.3f}  lr {numbers['lr']:.1e}"
+            self._bar.update(self._task, completed=training.step, loss=loss, rate=speed)
+
+    def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
+        self._since = time.perf_counter()
+        self.numbers |= numbers
+        if not self._quiet:
+            self._say(f"step {training.step:>7,}  " + "  ".join(f"{name} {one:.4f}" for name, one in numbers.items()))
+
+    def on_end(self, training: Training) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text)
+        else:
+            click.echo(text, err=True)
+
+
+def _bar() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tfkit.console.output import console
+
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+        console=console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,264 @@
+"""The folder of a run: its text, its numbers, and its checkpoints.
+
+`run.yaml` is the resolved run, `run.json` what it means and how each process ended, `metrics.jsonl` the numbers of
+every step, `step-N` a checkpoint, which is the folder of a model too, and `latest` the name of the newest one. A
+checkpoint knows how long `metrics.jsonl` was: what a killed process wrote after it is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tfkit.component import Tracker
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.graph.run import Run
+from tfkit.spec.folder import LATEST, RUN, WEIGHTS
+from tfkit.spec.render import render_run
+from tfkit.tools.common.atomic_files import fresh_folder, write_file
+from tfkit.tools.common.workshop import sweep
+from tfkit.tools.save.save import write_model
+from tfkit.training.checkpoint import Checkpoint, Restored
+
+FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
+STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
+STEP = re.compile(r"step-(\d+)")
+MOST_DIFFERENCES = 12
+
+
+@dataclass
+class Facts:
+    """The contents of `run.json`."""
+
+    digest: str
+    meaning: Mapping[str, Any]
+    bits: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    sessions: list[dict[str, Any]]
+    ended: str | None = None
+    """The reason why no step follows."""
+
+
+class RunFolder:
+    """A run on the disk; see `tfkit.training.checkpoint.Record`.
+
+    Raises SpecError if the folder holds another run, or something else.
+    """
+
+    def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        """What differs from the process before, and may change the last digits."""
+        self._run = run
+        self.facts = self._facts(bits, environment)
+        self._trackers: list[Tracker] = []
+        self._metrics: IO[bytes] | None = None
+
+    def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
+        """What `run.json` says, or is to say; raises SpecError for another run."""
+        found = read_facts(self.folder)
+        if found is None:
+            _check_new(self.folder)
+            write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
+            return Facts(self._run.digest, self._run.meaning, bits, environment, [])
+        if found.digest != self._run.digest:
+            raise _another(self.folder, found.meaning, self._run.meaning)
+        changed = [name for name in bits if found.bits.get(name) != bits[name]]
+        self.notes = [f"{name}: {found.bits.get(name)} -> {bits[name]}" for name in changed]
+        return Facts(found.digest, found.meaning, bits, environment, found.sessions, found.ended)
+
+    def begin(self, command: str, time: str) -> None:
+        """Note a new process."""
+        self.facts.sessions.append({"command": command, "began": time, "ended": None})
+        self._write_facts()
+
+    def end(self, how: str, seconds: float, step: int, *, finished: bool) -> None:
+        """Note the end of this process."""
+        self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "step": step}
+        self.facts.ended = how if finished else None
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        write_file(self.folder / FACTS, json.dumps(vars(self.facts), indent=2) + "\n")
+
+    # ---- what the loop asks for ----
+
+    def restored(self) -> Restored | None:
+        """The latest checkpoint; numbers noted after it are removed."""
+        for leftover in self.folder.glob(".step-*.new"):
+            sweep(self.folder / leftover.name.split(".")[1])
+        found = latest(self.folder)
+        state = {} if found is None else _state(found)
+        self._open(int(state.get("position", 0)), int(state.get("step", 0)))
+        if found is None:
+            return None
+        weights, optimizer = (_tensors(found / name) for name in (WEIGHTS, OPTIMIZER))
+        return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"])
+
+    def _open(self, position: int, step: int) -> None:
+        path = self.folder / METRICS
+        path.touch()
+        os.truncate(path, position)
+        self._metrics = path.open("ab")
+        for number, config in enumerate(self._run.config.track):
+            try:
+                self._trackers.append(config.build(self.folder, step))
+            except Invalid as wrong:
+                raise self._run.refused(wrong, "track", str(number)) from wrong
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._line({"step": step, **numbers})
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._line({"step": step, name: text})
+        for tracker in self._trackers:
+            tracker.text(step, name, text)
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        assert self._metrics is not None
+        self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        assert self._metrics is not None
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        place = self.folder / f"step-{checkpoint.step}"
+        state = {
+            "step": checkpoint.step,
+            "meaning": self.facts.digest,
+            "position": self._metrics.tell(),
+            "ended": checkpoint.ended,
+            "callbacks": checkpoint.callbacks,
+        }
+        try:
+            with fresh_folder(place) as target:
+                write_model(checkpoint.model, target)
+                save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
+                shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+                (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+                tokenizer = self._run.data.tokenizer
+                if tokenizer is not None:
+                    tokenizer.save(target / tokenizer.file)
+        except (OSError, SafetensorError) as error:
+            cause = getattr(error, "strerror", None) or str(error)
+            raise SpecError(Diagnostic(f"cannot write {quoted(str(place))}: {cause}")) from error
+        write_file(self.folder / LATEST, f"{place.name}\n")
+        self._remove_old(checkpoint.step)
+
+    def _remove_old(self, newest: int) -> None:
+        """Remove all checkpoints but the last ones; those of later steps belong to a past that was forgotten."""
+        steps = sorted(int(found[1]) for one in self.folder.iterdir() if (found := STEP.fullmatch(one.name)))
+        kept = [step for step in steps if step <= newest][-self._run.config.checkpoint.last :]
+        for step in steps:
+            if step not in kept:
+                shutil.rmtree(self.folder / f"step-{step}", ignore_errors=True)
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run; None if it has none."""
+    try:
+        return folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+
+
+def read_facts(folder: Path) -> Facts | None:
+    """The contents of `run.json`; None if there is none. Raises SpecError if it cannot be read."""
+    try:
+        data = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        return Facts(**data)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        message = f"cannot read {quoted(str(folder / FACTS))}: {error}"
+        raise SpecError(Diagnostic(message)) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder of a run, for this process alone; made if it does not exist."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror}")) from error
+    try:
+        _lock(number, folder)
+        yield
+    finally:
+        os.close(number)
+
+
+def _lock(number: int, folder: Path) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = f"another process trains in {quoted(str(folder))}"
+        raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o")) from error
+    except (ImportError, OSError):  # the system has no locks
+        return
+
+
+def _check_new(folder: Path) -> None:
+    """Raise SpecError if a folder holds other things than a run that did not begin."""
+    others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
+    if others:
+        message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(others[:4])}"
+        raise SpecError(Diagnostic(message, help="name a new folder with -o"))
+
+
+def _another(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
+    """The error of a folder with a run of another meaning, with the differences."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names == ["data_content"]:
+        message = f"the data of the run in {quoted(str(folder))} has changed since it began"
+        return SpecError(Diagnostic(message, help="name a new folder with -o"))
+    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
+    notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
+    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
+    return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "not there"
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        return state
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path.parent, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> SpecError:
+    message = f"the checkpoint {quoted(str(folder))} cannot be read: {error}"
+    help = f"`{folder.parent / LATEST}` may name an older one"
+    return SpecError(Diagnostic(message, help=help))

@@ -1,0 +1,78 @@
+"""The state of a run between two steps, as tensors by name and JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+SEPARATOR = "/"
+"""Between the name of a parameter and that of a tensor of its optimizer state."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after some updates. There is no generator in it: a step draws its own numbers."""
+
+    step: int
+    """Updates so far."""
+    model: fx.GraphModule
+    """The model with its weights."""
+    optimizer: Mapping[str, Tensor]
+    """The optimizer's tensors, `PARAMETER/NAME`."""
+    callbacks: tuple[Mapping[str, Any], ...]
+    """The memory of each callback."""
+    ended: str | None = None
+    """The reason why no step follows; None if one does."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read: see `Checkpoint`."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    callbacks: tuple[Mapping[str, Any], ...]
+    ended: str | None
+
+
+class Record(Protocol):
+    """The place where a run is written down."""
+
+    def restored(self) -> Restored | None:
+        """The latest checkpoint; everything noted after it is forgotten. None if the run has not begun."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Note the numbers of a step, or of an evaluation after it."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Note a text."""
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, completely or not at all."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimizer by the names of the parameters."""
+    return {
+        f"{name}{SEPARATOR}{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, found: Restored) -> None:
+    """Set a model and its optimizer to a checkpoint."""
+    model.load_state_dict(dict(found.weights))
+    parameters = dict(model.named_parameters())
+    for path, tensor in found.optimizer.items():
+        name, _, key = path.partition(SEPARATOR)
+        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)

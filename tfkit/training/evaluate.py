@@ -1,0 +1,71 @@
+"""The numbers of a model on a split, without any effect on its training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import evaluating
+from tfkit.component import Batch, Data, MetricConfig
+from tfkit.graph.run import inputs_for
+from tfkit.spec.run import SplitConfig
+from tfkit.training.order import indices_to_evaluate
+
+
+def evaluate(
+    model: fx.GraphModule,
+    data: Data,
+    splits: Mapping[str, SplitConfig],
+    metrics: Sequence[MetricConfig],
+    *,
+    sequences: int,
+    computing: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The metrics of each split, as `val.loss`.
+
+    Args:
+        model: the model, whose modes and random numbers stay as they are.
+        data: the data.
+        splits: the part of each split to read.
+        metrics: the numbers to compute.
+        sequences: examples of a batch.
+        computing: the context of a forward, such as its precision.
+        between: called before each batch; may raise to give up.
+    """
+    found: dict[str, float] = {}
+    device = next(model.parameters()).device
+    with evaluating(model), torch.no_grad():
+        for split, config in splits.items():
+            seen = {metric.kind_name(): metric.build(data) for metric in metrics}
+            for batch in _batches(data, split, config, sequences):
+                between()
+                inputs, targets = tensors(batch, model, device)
+                with computing():
+                    logits = model(**inputs)
+                for one in seen.values():
+                    one.update(logits, targets)
+            found |= {f"{split}.{name}": float(one.compute()) for name, one in seen.items()}
+    return found
+
+
+def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    """A batch as arguments of the model, and its targets."""
+    names = inputs_for(model.meta["graph"], batch.inputs)
+    inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
+    return inputs, torch.from_numpy(batch.targets).to(device)
+
+
+def _batches(data: Data, split: str, config: SplitConfig, sequences: int) -> Iterator[Batch]:
+    if config.batches == "all":
+        every = data.examples(split, "sequential")
+        for start in range(0, len(every), sequences):
+            yield every.batch(np.arange(start, min(start + sequences, len(every))))
+        return
+    drawn = data.examples(split, "sampled")
+    for number in range(config.batches):
+        yield drawn.batch(indices_to_evaluate(split, number, sequences=sequences, examples=len(drawn)))

@@ -1,0 +1,251 @@
+"""The training loop: one file, from the first step to the last.
+
+A step is a pure function of the run, the weights, and its number: its examples, its dropout and its learning rate are
+computed from the seed and the step, and no generator is carried along. So a run that continues from a checkpoint makes
+the same steps as one that was never interrupted, and an evaluation cannot change what is learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tfkit.builder import build
+from tfkit.component import Batch, Callback, Data
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.run import Run
+from tfkit.placement import device_of
+from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
+from tfkit.training.evaluate import evaluate, tensors
+from tfkit.training.finite import first_not_finite, is_finite
+from tfkit.training.groups import groups_of
+from tfkit.training.order import indices_of, mix
+
+FINISHED, INTERRUPTED = "finished", "interrupted"
+
+
+class _AskedToEndError(Exception):
+    """The process is to end before the run does."""
+
+
+class Trainer:
+    """A run in this process.
+
+    Args:
+        run: the run.
+        record: where it is written down, and continued from.
+        watchers: further observers, which the run does not know of.
+        until: the step to end this process after; the run can be continued.
+        asked_to_end: true as soon as the process is to end, as by a signal.
+
+    Raises:
+        SpecError: the model cannot be built, or does not fit the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        record: Record,
+        *,
+        watchers: Sequence[Callback] = (),
+        until: int | None = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run, self.record, self.config = run, record, run.config
+        self.seed, self.steps, self.step = run.config.seed, run.steps, 0
+        self.data: Data = run.data
+        self.ended: str | None = None
+        self._until = run.steps if until is None else until
+        self._asked_to_end = asked_to_end
+        self._examples = run.data.examples("train", run.config.data.order)
+        self._callbacks = [one.build() for one in run.config.callbacks]
+        self._watchers = watchers
+        self._evaluated: int | None = None
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Build the model, its loss, and its optimizer."""
+        config = self.config
+        try:
+            self.device = device_of(config.machine.device)
+        except ValueError as wrong:
+            raise self.run.error(str(wrong), "machine", "device") from None
+        self.model = build(self.run.graph, device=self.device, seed=self.seed)
+        loss = config.loss.build(self.model)
+        self.loss = torch.compile(loss) if config.machine.compile else loss
+        try:
+            self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
+        except Invalid as wrong:
+            raise self.run.refused(wrong, "optimizer") from wrong
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    # ---- from the first step to the last ----
+
+    def train(self) -> str:
+        """Make all steps that are left; return `finished`, `interrupted`, or the reason of a callback to stop.
+
+        Raises:
+            SpecError: a loss or a gradient is not finite; the weights of the last checkpoint stay.
+        """
+        with _threads(self.config.machine.threads):
+            self._restore()
+            if self.ended:
+                return self.ended
+            try:
+                return self._train()
+            finally:
+                self.record.close()
+
+    def _train(self) -> str:
+        self._tell(lambda one: one.on_start(self))
+        try:
+            while not self.ended:
+                self._evaluate()
+                self._go_on()
+        except _AskedToEndError:
+            pass
+        self._save()
+        self._tell(lambda one: one.on_end(self))
+        return self.ended or INTERRUPTED
+
+    def _go_on(self) -> None:
+        """Make the next step, if there is one."""
+        if self.ended:
+            return
+        if self.step == self.steps:
+            self.ended = FINISHED
+            return
+        if self.step >= self._until or self._asked_to_end():
+            raise _AskedToEndError
+        self._update()
+        every = self.config.checkpoint.every
+        if every and self.step % every == 0 and self.step < self.steps:
+            self._save()
+
+    # ---- one step ----
+
+    def _update(self) -> None:
+        """Make one step."""
+        step = self.step + 1
+        factor = self.config.schedule.factor(step, self.steps)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        loss, norm = self._gradients(self.batch(step), step)
+        if not is_finite(loss, norm):
+            raise self._not_finite(step)
+        self.optimizer.step()
+        self.step = step
+        numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
+        self.record.log(step, numbers)
+        self._tell(lambda one: one.on_step(self, numbers))
+
+    def batch(self, step: int) -> Batch:
+        """The examples of a step."""
+        examples, sequences = len(self._examples), self.config.batch.sequences
+        order = self.config.data.order
+        return self._examples.batch(indices_of(order, self.seed, step, sequences=sequences, examples=examples))
+
+    def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """The loss of a step, and the norm of its gradients, which are then clipped.
+
+        The sums of all micro-batches are divided by the number of positions that count in the whole batch.
+        """
+        torch.manual_seed(mix(self.seed, "noise", step))
+        self.optimizer.zero_grad()
+        sequences, count = self.config.batch.sequences, max(batch.count, 1)
+        size = self.config.machine.micro_batch or sequences
+        total = torch.zeros((), device=self.device)
+        for start in range(0, sequences, size):
+            inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+            with self._computing():
+                part = self.loss(inputs, targets) / count
+            part.backward()
+            total += part.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        return total, norm
+
+    def _computing(self) -> torch.autocast:
+        """The context of a forward: its precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    def _not_finite(self, step: int) -> SpecError:
+        """The error of a step that must not change the weights."""
+        cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
+        message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
+        help = "a lower learning rate, a longer warmup or `clip` may help"
+        return SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
+
+    # ---- between steps ----
+
+    def _evaluate(self) -> None:
+        """Evaluate before the first step, at each multiple of `every`, and after the last."""
+        config = self.config.eval
+        due = config is not None and (self.step % config.every == 0 or self.step == self.steps)
+        if config is None or not due or self._evaluated == self.step:
+            return
+        numbers = evaluate(
+            self.model,
+            self.data,
+            config.splits,
+            config.metrics,
+            sequences=self.config.batch.sequences,
+            computing=self._computing,
+            between=self._check_asked,
+        )
+        self._evaluated = self.step
+        self.record.log(self.step, numbers)
+        self._tell(lambda one: one.on_eval(self, numbers))
+
+    def _check_asked(self) -> None:
+        if self._asked_to_end():
+            raise _AskedToEndError
+
+    def _save(self) -> None:
+        states = tuple(one.state() for one in self._callbacks)
+        state = optimizer_tensors(self.model, self.optimizer)
+        self.record.save(Checkpoint(self.step, self.model, state, states, self.ended))
+
+    def _restore(self) -> None:
+        """Continue from the latest checkpoint."""
+        found = self.record.restored()
+        if found is None:
+            return
+        restore(self.model, self.optimizer, found)
+        self.step, self.ended = found.step, found.ended
+        for callback, state in zip(self._callbacks, found.callbacks, strict=True):
+            callback.restore(state)
+
+    # ---- for callbacks ----
+
+    def text(self, name: str, text: str) -> None:
+        """Note a text in the record; see `tfkit.component.Training`."""
+        self.record.text(self.step, name, text)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step."""
+        self.ended = reason
+
+    def _tell(self, event: Callable[[Callback], None]) -> None:
+        """Call a method of all observers."""
+        for watcher in self._watchers:
+            event(watcher)
+        for number, callback in enumerate(self._callbacks):
+            try:
+                event(callback)
+            except Invalid as wrong:
+                raise self.run.refused(wrong, "callbacks", str(number)) from wrong
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """That many threads for one operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
