@@ -44,7 +44,7 @@ class HookCall:
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """The values that plugins returned for a hook, each with the label of its plugin; a warning for each that failed."""
+    """The values that plugins returned for a hook, each with its plugin's label; a warning for each that failed."""
 
     given: tuple[tuple[str, T], ...]
     faults: tuple[Diagnostic, ...]
@@ -59,13 +59,16 @@ class Hooks:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
 
-    def add(self, part: object, candidate: Candidate) -> list[Diagnostic]:
-        """Add an object with hooks, usually a module; returns an error for each hook that is misspelt."""
+    def add(self, part: object, candidate: Candidate, wanted: str = "tfkit_register(register)") -> list[Diagnostic]:
+        """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
+
+        Raises NoHookError for one without any; `wanted` is the hook that it then most likely lacks.
+        """
         self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")
         callers = self._manager.get_hookcallers(part) or ()
         if not callers:
             what = "does not mark its hook" if any(hasattr(part, hook) for hook in HOOKS) else "defines no hook"
-            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def tfkit_register(register)`")
+            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def {wanted}`")
         self._parts.append((part, candidate))
         return [
             _misspelt(candidate, caller.name, impl)
