@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tfkit.cli import main
-from tfkit.tools.importing import families
+from tfkit.tools.import_.importing import families
 
 from ..known import KNOWN
 

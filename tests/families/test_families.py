@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import tfkit
-from tfkit.tools.importing import families
+from tfkit.tools.import_.importing import families
 
 from ..known import KNOWN
 from ..sampling import chosen, some

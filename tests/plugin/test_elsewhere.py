@@ -12,7 +12,7 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import available
 from tfkit.spec.tree import node_of
-from tfkit.tools.importing import families, family_of
+from tfkit.tools.import_.importing import families, family_of
 
 FILE = Path(elsewhere.__file__).with_suffix(".toml")
 HEAD = """\

@@ -10,7 +10,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_model
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.inputs import random_inputs
 
 from ..sampling import slow
 
@@ -148,7 +148,7 @@ def test_inputs_are_as_long_as_they_say() -> None:
 
 def test_another_length_is_refused_where_it_is_asked_for() -> None:
     graph = tfkit.loads(CLASSES, plugins=PLUGINS)
-    assert tfkit.tools.cost.cost(graph).length == 64
+    assert tfkit.cost(graph).length == 64
     with pytest.raises(tfkit.SpecError, match=r"length \(32\) has no effect: .* always has 64 positions"):
         tfkit.tools.cost.cost(graph, length=32)
 

@@ -13,7 +13,7 @@ from tfkit.plugin.known_specs import known_specs, own_specs
 from tfkit.plugin.manager import available
 from tfkit.spec.load import find_spec, read_tree
 from tfkit.spec.source import plain
-from tfkit.tools.gallery import shipped
+from tfkit.tools.list_.gallery import shipped
 
 from .written import HEAD, causes, load, origins, write
 
