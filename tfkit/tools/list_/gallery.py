@@ -1,12 +1,13 @@
-"""The specs that have a bare name, listed without building any or running a plugin."""
+"""The specs that have a bare name, listed without building any or running a plugin; those of missing plugins too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from tfkit.errors import SpecError
+from tfkit.plugin import elsewhere
 from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.manager import Available, available
 from tfkit.spec.load import Read, read_tree
@@ -18,8 +19,8 @@ class Shipped:
     """A spec that has a bare name.
 
     Attributes:
-        plugin: the label of the plugin that brings it, or `built in`.
-        kind: `decoder`, `encoder`, or `encoder-decoder`.
+        plugin: the label of the plugin that brings it, or `built in`; its name if it is not available.
+        kind: `decoder`, `encoder`, or `encoder-decoder`; empty if the spec cannot be read.
         parameters: their number, if it is stated.
         model_type: the family of its published checkpoint, if it has one.
         requires: the plugins that its components come from.
@@ -47,6 +48,7 @@ def shipped(words: Collection[str] = (), plugins: Available | None = None) -> li
     there = plugins or available()
     remembering = cache(read)  # the files that many others extend
     found = [_shipped(name, there, remembering) for name in there.specs.files]
+    found = sorted([*found, *_absent(there)], key=lambda one: one.name)
     return [one for one in found if all(word.casefold() in _text(one) for word in words)]
 
 
@@ -70,6 +72,14 @@ def _shipped(name: str, there: Available, read: Read) -> Shipped:
         requires=requires,
         missing=tuple(plugin for plugin in requires if canonical(plugin) not in there.names),
     )
+
+
+def _absent(there: Available) -> Iterator[Shipped]:
+    """The specs of tfkit's own plugins that are not available."""
+    for plugin, specs in elsewhere.specs().items():
+        if plugin not in there.names:
+            for name in specs.keys() - there.specs.files.keys():
+                yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))
 
 
 def _text(one: Shipped) -> str:
