@@ -109,7 +109,7 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     from tfkit.spec.load import is_folder
 
     path = Path(b)
-    if is_folder(b) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+    if is_folder(b, reader.plugins.specs) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
         return path
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 
