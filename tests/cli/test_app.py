@@ -68,7 +68,8 @@ import sys
 from tfkit.cli import main
 for line in {[[], ["--help"], ["parms"], ["build"], ["params", "--bye"], *([name, "--help"] for name in COMMANDS)]}:
     main(line)
-print([name for name in ("torch", "pydantic", "rich", "yaml", "tfkit.spec", "tfkit.plugin.manager") if name in sys.modules])
+heavy = "torch", "pydantic", "rich", "yaml", "tfkit.spec", "tfkit.plugin.manager"
+print([name for name in heavy if name in sys.modules])
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert out.splitlines()[-1] == "[]"
