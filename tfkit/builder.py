@@ -116,7 +116,7 @@ def build(
     if isinstance(spec, Graph) and sets:
         raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
     graph, device = spec if isinstance(spec, Graph) else load(spec, sets=sets), device_of(device)
-    if weights is None and not isinstance(spec, Graph):
+    if weights is None and not isinstance(spec, Graph | Mapping):
         weights = weights_beside(spec)
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
