@@ -39,7 +39,7 @@ class Node:
         return self.output.mask == f"{self.name}_mask"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A model as a graph: the input of `build`."""
 
@@ -60,6 +60,18 @@ class Graph:
         if found is None:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return found
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"
+
+    def _repr_svg_(self) -> str | None:
+        """The picture that a notebook shows; None, for the text, if the model cannot be drawn."""
+        import tfkit
+
+        try:
+            return tfkit.draw(self)._repr_svg_()
+        except Exception:
+            return None
 
 
 @checked

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfkit.tools.cost.devices import Device
+from tfkit.tools.html_table import html_table
 from tfkit.tools.ownership import By, in_rows
+from tfkit.tools.units import bytes_text, flops_text
 
 Mode = Literal["train", "prefill", "decode"]
 
@@ -199,6 +201,15 @@ class Cost:
                 transfer += moved / device.bandwidth
                 seconds += max(flops / peak, moved / device.bandwidth)
         return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        columns = ("component", "FLOPs", "bytes moved", "parameters")
+        rows = [
+            (row.label, flops_text(row.flops), bytes_text(row.traffic), f"{row.parameters:,}")
+            for row in (*self.rows(), self.total)
+        ]
+        return html_table(f"{self.name}: {self.mode}, {self.dtype}", columns, rows)
 
 
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
