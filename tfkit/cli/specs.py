@@ -169,20 +169,36 @@ def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
     notes="""
     A value that several components inherit is one line, and `name`, `source` and
     `description` are left out. The exit status is 0 whether they differ or not.
+
+    A and B are specs or published models: a config.json, or a folder with one and
+    without a spec, is read as `tfkit import` reads it, and --set does not change it.
     """,
     examples="""
     tfkit diff gpt2 gpt2_medium
     tfkit diff llama2_70b llama3_70b --json
+    tfkit diff my_llama.yaml downloads/Llama-3.2-1B
     """,
 )
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
+@click.option(
+    "--family", metavar="SPEC", help="The spec that defines the fields of a config.json.  [default: by model_type]"
+)
 @json_option
-def diff(reader: Reader, before: str, after: str, json: bool) -> None:
-    """Show the differences between two specs."""
+def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:
+    """Show the differences between two specs, or a spec and a published model."""
     from tfkit.cli.output import print_json, retitled
 
-    a, b = retitled([reader.load(before), reader.load(after)], (before, after))
+    published = [_is_published(one) for one in (before, after)]
+    if family is not None and not any(published):
+        raise click.UsageError("--family has no effect: neither A nor B has a config.json")
+    if reader.sets and all(published):
+        raise click.UsageError("--set has no effect: A and B are published models")
+    graphs = [
+        _imported(reader, one, family) if theirs else reader.load(one)
+        for one, theirs in zip((before, after), published, strict=True)
+    ]
+    a, b = retitled(graphs, (before, after))
     from tfkit.tools.diff import differences
     from tfkit.tools.params import count_params
 
@@ -191,6 +207,22 @@ def diff(reader: Reader, before: str, after: str, json: bool) -> None:
         print_json({"a": a.name, "b": b.name, "differences": found, "parameters": counts})
     else:
         _show_differences(found, (a.name, b.name), counts)
+
+
+def _is_published(name: str) -> bool:
+    """True for a config.json, and for a folder that has one but not a spec."""
+    from tfkit.spec.folder import CONFIG, SPEC
+    from tfkit.spec.load import is_folder
+
+    folder = Path(name)
+    alone = is_folder(name) and (folder / CONFIG).exists() and not (folder / SPEC).exists()
+    return alone or name.endswith(".json")
+
+
+def _imported(reader: Reader, config: str, family: str | None) -> Graph:
+    from tfkit.tools.importing import import_config
+
+    return import_config(config, family=family, plugins=reader.plugins).graph
 
 
 def _show_differences(found: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:
