@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.html_table import html_table
+from tfkit.tools.common.ownership import By, in_rows
+from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.html_table import html_table
-from tfkit.tools.ownership import By, in_rows
-from tfkit.tools.units import bytes_text, flops_text
-
-Mode = Literal["train", "prefill", "decode"]
 
 
 @dataclass(frozen=True)

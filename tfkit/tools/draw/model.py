@@ -12,7 +12,7 @@ from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import norm_box, tower
-from tfkit.tools.show import number
+from tfkit.tools.show.values import number
 
 STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}
 """The usual order of the steps after an embedding, each with the field that requests it."""

@@ -9,11 +9,11 @@ from typing import Any
 from tfkit.component import NormConfig
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
+from tfkit.tools.common.ownership import LABELS
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of, window_of
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
-from tfkit.tools.ownership import LABELS
-from tfkit.tools.show import number, text_of
+from tfkit.tools.show.values import number, text_of
 
 LONGEST = 44
 """Longest list of layers or pattern, in characters."""

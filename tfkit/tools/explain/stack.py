@@ -11,7 +11,7 @@ from tfkit.errors import ranges
 from tfkit.graph.expand import Node
 from tfkit.tools.explain.explanation import Explanation, differing, explain_attention, explain_component, many
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
-from tfkit.tools.show import number
+from tfkit.tools.show.values import number
 
 SLOTS = ("attention", "cross_attention", "ffn")
 NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
