@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfkit.graph.expand import Graph, load
-from tfkit.spec.load import shipped_specs
+from tfkit.spec.shipped import shipped_specs
 
 from .sampling import chosen, spread
 

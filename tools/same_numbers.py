@@ -30,7 +30,7 @@ Digests = dict[str, str]
 
 def main() -> int:
     """Compare, print."""
-    from tfkit.spec.load import shipped_specs
+    from tfkit.spec.shipped import shipped_specs
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")

@@ -17,7 +17,8 @@ from torch import nn
 import tfkit
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
-from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.spec.load import read_tree
+from tfkit.spec.shipped import shipped_specs
 from tfkit.spec.source import plain
 from tfkit.tools.import_.importing import families, import_config
 

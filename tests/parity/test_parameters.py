@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.graph.expand import Graph
-from tfkit.spec.load import read_tree, shipped_specs, specs_folder
+from tfkit.spec.load import read_tree
+from tfkit.spec.shipped import shipped_specs, specs_folder
 from tfkit.spec.source import plain
 
 from ..sampling import some

@@ -19,7 +19,7 @@ import yaml
 
 import tfkit
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.load import shipped_specs, specs_folder
+from tfkit.spec.shipped import shipped_specs, specs_folder
 from tfkit.spec.tree import MAX_DEPTH, MAX_ERRORS, MAX_NODES
 
 from ..sampling import some

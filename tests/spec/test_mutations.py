@@ -23,7 +23,7 @@ import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
-from tfkit.spec.load import specs_folder
+from tfkit.spec.shipped import specs_folder
 from tfkit.spec.source import parse, plain
 
 from ..small_specs import SHIPPED

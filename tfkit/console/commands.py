@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfkit.console.options import PLUGINS, SETS, Reader
 from tfkit.errors import SpecError, closest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Function = Callable[..., Any]
 ROOMS = "tfkit.tools"
@@ -65,11 +68,19 @@ class Group(_Help, click.Group):
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), _first_line(name)) for name in names])
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The commands and options that begin so, no command imported."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(context) if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, context, incomplete)
+        return [*(CompletionItem(name, help=_first_line(name)) for name in names), *options]
+
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(context)
-        if name not in known and not name.startswith("-"):
+        if name not in known and not name.startswith("-") and not context.resilient_parsing:
             near = closest(name, known)
             hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
             context.fail(f"there is no command '{name}'{hint}")

@@ -21,6 +21,7 @@ from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
+from tfkit.spec.shipped import shipped_specs, specs_folder
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -45,21 +46,9 @@ class Spec:
         return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
-def specs_folder() -> Path:
-    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_specs"
-    return shipped if shipped.is_dir() else package.parent / "specs"
-
-
 def plugin_folders(beside: Path = Path()) -> list[Path]:
     """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
     return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
-
-
-def shipped_specs() -> list[str]:
-    """The bare names of the specs that come with tfkit."""
-    return sorted(path.stem for path in specs_folder().glob("*.yaml"))
 
 
 def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import tfkit
-from tfkit.spec.load import shipped_specs
+from tfkit.spec.shipped import shipped_specs
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     tfkit diff my_llama.yaml downloads/Llama-3.2-1B
     """,
 )
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=complete_spec)
+@click.argument("after", metavar="B", shell_complete=complete_spec)
 @click.option(
-    "--family", metavar="SPEC", help="The spec that defines the fields of a config.json.  [default: by model_type]"
+    "--family",
+    metavar="SPEC",
+    shell_complete=complete_spec,
+    help="The spec that defines the fields of a config.json.  [default: by model_type]",
 )
 @json_option
 def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
 from tfkit.errors import printable
 
@@ -38,7 +39,7 @@ DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --
     tfkit export t5_small --weights downloads/t5 --format torchscript -o t5.pt
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @click.option(
     "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import DTYPES, Reader, allow_change_option, device_of, json_option
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Asked, Job, job_of
@@ -44,7 +45,7 @@ TITLE = 40
     tfkit generate gpt2 --tokens 464,3290 --max-new-tokens 5
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @click.option(
     "--weights",
     type=click.Path(path_type=Path),

@@ -17,10 +17,11 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.folder import CONFIG
-from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
+from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree
+from tfkit.spec.shipped import shipped_specs, specs_folder
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.show.values import text_of

@@ -9,7 +9,8 @@ from typing import Any
 
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import available
-from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.spec.load import read_tree
+from tfkit.spec.shipped import shipped_specs
 from tfkit.spec.source import plain, read
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
 from tfkit.errors import printable
 
@@ -25,7 +26,7 @@ from tfkit.errors import printable
     tfkit save out --layout huggingface -o published
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @click.option(
     "--weights",
     metavar="PATH",
