@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.spec.shipped import shipped_specs
-
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -66,6 +64,8 @@ def _joined(words: list[str]) -> list[str]:
 def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """The specs that come with tfkit, YAML files and folders; any file if none of these begins so."""
     from click.shell_completion import CompletionItem
+
+    from tfkit.spec.shipped import shipped_specs
 
     names = [name for name in shipped_specs() if name.startswith(incomplete)]
     return [*names, *_files(incomplete)] or [CompletionItem(incomplete, type="file")]
