@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_commands() -> None:
     assert completions("") == [name for names in SECTIONS.values() for name in names]
     assert completions("exp") == ["explain", "export"]
+    assert completions("no_such_command", "exp") == ["explain", "export"]
 
 
 def test_the_options_of_every_command() -> None:
@@ -50,6 +51,12 @@ def test_the_options_of_every_command() -> None:
 def test_words_of_options() -> None:
     assert completions("export", "gpt2", "--format", "") == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
     assert completions("params", "--by=n") == ["node"]
+
+
+def test_slots_and_kinds() -> None:
+    assert completions("components", "--no-plugins", "no") == ["norm"]
+    assert completions("components", "norm", "--no-plugins", "") == ["layernorm", "rmsnorm"]
+    assert completions("components", "--plugin-dir", "notes.txt", "no") == []
 
 
 def test_every_spec_argument() -> None:

@@ -44,10 +44,11 @@ def changes(graph: Graph, plugins: Plugins, start: str) -> list[str]:
 
 
 def _assigned(path: str, place: Place) -> list[str]:
-    """A path with each word that its value could be; if any value could be, with the present one and without."""
+    """A path with each word that its value could be; if any value could be, without one and with the present one."""
     if place.words:
         return [f"{path}={word}" for word in place.words]
-    return [f"{path}=", f"{path}={json.dumps(place.value, default=str)}"]
+    plain = place.value is None or isinstance(place.value, str | int | float)
+    return [f"{path}=", *([f"{path}={json.dumps(place.value)}"] if plain else [])]
 
 
 def _top(graph: Graph, plugins: Plugins) -> dict[str, Place]:

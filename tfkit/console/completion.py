@@ -16,6 +16,8 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from tfkit.plugin.manager import Plugins
+
 VARIABLE = "_TFKIT_COMPLETE"
 """The environment variable in which a shell asks for completions."""
 
@@ -93,16 +95,32 @@ def complete_change(context: click.Context, parameter: click.Parameter, incomple
     if spec is None:
         return []
     from tfkit.console.changes import changes
-    from tfkit.console.options import Reader
     from tfkit.graph.expand import expand
     from tfkit.spec.load import read_spec
 
-    options = (given.get("plugin_dir") or (), bool(given.get("no_plugins")), given.get("disable") or ())
     for sets in (given.get("sets") or (), ()):  # a change may need the one that is being written
         try:
-            plugins = Reader((), *options).found
+            plugins = _plugins(context)
             graph = expand(read_spec(spec, plugins, sets=sets))
         except Exception:  # the command says what is wrong
             continue
         return changes(graph, plugins, incomplete)
     return []
+
+
+def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The slots of components; after a slot, its kinds."""
+    try:
+        registry = _plugins(context).registry
+    except Exception:  # the command says what is wrong
+        return []
+    slot = context.params.get("slot")
+    return [word for word in (registry.kinds(slot) if slot else registry.slots()) if word.startswith(incomplete)]
+
+
+def _plugins(context: click.Context) -> Plugins:
+    """The plugins that the options on the command line ask for."""
+    from tfkit.console.options import Reader
+
+    given = context.params
+    return Reader((), given.get("plugin_dir") or (), bool(given.get("no_plugins")), given.get("disable") or ()).found
