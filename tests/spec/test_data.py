@@ -18,10 +18,11 @@ import torch
 import yaml
 
 import tfkit
+from tfkit.errors import MAX_ERRORS
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.shipped import shipped_specs, specs_folder
-from tfkit.spec.tree import MAX_DEPTH, MAX_ERRORS, MAX_NODES
+from tfkit.spec.tree import MAX_DEPTH, MAX_NODES
 
+from ..known import KNOWN, NAMES
 from ..sampling import some
 
 TINY: dict[str, Any] = {
@@ -143,10 +144,10 @@ def test_wrong(
     golden(f"data/{name}", str(caught.value))
 
 
-@pytest.mark.parametrize("name", some(shipped_specs(), 40))
+@pytest.mark.parametrize("name", some(NAMES, 40))
 def test_a_shipped_spec_as_data(name: str) -> None:
     """As PyYAML reads it, which takes `1e-5` for text."""
-    text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    text = KNOWN.files[name].path.read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     before = copy.deepcopy(data)
     assert same(tfkit.load(data), tfkit.load(name))

@@ -16,7 +16,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from tfkit.plugin.manager import Plugins
+    from tfkit.console.options import Reader
 
 VARIABLE = "_TFKIT_COMPLETE"
 """The environment variable in which a shell asks for completions."""
@@ -64,12 +64,14 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """The specs that come with tfkit, YAML files and folders; any file if none of these begins so."""
+    """The specs with a bare name, YAML files and folders; any file if none of these begins so."""
     from click.shell_completion import CompletionItem
 
-    from tfkit.spec.shipped import shipped_specs
-
-    names = [name for name in shipped_specs() if name.startswith(incomplete)]
+    try:
+        known = reader_of(context).available.specs.files
+    except Exception:  # the command says what is wrong
+        known = {}
+    names = [name for name in known if name.startswith(incomplete)]
     return [*names, *_files(incomplete)] or [CompletionItem(incomplete, type="file")]
 
 
@@ -100,7 +102,7 @@ def complete_change(context: click.Context, parameter: click.Parameter, incomple
 
     for sets in (given.get("sets") or (), ()):  # a change may need the one that is being written
         try:
-            plugins = _plugins(context)
+            plugins = reader_of(context).found
             graph = expand(read_spec(spec, plugins, sets=sets))
         except Exception:  # the command says what is wrong
             continue
@@ -111,16 +113,16 @@ def complete_change(context: click.Context, parameter: click.Parameter, incomple
 def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The slots of components; after a slot, its kinds."""
     try:
-        registry = _plugins(context).registry
+        registry = reader_of(context).found.registry
     except Exception:  # the command says what is wrong
         return []
     slot = context.params.get("slot")
     return [word for word in (registry.kinds(slot) if slot else registry.slots()) if word.startswith(incomplete)]
 
 
-def _plugins(context: click.Context) -> Plugins:
+def reader_of(context: click.Context) -> Reader:
     """The plugins that the options on the command line ask for."""
     from tfkit.console.options import Reader
 
     given = context.params
-    return Reader((), given.get("plugin_dir") or (), bool(given.get("no_plugins")), given.get("disable") or ()).found
+    return Reader((), given.get("plugin_dir") or (), bool(given.get("no_plugins")), given.get("disable") or ())

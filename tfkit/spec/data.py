@@ -14,9 +14,9 @@ from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 from tfkit.arguments import shown
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.spec.scalars import MAX_DIGITS, resolve
-from tfkit.spec.tree import MAX_DEPTH, MAX_ERRORS, MAX_NODES, MERGE, Mapping, Node, Scalar, Sequence
+from tfkit.spec.tree import MAX_DEPTH, MAX_NODES, MERGE, Mapping, Node, Scalar, Sequence
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
 Path = tuple[str, ...]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:
     from tfkit.console.output import print_json, retitled
 
-    published = [_is_published(one) for one in (before, after)]
+    published = [_is_published(reader, one) for one in (before, after)]
     if family is not None and not any(published):
         raise click.UsageError("--family has no effect: neither A nor B has a config.json")
     if reader.sets and all(published):
@@ -63,13 +63,13 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
         _show_differences(found, (a.name, b.name), counts)
 
 
-def _is_published(name: str) -> bool:
+def _is_published(reader: Reader, name: str) -> bool:
     """True for a config.json, and for a folder that has one but not a spec."""
     from tfkit.spec.folder import CONFIG, SPEC
     from tfkit.spec.load import is_folder
 
     folder = Path(name)
-    alone = is_folder(name) and (folder / CONFIG).exists() and not (folder / SPEC).exists()
+    alone = is_folder(name, reader.plugins.specs) and (folder / CONFIG).exists() and not (folder / SPEC).exists()
     return alone or name.endswith(".json")
 
 
