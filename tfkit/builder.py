@@ -122,7 +122,8 @@ def build(
     else:
         plugins = load_plugins()
         graph = load(spec, sets=sets, plugins=plugins)
-        weights = weights_beside(spec, plugins.specs) if weights is None else weights
+        if weights is None and not isinstance(spec, Mapping):
+            weights = weights_beside(spec, plugins.specs)
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)
