@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 import tfkit
+from tfkit.errors import ranges
 from tfkit.tools.diff import differences
-from tfkit.tools.show import programs_of, ranges, values_of
+from tfkit.tools.show import values_of
+from tfkit.tools.steps import programs_of
 
 STACK = """\
 tfkit: 1

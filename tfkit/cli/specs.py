@@ -14,7 +14,8 @@ from tfkit.errors import SpecError
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
     from tfkit.tools.gallery import Shipped
-    from tfkit.tools.show import Program, Value
+    from tfkit.tools.show import Value
+    from tfkit.tools.steps import Program
 
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
@@ -120,7 +121,8 @@ def show(reader: Reader, spec: str, json: bool) -> None:
     from tfkit.cli.output import print_json
 
     graph = reader.load(spec)
-    from tfkit.tools.show import programs_of, values_of
+    from tfkit.tools.show import values_of
+    from tfkit.tools.steps import programs_of
 
     values, programs = values_of(graph), programs_of(graph)
     if json:

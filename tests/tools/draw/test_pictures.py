@@ -18,7 +18,7 @@ from tfkit.tools.draw.shapes import Words
 from tfkit.tools.gallery import shipped
 from tfkit.tools.importing import families
 from tfkit.tools.params import count_params
-from tfkit.tools.show import programs_of
+from tfkit.tools.steps import programs_of
 
 from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways

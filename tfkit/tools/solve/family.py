@@ -116,9 +116,8 @@ class Family:
         found = []
         for node in self.own.nodes:
             path = ("graph", node.name, "n_layers")
-            pattern = _pattern(getattr(node.config, "layers", None))
-            if path in numbers and path not in self._kept and pattern is not None:
-                found.append(Stack(path, numbers[path], *pattern))
+            if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
+                found.append(Stack(path, numbers[path], node.stack.period, node.stack.least))
         return tuple(found)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
@@ -250,20 +249,6 @@ def _at(tree: Node | None, path: Path) -> Node | None:
     for name in path:
         tree = tree.items.get(name) if isinstance(tree, Tree) else None
     return tree
-
-
-def _pattern(layers: Any) -> tuple[int, int] | None:
-    """The period of a pattern, and the least number of layers that it needs; None if it fixes the number of layers."""
-    pattern, groups = getattr(layers, "pattern", None), getattr(layers, "groups", None)
-    if groups:
-        return groups, groups
-    if isinstance(pattern, Mapping):
-        ends = [int(end) for key in pattern if key != "rest" for end in key.lstrip("-").split("-")]
-        return (1, max(ends, default=0) + 2) if "rest" in pattern else None
-    if not pattern:
-        return 1, 1
-    counts = [word.partition("*")[2] or "1" for word in pattern]
-    return sum(map(int, counts)), sum(map(int, counts))
 
 
 def _attentions(config: Any, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
