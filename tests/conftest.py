@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import PAIR, TINY
 from tfkit.cli import main
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
@@ -63,3 +64,16 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return err if stderr else out
 
     return call
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two specs, a wrong one among them, to stand in; a terminal of 80 columns."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    (tmp_path / "wrong.yaml").write_text(TINY.replace("gqa", "gqqa").replace("n_layers: 2", "n_layers: two"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("TFKIT_DISABLE", raising=False)
+    return tmp_path

@@ -23,7 +23,7 @@ from torch import nn
 import tfkit
 from tfkit.decoding.foreign import FOREIGN
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.profile import profile_models
+from tfkit.tools.profile.models import profile_models
 
 from .training.models import SPECS
 

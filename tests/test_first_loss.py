@@ -16,7 +16,7 @@ import tfkit
 from tests.small_specs import covering_first, reductions
 from tfkit.cli import main
 from tfkit.first_loss import first_losses
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.inputs import random_inputs
 
 from .sampling import some
 

@@ -31,7 +31,7 @@ from tfkit.components.rope import RopeConfig
 from tfkit.nn import Context
 from tfkit.promises import Watch
 from tfkit.testing import call, example_inputs
-from tfkit.tools.first_run import first_run
+from tfkit.tools.build.first_run import first_run
 
 from .plugin.test_faults import plugins
 from .small_specs import SHIPPED, reduced

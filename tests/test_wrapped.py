@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import tfkit
-from tfkit.tools.save import save
+from tfkit.tools.save.save import save
 from tfkit.wrapped import unwrapped
 
 pytestmark = pytest.mark.filterwarnings(

@@ -52,6 +52,8 @@ class Limit:
         return " ".join([*(end for end in ends if end), *most])
 
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Names of the types that weights may have."""
 INT64 = Limit(least=-(2**63), most=2**63 - 1)
 Positive: TypeAlias = Annotated[int, Limit(least=1)]
 Natural: TypeAlias = Annotated[int, Limit(least=0)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from tfkit.component import Call, Factor, Head, Layer, Layers, NormConfig, Projection
+from tfkit.component import Call, Head, Layer, Layers, NormConfig, Projection, Scale
 from tfkit.errors import FirstLossWarning
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.tables import table_owner
@@ -129,7 +129,7 @@ def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> 
     size = _deviation(model.get_parameter(f"{own}.tokens.weight"))
     stream = Stream(size, size if own == owner else 0.0)
     for stage in node.config.after_table():
-        if isinstance(stage, Factor):
+        if isinstance(stage, Scale):
             stream = stream.times(stage.number)
         elif isinstance(stage, Projection):
             stream = Stream(stream.size, 0.0)

@@ -6,17 +6,17 @@ from typing import Annotated, TypeAlias
 
 import torch
 
-from tfkit.arguments import shown
+from tfkit.arguments import DTYPES, shown
 from tfkit.errors import closest, quoted
 
-DTYPES = {str(one).removeprefix("torch."): one for one in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
+TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 AnyDtype: TypeAlias = Annotated[torch.dtype | str, "a type of numbers such as torch.bfloat16 or 'bfloat16'"]
 AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'cuda:1' or 'meta'"]
 
 
 def dtype_of(dtype: AnyDtype) -> torch.dtype:
     """The type of that name; raises ValueError if weights cannot be of it."""
-    found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    found = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if found is None:
         near = closest(str(dtype), DTYPES)
         help = f": a similar one is '{near}'" if near else ""

@@ -16,8 +16,8 @@ from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import DIGEST, MEANING
 from tfkit.checkpoint.shards import write_shards
 from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
-from tfkit.tools.save import save
-from tfkit.tools.weights import build_with_weights, load_weights
+from tfkit.tools.common.weights import build_with_weights, load_weights
+from tfkit.tools.save.save import save
 
 SPEC = """\
 tfkit: 1

@@ -13,8 +13,8 @@ import tfkit
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.cli import main
 from tfkit.decoding.text import load_tokenizer
-from tfkit.tools.atomic_files import names_in, write_file
-from tfkit.tools.importing import import_config
+from tfkit.tools.common.atomic_files import names_in, write_file
+from tfkit.tools.import_.importing import import_config
 
 from ..sampling import slow
 from ..tools.conftest import DECODER

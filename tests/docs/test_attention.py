@@ -12,7 +12,8 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_component, check_model
-from tfkit.tools.eject import check, eject
+from tfkit.tools.eject.check import check
+from tfkit.tools.eject.write import eject
 
 TEXT = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

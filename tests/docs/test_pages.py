@@ -7,12 +7,13 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 import tfkit
-from tfkit.cli.app import cli
-from tfkit.tools.eject import eject
-from tfkit.tools.gallery import shipped
+from tfkit.cli import cli
+from tfkit.tools.eject.write import eject
+from tfkit.tools.list_.gallery import shipped
 
 from .page import ROOT, blocks, follow, matches, run
 
@@ -80,8 +81,9 @@ def prose(page: Path) -> str:
 def test_commands_in_the_text_have_these_options(page: Path) -> None:
     for words in re.findall(r"`(tfkit [a-z][^`]*)`", prose(page)):
         program = shlex.split(words)[1:]
-        assert program[0] in cli.commands, words
-        options = {name for option in cli.commands[program[0]].params for name in option.opts}
+        command = cli.get_command(click.Context(cli), program[0])
+        assert command is not None, words
+        options = {name for option in command.params for name in option.opts}
         asked = {word for word in program[1:] if word.startswith("-") and word != "-"}
         assert asked <= {*options, "--help"}, words
 

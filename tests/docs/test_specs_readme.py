@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tfkit.cli import main
-from tfkit.tools.importing import families
+from tfkit.tools.import_.importing import families
 
 TEXT = (Path(__file__).parents[2] / "specs" / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)

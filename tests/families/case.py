@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.checkpoint.names import matcher
-from tfkit.tools.importing import Imported, import_config
-from tfkit.tools.save import save
-from tfkit.tools.weights import build_with_weights
+from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.import_.importing import Imported, import_config
+from tfkit.tools.save.save import save
 
 BATCH = 3
 Kind = Literal["causal", "masked", "seq2seq"]

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.tools.importing import import_config
-from tfkit.tools.weights import build_with_weights
+from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.import_.importing import import_config
 
 from .case import Trial
 from .encoders import ENCODERS

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import tfkit
-from tfkit.tools.importing import families
+from tfkit.tools.import_.importing import families
 
 from ..sampling import chosen, some
 from .case import Trial, check_cached, check_count, check_logits, check_saved

@@ -19,7 +19,7 @@ from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
 from tfkit.spec.load import read_tree, shipped_specs
 from tfkit.spec.source import plain
-from tfkit.tools.importing import families, import_config
+from tfkit.tools.import_.importing import families, import_config
 
 from ..sampling import chosen
 from .cases import QUICK

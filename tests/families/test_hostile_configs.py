@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfkit.errors import SpecError
-from tfkit.tools.importing import export_config, import_config
+from tfkit.tools.import_.importing import export_config, import_config
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = """

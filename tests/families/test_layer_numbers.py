@@ -11,7 +11,7 @@ import transformers
 
 import tfkit
 from tfkit.components.stack import StackConfig
-from tfkit.tools.importing import import_config
+from tfkit.tools.import_.importing import import_config
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 

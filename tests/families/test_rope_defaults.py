@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 import tfkit
-from tfkit.tools.importing import export_config, families, import_config
+from tfkit.tools.import_.importing import export_config, families, import_config
 
 from ..sampling import some
 from .llama_kin import LLAMA, LLAMA_KIN

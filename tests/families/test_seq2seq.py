@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.tools.importing import import_config
-from tfkit.tools.weights import build_with_weights
+from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.import_.importing import import_config
 
 from .case import reference
 from .seq2seq import SEQ2SEQ

@@ -13,7 +13,8 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.graph.names import RESERVED, WRITTEN
-from tfkit.tools.eject import check, eject
+from tfkit.tools.eject.check import check
+from tfkit.tools.eject.write import eject
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 SPEC = """

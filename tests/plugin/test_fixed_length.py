@@ -10,7 +10,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_model
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.inputs import random_inputs
 
 from ..sampling import slow
 

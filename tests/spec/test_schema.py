@@ -25,7 +25,7 @@ from tfkit.spec.render import SCHEMA as SCHEMA_FILE
 from tfkit.spec.render import render
 from tfkit.spec.schema import json_schema
 from tfkit.spec.source import parse, plain, read
-from tfkit.tools.gallery import shipped
+from tfkit.tools.list_.gallery import shipped
 
 from ..small_specs import covering_first
 

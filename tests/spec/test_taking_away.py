@@ -12,7 +12,7 @@ import pytest
 import tfkit
 from tfkit.errors import SpecWarning
 from tfkit.graph.expand import Graph
-from tfkit.tools.importing import import_config
+from tfkit.tools.import_.importing import import_config
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 BASE = """\

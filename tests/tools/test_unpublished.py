@@ -9,17 +9,19 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.cost import cost
-from tfkit.tools.draw import to_svg
-from tfkit.tools.eject import Alone, check, eject
-from tfkit.tools.explain import explain
+from tfkit.tools.cost.count import cost
+from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.eject.alone import Alone
+from tfkit.tools.eject.check import check
+from tfkit.tools.eject.write import eject
+from tfkit.tools.explain.explain import explain
 from tfkit.tools.export.export import export
-from tfkit.tools.params import count_params
+from tfkit.tools.params.count import count_params
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, spec_of
 from ..decoding.test_cached_models import SPECS, build
 from ..sampling import chosen
-from .cost.test_cost_counter import B, T, counted, memory_length
+from .cost.test_counter import B, T, counted, memory_length
 from .draw.geometry import faults
 
 LATENTS = """

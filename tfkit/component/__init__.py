@@ -55,7 +55,6 @@ from tfkit.component.slots import TemperatureConfig as TemperatureConfig
 from tfkit.component.slots import divisors as divisors
 from tfkit.component.stack import Call as Call
 from tfkit.component.stack import Dropout as Dropout
-from tfkit.component.stack import Factor as Factor
 from tfkit.component.stack import Head as Head
 from tfkit.component.stack import Layer as Layer
 from tfkit.component.stack import Layers as Layers
@@ -63,5 +62,6 @@ from tfkit.component.stack import Learned as Learned
 from tfkit.component.stack import Lookup as Lookup
 from tfkit.component.stack import Projection as Projection
 from tfkit.component.stack import ResidualConfig as ResidualConfig
+from tfkit.component.stack import Scale as Scale
 from tfkit.component.stack import Stage as Stage
 from tfkit.component.stack import Step as Step

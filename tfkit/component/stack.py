@@ -44,7 +44,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Factor:
+class Scale:
     """A factor that is not learned; `root_of` is the number whose square root it is, if the spec says so."""
 
     number: float
@@ -75,7 +75,7 @@ class Projection:
     d_out: int
 
 
-Stage: TypeAlias = Call | Factor | Dropout | Lookup | Projection
+Stage: TypeAlias = Call | Scale | Dropout | Lookup | Projection
 """A stage of an embedding, after its token table."""
 
 
@@ -110,7 +110,7 @@ class Step:
         """The name of its kind of sublayer: `cross_attention`, or the slot of its component."""
         return "cross_attention" if self.reads_memory else self.config.slot
 
-    def branch(self) -> Iterator[Call | Dropout | Learned | Factor]:
+    def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
         """The operations between the stream and the addition, in order."""
         if self.norm_in is not None:
             yield Call(f"{self.name}_norm_in", self.norm_in)
@@ -122,7 +122,7 @@ class Step:
         if self.residual.learned != "none":
             yield Learned(f"{self.name}_residual_scale", self.residual.learned)
         if self.residual.scale != 1:
-            yield Factor(self.residual.scale)
+            yield Scale(self.residual.scale)
 
     @property
     def onto(self) -> Learned | None:

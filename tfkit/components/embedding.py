@@ -18,7 +18,6 @@ from tfkit.component import (
     Call,
     Dim,
     Dropout,
-    Factor,
     Immaterial,
     InputPositionConfig,
     Lookup,
@@ -29,6 +28,7 @@ from tfkit.component import (
     PositiveFloat,
     Probability,
     Projection,
+    Scale,
     Shared,
     Signal,
     Signals,
@@ -139,7 +139,7 @@ class EmbeddingConfig(BlockConfig):
 
     def _described(self, stage: Stage) -> Iterator[component.Stage]:
         if stage == "scale":
-            yield Factor(self._factor(), root_of=self.d_model if self.scale == "sqrt_d_model" else None)
+            yield Scale(self._factor(), root_of=self.d_model if self.scale == "sqrt_d_model" else None)
         elif stage == "position" and self.position is not None:
             yield Call("position", self.position)
         elif stage == "tables":

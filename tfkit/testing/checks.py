@@ -15,8 +15,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance, example_inputs
+from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.export.torchscript import refusal, script
-from tfkit.tools.first_run import run_watched
 from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import quiet
 

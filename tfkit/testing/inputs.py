@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfkit.builder import inputs_of
 from tfkit.graph.expand import Graph
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.inputs import random_inputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]

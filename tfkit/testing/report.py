@@ -16,7 +16,7 @@ from tfkit.graph.sequence_limits import max_len
 from tfkit.testing import checks, parts
 from tfkit.testing.cached import check_cached, check_cached_step
 from tfkit.testing.inputs import Inputs, example_inputs
-from tfkit.tools.first_run import run_watched
+from tfkit.tools.build.first_run import run_watched
 
 CACHED = 12
 """Tokens of the sequences that are read in steps."""

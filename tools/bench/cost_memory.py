@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import tfkit
-from tfkit.tools.cost import Cost, cost
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.result import Cost
 
 MARK = "the step that counts"
 ATTEMPTS = 3

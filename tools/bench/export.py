@@ -23,7 +23,7 @@ import torch
 from measure import compare_speeds, ratio, seconds, take_turns
 
 import tfkit
-from tfkit.tools.comparison_inputs import example
+from tfkit.tools.common.comparison_inputs import example
 from tfkit.tools.export.export import export
 from tfkit.tools.export.torchscript import TorchScript
 

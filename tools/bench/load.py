@@ -26,7 +26,7 @@ from measure import ROOT, Contender, compare, machine, race, ratio, run_once, sc
 MAKE = """
 import torch, tfkit
 from pathlib import Path
-from tfkit.tools.save import save
+from tfkit.tools.save.save import save
 graph = tfkit.load({spec!r})
 model = tfkit.build(graph, dtype=torch.bfloat16)
 save(model, graph, Path({folder!r}), layout="huggingface")
@@ -39,7 +39,7 @@ start = time.process_time()
 model = {load}
 print(json.dumps({{"load": time.process_time() - start, "parameters": sum(p.numel() for p in model.parameters())}}))
 """
-OURS = "import tfkit\nfrom tfkit.tools.weights import build_with_weights"
+OURS = "import tfkit\nfrom tfkit.tools.common.weights import build_with_weights"
 THEIRS = "import transformers\nfrom transformers import AutoModelForCausalLM, {architecture}"
 COPIED = """
 def copied(model):

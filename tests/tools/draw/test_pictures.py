@@ -12,13 +12,15 @@ import pytest
 
 import tfkit
 from tfkit.spec.load import shipped_specs
-from tfkit.tools.draw import draw, picture_of, scene_of, to_svg
+from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower
 from tfkit.tools.draw.shapes import Words
-from tfkit.tools.gallery import shipped
-from tfkit.tools.importing import families
-from tfkit.tools.params import count_params
-from tfkit.tools.steps import programs_of
+from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.import_.importing import families
+from tfkit.tools.list_.gallery import shipped
+from tfkit.tools.params.count import count_params
+from tfkit.tools.show.steps import programs_of
 
 from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways

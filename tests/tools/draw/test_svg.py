@@ -10,9 +10,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.draw import Theme, draw, picture_of, scene_of, to_html, to_png, to_svg, write
-from tfkit.tools.draw.style import FILLS, INKS, css
-from tfkit.tools.draw.svg import SVG
+from tfkit.tools.draw.files import to_png, write
+from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.page import to_html
+from tfkit.tools.draw.picture import draw, picture_of
+from tfkit.tools.draw.style import FILLS, INKS, Theme, css
+from tfkit.tools.draw.svg import SVG, to_svg
 
 HOSTILE = '<script>alert("x")</script> & <b>"quoted"</b> \' --> ]]>'
 ABOUT = 'source: https://example.org/?a=1&b=<2>\ndescription: "{}"\n'

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject import check, eject
 from tfkit.tools.eject.alone import Alone
+from tfkit.tools.eject.check import check
 from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.write import eject
 
 from ...docs.page import ROOT, blocks
 from ...sampling import chosen

@@ -12,7 +12,9 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.eject import Alone, check, eject
+from tfkit.tools.eject.alone import Alone
+from tfkit.tools.eject.check import check
+from tfkit.tools.eject.write import eject
 
 from ...small_specs import reduced
 

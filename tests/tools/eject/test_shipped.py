@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject import Alone, check, eject
+from tfkit.tools.eject.alone import Alone
+from tfkit.tools.eject.check import check
 from tfkit.tools.eject.functions import in_docs
 from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.write import eject
 
 from ...sampling import some
 from ...small_specs import covering, reduced

@@ -10,8 +10,9 @@ import torch
 from torch import fx, nn
 
 import tfkit
-from tfkit.tools.profile import Limits, Profile, measure, models
-from tfkit.tools.profile import profile as profile_one
+from tfkit.tools.profile import measure, models
+from tfkit.tools.profile.models import profile as profile_one
+from tfkit.tools.profile.result import Limits, Profile
 
 DECODER = """\
 tfkit: 1

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import tfkit
 from tests.tools.profile.conftest import SPECS
-from tfkit.tools.cost import cost
-from tfkit.tools.profile import Limits, Profile, rows
+from tfkit.tools.cost.count import cost
 from tfkit.tools.profile.ranges import named_ranges, shown
+from tfkit.tools.profile.result import Limits, Profile, rows
 
 from ...sampling import slow, some
 

@@ -13,10 +13,12 @@ import torch
 import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.cost import UncountableError
-from tfkit.tools.profile import Profile, folder, models, predicted, profile_models
+from tfkit.tools.cost.count import UncountableError
+from tfkit.tools.profile import folder, models, predicted
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps
+from tfkit.tools.profile.models import profile_models
+from tfkit.tools.profile.result import Profile
 from tfkit.tools.profile.steps import Settings
 
 ENCODER = """\

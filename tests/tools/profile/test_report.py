@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from tfkit.tools.profile.report import report
+from tfkit.tools.profile.report.page import report
 from tfkit.tools.profile.result import Memory
 
 from .report_page import SECTIONS, Page, having, made_up, part, words

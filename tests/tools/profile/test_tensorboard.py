@@ -12,9 +12,9 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 
 import tfkit
-from tfkit.tools.profile import profile_models
+from tfkit.tools.profile.models import profile_models
 from tfkit.tools.profile.ranges import named_parts
-from tfkit.tools.profile.report_trace import adapt_events, adapt_trace
+from tfkit.tools.profile.report.trace import adapt_events, adapt_trace
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("torch_tb_profiler", reason="TensorBoard is not installed: pip install torch-tb-profiler")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import fx
@@ -19,14 +18,15 @@ from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
-from tfkit.tools.cache import cached_values
+from tfkit.tools.build.first_run import failed
+from tfkit.tools.common.cache import cached_values
+from tfkit.tools.common.choices import Mode, Optimizer
+from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels
-from tfkit.tools.cost.result import ComponentCost, Cost, Memory, Mode
+from tfkit.tools.cost.result import ComponentCost, Cost, Memory
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
 from tfkit.tools.cost.watch_step import Seen, frames_of, layers_of, watch_step
-from tfkit.tools.first_run import failed
-from tfkit.tools.ownership import owners_of
-from tfkit.tools.params import active_of
+from tfkit.tools.params.count import active_of
 
 
 class UncountableError(SpecError):
@@ -34,9 +34,6 @@ class UncountableError(SpecError):
 
 
 LENGTH = 2048
-Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
-OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
-"""`adamw_float32` holds its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
 _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 

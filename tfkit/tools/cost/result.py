@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.ownership import By, in_rows
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.ownership import By, in_rows
-
-Mode = Literal["train", "prefill", "decode"]
 
 
 @dataclass(frozen=True)

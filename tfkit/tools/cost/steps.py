@@ -15,7 +15,7 @@ from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.inputs import input_shapes
 from tfkit.nn import Past
-from tfkit.tools.cost.result import Mode
+from tfkit.tools.common.choices import Mode
 from tfkit.training.loss import Loss
 
 Step = Callable[[], Any]

@@ -12,12 +12,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tfkit.builder import graph_of
 from tfkit.component import AttentionConfig, Layer, MaskConfig
+from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels
 from tfkit.tools.cost.layers import Layers
 from tfkit.tools.cost.mask_share import EVERYTHING, hidden_share
 from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
 from tfkit.tools.cost.steps import Step
-from tfkit.tools.ownership import owners_of
 
 
 @dataclass

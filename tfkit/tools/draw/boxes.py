@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tfkit.tools.common.units import short
 from tfkit.tools.draw.scene import Box, Chip, Note
 from tfkit.tools.draw.shapes import Canvas, Rect, Words
 from tfkit.tools.draw.style import role
 from tfkit.tools.draw.text import Line, Run, cut, flow, line_width, width_of, wrap
-from tfkit.tools.units import short
 
 TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
 """Sizes of fonts."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.atomic_files import write_file
+from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.draw.page import to_html
 from tfkit.tools.draw.shapes import Picture
 from tfkit.tools.draw.style import Theme

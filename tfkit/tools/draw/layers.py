@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfkit.tools.common.units import short
 from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, natural_width, place_box, runs
 from tfkit.tools.draw.scene import Box, Layer, Mark, Note, Segment
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Words
 from tfkit.tools.draw.text import Run, flow
-from tfkit.tools.units import short
 
 WIDTH = 250.0
 """Width of a box by itself."""

@@ -9,10 +9,10 @@ from tfkit.component import (
     Call,
     Component,
     Dropout,
-    Factor,
     Lookup,
     PositionConfig,
     Projection,
+    Scale,
     Signal,
     WireMarker,
     marker,
@@ -23,7 +23,7 @@ from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import norm_box, tower
-from tfkit.tools.show import number
+from tfkit.tools.show.values import number
 
 SIZES = ("d_model", "vocab_size", "max_len")
 
@@ -159,7 +159,7 @@ def _embedding(node: Node, table: Signal, key: str, counts: ParameterCounts) -> 
         tip=tip_of(node.config),
     )
     for stage in node.config.after_table():
-        if isinstance(stage, Factor):
+        if isinstance(stage, Scale):
             yield Mark(f"{key}/scale", f"× √{stage.root_of:,}" if stage.root_of else f"× {number(stage.number)}")
         elif not isinstance(stage, Dropout):
             path = f"{node.name}.{stage.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tfkit.tools.common.units import short
 from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, count_of, place_box
 from tfkit.tools.draw.layers import (
     GAP,
@@ -19,7 +20,6 @@ from tfkit.tools.draw.layers import (
 from tfkit.tools.draw.scene import Added, Box, Chain, Mark, Node, Note, Tower
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect
 from tfkit.tools.draw.text import width_of
-from tfkit.tools.units import short
 
 BESIDE = 22.0
 """From the line to a box at its side."""

@@ -18,7 +18,7 @@ from tfkit.component import (
 )
 from tfkit.plugin.docs import first_paragraph
 from tfkit.tools.draw.scene import Chip, Note
-from tfkit.tools.show import number, text_of
+from tfkit.tools.show.values import number, text_of
 
 LONGEST = 40
 """Longest value, in characters, that is shown in a picture."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from tfkit.builder import build
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
-from tfkit.tools.ownership import owners_of
-from tfkit.tools.params import count_params
+from tfkit.tools.common.ownership import owners_of
+from tfkit.tools.params.count import count_params
 
 
 class ParameterCounts:

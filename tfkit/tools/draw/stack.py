@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit import component
-from tfkit.component import AttentionConfig, Call, Component, Factor, Layers, Learned, Step
+from tfkit.component import AttentionConfig, Call, Component, Layers, Learned, Scale, Step
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
+from tfkit.tools.common.ownership import LABELS
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of, window_of
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
-from tfkit.tools.ownership import LABELS
-from tfkit.tools.show import number, text_of
+from tfkit.tools.show.values import number, text_of
 
 LONGEST = 44
 """Longest list of layers or pattern, in characters."""
@@ -137,7 +137,7 @@ class _Layers:
                 yield self._sublayer(step) if part.name == step.name else self._norm(part.config, part.name)
             elif isinstance(part, Learned):
                 yield self._learned(part)
-            elif isinstance(part, Factor):
+            elif isinstance(part, Scale):
                 yield Mark(f"{self.key}/{step.name}_scale", f"× {number(part.number)}")
 
     def _norm(self, norm: Component, name: str, *, fresh: bool = True) -> Box:

@@ -5,9 +5,3 @@ decides is decided once (`specialise.py`), dead code is dropped (`cleanup.py`), 
 (`classes.py`), and numbers keep the names that the spec gave them (`symbols.py`). Components need not know about it.
 %%
 """
-
-from tfkit.tools.eject.alone import Alone
-from tfkit.tools.eject.check import Proof, check
-from tfkit.tools.eject.write import eject
-
-__all__ = ["Alone", "Proof", "check", "eject"]

@@ -15,10 +15,10 @@ import torch
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
-from tfkit.tools.comparison_inputs import as_tensors, whole_cases
+from tfkit.tools.common.comparison_inputs import as_tensors, whole_cases
+from tfkit.tools.common.memory import free_memory, size_of
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import Given
-from tfkit.tools.memory import free_memory, size_of
 
 LARGEST = 2**30
 """Largest number of parameters for which both are run: a larger model takes minutes."""

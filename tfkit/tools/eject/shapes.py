@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
+from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.runner import FILE, loaded, made
-from tfkit.tools.inputs import random_inputs
 
 WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)

@@ -21,6 +21,7 @@ from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.given import AnySpec, as_graph
+from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.ejected_class import CONFIG, Class
@@ -38,7 +39,6 @@ from tfkit.tools.eject.torch_modules import (
     made_by_torch,
     remembering,
 )
-from tfkit.tools.inputs import random_inputs
 from tfkit.torch_private.tensors import storage_key
 
 

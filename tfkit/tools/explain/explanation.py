@@ -18,7 +18,7 @@ from tfkit.component import (
     marker,
 )
 from tfkit.tools.explain.words import doc_of, field_papers, field_words, papers_of
-from tfkit.tools.show import number
+from tfkit.tools.show.values import number
 
 SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout", "bias", "max_len", "n_layers"})
 """Fields that have sentences of their own, or that all components share."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
+from tfkit.tools.common.ownership import rank
 from tfkit.tools.explain.explanation import Explanation, differing, explain_attention, explain_component, many
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
-from tfkit.tools.ownership import rank
-from tfkit.tools.steps import as_sentences
+from tfkit.tools.show.steps import as_sentences
 
 FEW = 28
 """The longest list of layers, in letters, that is written out; a pattern may have twice as many."""

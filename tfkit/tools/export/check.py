@@ -14,9 +14,9 @@ from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
-from tfkit.tools.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.tools.common.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.export.format import Call, Format, Inputs, Opened
-from tfkit.tools.ownership import owners_of
 from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}

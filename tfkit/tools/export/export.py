@@ -16,12 +16,12 @@ from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
-from tfkit.tools.atomic_files import check_file, extras_of, fresh_file
-from tfkit.tools.comparison_inputs import example
+from tfkit.tools.common.atomic_files import check_file, extras_of, fresh_file
+from tfkit.tools.common.comparison_inputs import example
+from tfkit.tools.common.memory import size_of
+from tfkit.tools.common.units import bytes_text
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
-from tfkit.tools.memory import size_of
-from tfkit.tools.units import bytes_text
 from tfkit.wrapped import whole
 
 MARGIN = 2**24

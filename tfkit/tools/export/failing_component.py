@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
-from tfkit.tools.ownership import owners_of
+from tfkit.tools.common.ownership import owners_of
 from tfkit.torch_private.programs import decomposed
 
 ANSI = re.compile(r"\x1b\[\d*m")

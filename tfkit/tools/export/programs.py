@@ -27,7 +27,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
 from tfkit.graph.sequence_limits import max_len
 from tfkit.nn import Past
-from tfkit.tools.comparison_inputs import example
+from tfkit.tools.common.comparison_inputs import example
 from tfkit.tools.export.failing_component import failing, quiet, refused
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of
 from tfkit.errors import Diagnostic
-from tfkit.tools.comparison_inputs import as_tensors
+from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.tools.export.failing_component import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from tfkit.builder import graph_of, inputs_of
 from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.decoding.cached import CachedModel
-from tfkit.tools.comparison_inputs import as_tensors
+from tfkit.tools.common.comparison_inputs import as_tensors
+from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
-from tfkit.tools.weights import build_with_weights
 
 
 class Safetensors(Format):

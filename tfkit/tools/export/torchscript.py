@@ -13,7 +13,7 @@ from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.plugin.registry import written_in
-from tfkit.tools.comparison_inputs import as_tensors
+from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
 from tfkit.tools.export.methods import with_methods
 from tfkit.torch_private.torchscript import forget, quiet

@@ -9,7 +9,7 @@ from statistics import fmean
 from torch import fx
 
 from tfkit.builder import graph_of
-from tfkit.tools.ownership import Ownership
+from tfkit.tools.common.ownership import Ownership
 from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
 from tfkit.tools.profile.limits import device_name
 from tfkit.tools.profile.memory import Usage, memory_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.tools.atomic_files import fresh_folder, names_in
+from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.profile.result import Profile, rows
 
 DATA, REPORT = "profile.json", "report.html"
@@ -68,7 +68,7 @@ def folders_of(names: Sequence[str]) -> list[str]:
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
     """Write the data, the report, and for each profile the scalars for TensorBoard beside its trace."""
-    from tfkit.tools.profile.report import report
+    from tfkit.tools.profile.report.page import report
 
     for profile, name in zip(profiles, names, strict=True):
         _write_scalars(profile, target / name)

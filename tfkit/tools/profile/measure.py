@@ -17,15 +17,15 @@ from torch.profiler import profile as torch_profile
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.profile.assemble import Run, assemble_profile
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.predicted import predict, with_prediction
 from tfkit.tools.profile.ranges import Range, named_parts, named_ranges, quick, shown
-from tfkit.tools.profile.report_trace import adapt_trace
+from tfkit.tools.profile.report.trace import adapt_trace
 from tfkit.tools.profile.result import Limits, Profile
 from tfkit.tools.profile.steps import Settings, Step
 from tfkit.tools.profile.trace import read_trace
-from tfkit.tools.weights import build_with_weights
 
 OnStep: TypeAlias = Callable[[], Any]
 DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True}

@@ -20,10 +20,11 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.tools.common.choices import Mode
 from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
-from tfkit.tools.profile.result import Mode, Profile
+from tfkit.tools.profile.result import Profile
 from tfkit.tools.profile.steps import Settings
 
 LENGTH = 128

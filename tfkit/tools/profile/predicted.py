@@ -8,12 +8,12 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.cost import ComponentCost, Cost, UncountableError, cost
-from tfkit.tools.cost.result import Amounts, part_phases
-from tfkit.tools.memory import free_memory
+from tfkit.tools.common.memory import free_memory
+from tfkit.tools.common.units import bytes_text
+from tfkit.tools.cost.count import UncountableError, cost
+from tfkit.tools.cost.result import Amounts, ComponentCost, Cost, part_phases
 from tfkit.tools.profile.result import ComponentTime, Limits, Profile
 from tfkit.tools.profile.steps import Settings
-from tfkit.tools.units import bytes_text
 
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 

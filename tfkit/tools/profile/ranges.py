@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 from torch.autograd.profiler import record_function
 
+from tfkit.tools.common.ownership import Ownership, owners_of
 from tfkit.tools.cost.watch_step import frames_of
-from tfkit.tools.ownership import Ownership, owners_of
 from tfkit.tools.profile.result import STEP_ROWS
 from tfkit.torch_private.profiler import QuickRange
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal
 
-from tfkit.tools.ownership import By, in_rows
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.ownership import By, in_rows
 
-Mode = Literal["train", "prefill", "decode"]
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")
 """Rows of a step outside the model: `model` is its work between nodes, such as emptying caches, in training part of
 `loss`; `compiled` is a model that was compiled as a whole."""

@@ -14,10 +14,10 @@ from torch import Tensor, fx
 from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
-from tfkit.tools.inputs import random_inputs
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.ranges import BACKWARD, STEP, Range
-from tfkit.tools.profile.result import Mode
 from tfkit.training.loss import Loss
 from tfkit.training.optimizer import adamw
 from tfkit.training.without_head import find_ends

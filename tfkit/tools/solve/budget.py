@@ -12,12 +12,12 @@ from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
 from tfkit.placement import AnyDtype, dtype_of
-from tfkit.tools.cost.result import Mode
-from tfkit.tools.params import active_of
-from tfkit.tools.units import bytes_text
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.units import bytes_text
+from tfkit.tools.params.count import active_of
 
 if TYPE_CHECKING:
-    from tfkit.tools.cost import Cost
+    from tfkit.tools.cost.result import Cost
 
 Of = Literal["params", "active", "flops", "memory"]
 
@@ -58,7 +58,7 @@ class Budget:
         batch: sequences at once; only memory depends on it.
         length: tokens of each sequence; unless given, 2048, or the model's `max_len` if that is less.
         dtype: type of weights and activations, which memory depends on.
-        optimizer: the optimizer whose states are in memory, one of `tfkit.tools.cost.OPTIMIZERS`.
+        optimizer: the optimizer whose states are in memory, one of `OPTIMIZERS`.
         recompute: True if layers run again in the backward, and keep less.
     """
 
@@ -102,7 +102,7 @@ class Budget:
 
     def cost(self, graph: Graph) -> Cost:
         """The costs of a step of that model."""
-        from tfkit.tools.cost import cost
+        from tfkit.tools.cost.count import cost
 
         batch = self.batch if self.of == "memory" else 1
         return cost(

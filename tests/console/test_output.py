@@ -1,0 +1,32 @@
+"""Progress messages."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from tfkit.cli import main
+from tfkit.tools.build import first_run
+
+pytestmark = pytest.mark.usefixtures("specs")
+
+
+def test_progress_is_for_terminals_and_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def slow(*args: object, **given: object) -> object:
+        time.sleep(0.3)
+        return build(*args, **given)  # type: ignore[arg-type]
+
+    build = first_run.build
+    monkeypatch.setattr(first_run, "build", slow)
+    monkeypatch.setattr("tfkit.console.output.PATIENCE", 0.05)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert main(["build", "tiny.yaml", "--no-plugins"]) == 0
+    assert "building" in terminal.getvalue()

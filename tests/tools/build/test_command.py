@@ -1,0 +1,75 @@
+"""The command `build`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.texts import TINY
+
+Golden = Callable[[str, str], None]
+pytestmark = pytest.mark.usefixtures("specs")
+FAILING_PLUGIN = '''
+from typing import Literal
+import tfkit
+from torch import nn
+
+class Fails(nn.Module):
+    def forward(self, x):
+        return x @ x
+
+class FailsConfig(tfkit.FFNConfig):
+    """An FFN whose forward fails."""
+    kind: Literal["fails"] = "fails"
+    def build(self, make):
+        return Fails()
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(FailsConfig)
+'''
+
+
+def test_build(run: Callable[..., str], golden: Golden) -> None:
+    for name in ("tiny", "pair"):
+        golden(f"cli/build_{name}", re.sub(r"\d+\.\d\d s", "0.00 s", run("build", f"{name}.yaml")))
+
+
+def test_build_on_meta(run: Callable[..., str]) -> None:
+    found = json.loads(run("build", "gpt2_xl", "--device", "meta", "--dtype", "bfloat16", "--json"))
+    assert found["parameters"] == 1_557_611_200
+    assert found["bytes"] == 2 * found["parameters"]
+    assert found["nodes"][-1]["shape"] == [2, 16, 50257]
+    assert found["files"] == []
+
+
+def test_build_writes_a_model(run: Callable[..., str], specs: Path) -> None:
+    files = json.loads(run("build", "tiny.yaml", "-o", "deep/out", "--seed", "3", "--json"))["files"]
+    assert [Path(file).name for file in files] == ["spec.yaml", "model.safetensors"]
+    assert {path.name for path in (specs / "deep").iterdir()} == {"out"}
+    assert "already exists" in run("build", "tiny.yaml", "-o", "deep/out", status=1, stderr=True)
+    run("build", "tiny.yaml", "-o", "deep/out", "--force")
+    assert json.loads(run("params", "deep/out/spec.yaml", "--json"))[0]["name"] == "tiny"
+
+
+def test_build_refuses_what_does_not_fit(
+    run: Callable[..., str], golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfkit.tools.common.memory.free_memory", lambda device: 10_000)
+    golden("cli/no_memory", run("build", "tiny.yaml", status=1, stderr=True))
+    run("build", "tiny.yaml", "--device", "meta")
+
+
+def test_build_names_the_node_that_fails(run: Callable[..., str], specs: Path) -> None:
+    (specs / "failing.py").write_text(FAILING_PLUGIN)
+    (specs / "fails.yaml").write_text(TINY.replace("{kind: gelu, d_ff: 32}", "fails"))
+    found = run("build", "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
+    assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: RuntimeError: ")
+    assert "(graph.decoder.ffn)" in found
+    for command in ("explain", "cost"):
+        found = run(command, "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
+        assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: ")

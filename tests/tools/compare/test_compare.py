@@ -1,0 +1,152 @@
+"""Two models side by side: what can be compared is, and what cannot be is named with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfkit
+from tfkit.tools.compare.common_inputs import common_inputs
+from tfkit.tools.compare.compare import RETURNED, compare
+
+Run = Callable[..., str]
+HEAD = "tfkit: 1\nname: {name}\nd_model: 16\nvocab_size: {vocab}\nmax_len: {length}\n"
+DECODER = """
+graph:
+  embedding: {block: embedding}
+  decoder: {block: decoder, n_layers: 2, norm: rmsnorm, attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 32}}
+  logits: {block: lm_head}
+"""
+ENCODER = """
+inputs: {tokens: tokens, token_types: {type: tokens, optional: true}}
+graph:
+  embedding: {block: embedding, input: tokens, tables: {token_types: 2}}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+  logits: {block: lm_head}
+"""
+PAIR = """
+inputs: [source, target]
+graph:
+  source_embedding: {block: embedding, input: source}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+  embedding: {block: embedding, input: target}
+  decoder: {block: decoder, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
+  logits: {block: lm_head}
+"""
+FEATURES = """
+inputs: {image: {type: features, width: WIDTH}}
+graph:
+  patches: {block: linear}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+"""
+
+
+def graph(text: str, *sets: str, name: str = "a", vocab: int = 50, length: int = 32) -> tfkit.Graph:
+    head = HEAD.format(name=name, vocab=vocab, length=length)
+    return tfkit.loads((head.partition("vocab")[0] if "image" in text else head) + text, sets=sets)
+
+
+def test_another_vocabulary() -> None:
+    small = graph(DECODER, name="b", vocab=9, length=5)
+    for a, b in ((graph(DECODER), small), (small, graph(DECODER))):
+        found = compare(a, b)
+        assert found.difference is None
+        assert not found.equal
+        (unlike,) = found.unlike[-1:]
+        assert unlike.name == RETURNED
+        assert found.parts[-1].name != RETURNED
+        assert "[2, 5, 50]" in unlike.reason
+        assert "[2, 5, 9]" in unlike.reason
+        assert any(part.name == "decoder.layers.1" for part in found.parts)
+
+
+def test_an_encoder_against_a_decoder() -> None:
+    found = compare(graph(ENCODER), graph(DECODER, name="b"))
+    assert found.difference is not None
+    assert found.first is not None
+    assert found.first.name == "embedding"
+    assert found.alone[0] == ("embedding.tables", "encoder")
+    assert found.alone[1] == ("decoder",)
+    names = {part.name for part in found.parts}
+    assert names == {"embedding.tokens", "embedding", "logits.output", "logits", RETURNED}
+
+
+def test_other_widths_inside() -> None:
+    wide = graph(DECODER, "decoder.ffn.d_ff=64")
+    found = compare(graph(DECODER), wide)
+    unlike = {one.name: one.reason for one in found.unlike}
+    assert unlike["decoder.layers.0.ffn.up"] == "[2, 16, 32] in A, [2, 16, 64] in B"
+    assert not found.equal
+    assert compare(wide, wide).equal
+
+
+def test_other_names_of_the_same_inputs() -> None:
+    text = "inputs: [ids]" + DECODER
+    found = compare(graph(DECODER), graph(text, name="b"))
+    assert found.equal
+    assert found.difference == 0
+
+
+CANNOT = {
+    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), but `a` has no such input"),
+    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), but `b` has no such input"),
+    "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` must be given `image` (a sequence of width 4)"),
+    "another width": (
+        FEATURES.replace("WIDTH", "4"),
+        FEATURES.replace("WIDTH", "6"),
+        "`image` has vectors of width 4 in `a`, but 6 in `b`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_cannot_be_given_the_same_inputs_is_one_error(name: str) -> None:
+    a, b, message = CANNOT[name]
+    with pytest.raises(tfkit.SpecError) as refused:
+        compare(graph(a), graph(b, name="b"))
+    assert message in str(refused.value)
+
+
+def test_more_tokens_than_one_can_read() -> None:
+    with pytest.raises(tfkit.SpecError, match="`b` reads at most 5 tokens, but these are 16"):
+        compare(graph(DECODER), graph(DECODER, name="b", length=5), length=16)
+
+
+def test_both_get_the_same_tokens_below_the_smaller_vocabulary() -> None:
+    a, b = graph(DECODER, vocab=500), graph(DECODER, vocab=20)
+    ours, theirs = common_inputs(a, b, batch=4, length=None, device="cpu", seed=0)
+    assert torch.equal(ours["tokens"], theirs["tokens"])
+    assert ours["tokens"].max() < 20
+    assert ours["tokens"].shape == (4, 16)
+
+
+@pytest.mark.slow
+def test_a_program_that_reads_other_inputs(tmp_path: Path) -> None:
+    example = {"image": torch.zeros(2, 16, 4)}
+    program = torch.export.export(tfkit.build(graph(FEATURES.replace("WIDTH", "4"))).eval(), (), kwargs=example)
+    torch.export.save(program, tmp_path / "other.pt2")
+    with pytest.raises(tfkit.SpecError, match="B fails on these inputs: "):
+        compare(graph(DECODER), tmp_path / "other.pt2")
+
+
+def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, text, vocab in (
+        ("one", DECODER, 50),
+        ("other", DECODER, 9),
+        ("encoder", ENCODER, 50),
+        ("pair", PAIR, 50),
+    ):
+        Path(f"{name}.yaml").write_text(HEAD.format(name=name, vocab=vocab, length=32) + text)
+    out = run("compare", "one.yaml", "other.yaml", status=1)
+    assert "not compared: (output of the model): [2, 16, 50] in A, [2, 16, 9] in B" in " ".join(out.split())
+    assert "the outputs cannot be compared" in out
+    out = run("compare", "encoder.yaml", "one.yaml", status=1)
+    assert "only in A: encoder\nonly in B: decoder\n" in out
+    assert "they diverge at embedding: " in out
+    assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
+    assert "has no such input" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)

@@ -1,0 +1,144 @@
+"""Held against what others count: `torch.utils.flop_counter`, the module itself, the cache, layers one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import tfkit
+from tfkit.graph.decode_split import read_whole
+from tfkit.graph.expand import Graph
+from tfkit.tools.common.cache import cache_size
+from tfkit.tools.cost import observe
+from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.kernels import OwnKernels
+from tfkit.tools.cost.shapes import rule_of
+from tfkit.tools.cost.steps import Shape, make_inputs
+from tfkit.tools.params.count import count_params
+
+from ...small_specs import FEW, covering
+
+B, T, S = 2, 8, 6
+SAMPLE = {
+    "gpt2": [],
+    "t5_small": [],
+    "vaswani_base": [],
+    "llama3_8b": ["decoder.n_layers=2"],
+    "gemma2_2b": ["decoder.n_layers=2"],
+    "mixtral_8x7b": ["decoder.n_layers=2"],
+}
+"""What is held against others always; all other specs are as they are, and slow."""
+
+
+def quick(*names: str) -> list[Any]:
+    """Specs; slow are those that are not named."""
+    return covering(*names)
+
+
+def load(name: str) -> Graph:
+    return tfkit.load(name, sets=SAMPLE.get(name, []))
+
+
+def memory_length(graph: Graph) -> int | None:
+    return S if read_whole(graph) else None
+
+
+def counted(graph: Graph) -> tuple[int, int]:
+    """FLOPs of forward and backward, as torch counts them where attention is not one operation."""
+    model = tfkit.build(graph, device="meta").train()
+    inputs = make_inputs(graph, Shape("train", B, T, memory_length(graph)), torch.float32)
+    with FlopCounterMode(display=False) as forward:
+        out = model(**inputs)
+    total = torch.stack([one.sum() for one in tree_leaves(out) if isinstance(one, Tensor)]).sum()
+    with FlopCounterMode(display=False) as backward:
+        total.backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize("name", quick(*SAMPLE))
+def test_flops_are_those_of_the_flop_counter(name: str) -> None:
+    graph = load(name)
+    found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32).total
+    assert (found.flops_forward, found.flops_backward) == counted(graph)
+
+
+@pytest.mark.parametrize("name", quick(*SAMPLE, "albert_base"))
+def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None:
+    graph = load(name)
+    options: dict[str, Any] = {"batch": B, "length": T, "memory_length": memory_length(graph)}
+    merged, single = cost(graph, **options), cost(graph, **options, merge=False)
+    assert merged.parts == single.parts
+    rises = ("peak", "peak_recomputed")  # shared weights add up their gradients layer by layer
+    for key, found in vars(merged.memory).items():
+        assert found == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
+
+
+@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b"))
+@pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
+def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(func: Any) -> Callable[..., Any] | None:
+        rule = rule_of(func)
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            assert rule is not None
+            found, wanted = rule(*args, **kwargs), func(*args, **kwargs)
+            assert looks(found) == looks(wanted), func
+            return found
+
+        return None if rule is None else both
+
+    monkeypatch.setattr(observe, "rule_of", checked)
+    graph = load(name)
+    if mode == "decode" and cache_size(graph) is None:
+        return
+    cost(graph, batch=B, length=T, mode=mode, memory_length=memory_length(graph))
+
+
+def looks(out: Any) -> list[Any]:
+    return [(one.shape, one.dtype) for one in tree_leaves(out) if isinstance(one, Tensor)]
+
+
+@pytest.mark.parametrize("name", quick(*FEW[::2]))
+def test_every_spec_has_a_cost_that_adds_up(name: str) -> None:
+    graph = tfkit.load(name)
+    params = count_params(graph)
+    found = cost(graph, batch=1, length=T)
+    assert found.total.parameters == params.total
+    assert found.memory.weights == 2 * (params.total + params.buffers)
+    assert {row.name: row.parameters for row in found.rows() if row.parameters} == {
+        row.name: row.parameters for row in params.rows if row.parameters
+    }
+    for by in ("node", "layer"):
+        assert sum(row.flops for row in found.rows(by)) == found.total.flops > 0
+    assert found.total.active_parameters <= found.total.parameters
+    assert 0 < found.total.visible_forward <= found.total.flops_forward
+    fixed = found.memory.weights + found.memory.optimizer
+    assert min(found.memory.peak, found.memory.peak_recomputed) >= fixed + found.memory.gradients
+    size = cache_size(graph)
+    assert found.memory.cache_per_token == (0 if size is None else size.per_token)
+    if size is None:
+        return
+    limit = size.max_len or T
+    token = cost(graph, length=limit, mode="decode")
+    memory = size.per_memory_token * (token.memory_length or 0)
+    assert token.memory.cache == (size.at_max_len or size.per_token * T) + memory
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
+    q = torch.empty(2, 4, 6, 8, device="meta")
+    mask = torch.empty(2, 1, 6, 6, device="meta")
+    watch = observe.Watch([])
+    with OwnKernels(watch, "cuda"), watch:
+        if by_name:
+            F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
+        else:
+            F.scaled_dot_product_attention(q, q, q, mask)
+    assert sum(watch.root.tally("").read.values()) == q.nbytes + mask.nbytes

@@ -1,0 +1,155 @@
+"""FLOPs of each component, by formulas written out by hand: 2 for a multiplication and an addition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tfkit
+from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.result import Cost, Mode
+
+B, T, S = 3, 40, 56  # sequences, tokens, tokens of the memory
+
+
+def of(spec: str, mode: Mode = "train", **options: int) -> Cost:
+    return cost(tfkit.load(spec), batch=B, length=T, mode=mode, **options)
+
+
+def forward(found: Cost) -> dict[str, int]:
+    """FLOPs of the forward by component, those that have some."""
+    return {row.name: row.flops_forward for row in found.rows() if row.flops_forward}
+
+
+def pairs(n: int, left: int | None = None) -> int:
+    """Pairs of query and key of a causal mask, which lets `left` earlier keys through."""
+    return sum(min(i, n if left is None else left) + 1 for i in range(n))
+
+
+def test_gpt2() -> None:
+    d, layers, vocab = 768, 12, 50257
+    found = of("gpt2")
+    scores = layers * 2 * (2 * B * T * T * d)  # queries times keys, weights times values
+    assert forward(found) == {
+        "attention": layers * (2 * B * T * d * 3 * d + 2 * B * T * d * d) + scores,
+        "ffn": layers * 2 * (2 * B * T * d * 4 * d),
+        "head": 2 * B * T * d * vocab,
+    }
+    total = found.total
+    assert total.flops_backward == 2 * total.flops_forward
+    assert total.scores_forward == scores
+    assert total.visible_forward == total.flops_forward - scores + scores * pairs(T) // T**2
+    assert total.visible_backward == 2 * total.visible_forward
+
+
+def test_llama3_with_fewer_heads_of_keys() -> None:
+    d, h, g, width, hidden, layers, vocab = 4096, 32, 8, 128, 14336, 32, 128256
+    found = of("llama3_8b")
+    project = 2 * B * T * d * (2 * h * width + 2 * g * width)
+    assert forward(found) == {
+        "attention": layers * (project + 2 * (2 * B * T * T * h * width)),
+        "ffn": layers * 3 * (2 * B * T * d * hidden),
+        "head": 2 * B * T * d * vocab,
+    }
+    assert found.total.flops_backward == 2 * found.total.flops_forward
+
+
+def test_t5_with_an_encoder_and_cross_attention() -> None:
+    d, inner, hidden, layers, vocab = 512, 8 * 64, 2048, 6, 32128
+    found = of("t5_small", memory_length=S)
+    one = 2 * B * d * inner  # a projection of one token of each sequence
+    pair = 2 * (2 * B * inner)  # one query and one key
+    assert forward(found) == {
+        "attention": layers * (4 * one * S + pair * S * S) + layers * (4 * one * T + pair * T * T),
+        "cross_attention": layers * (2 * one * T + 2 * one * S + pair * T * S),
+        "ffn": layers * 2 * (2 * B * (S + T) * d * hidden),
+        "head": 2 * B * T * d * vocab,
+    }
+    assert {row.name: row.flops_backward for row in found.rows() if row.flops} == {
+        name: 2 * flops for name, flops in forward(found).items()
+    }
+    hidden_pairs = layers * pair * (T * T - pairs(T))  # of the decoder's self-attention alone
+    assert found.total.visible_forward == found.total.flops_forward - hidden_pairs
+
+
+def test_a_window_hides_what_is_before_it() -> None:
+    graph = tfkit.load("mistral_7b", sets=["decoder.n_layers=2", "decoder.attention.mask.left=9"])
+    found = cost(graph, batch=B, length=T)
+    share = found.total.scores_forward // T**2
+    assert found.total.visible_forward == found.total.flops_forward - share * (T * T - pairs(T, 9))
+
+
+def test_experts_count_as_often_as_tokens_go_through_them() -> None:
+    d, hidden, n, k, layers, tokens = 4096, 14336, 8, 2, 32, B * (T + 1)  # so many that experts get unequal shares
+    found = cost(tfkit.load("mixtral_8x7b"), batch=B, length=T + 1)
+    assert k * tokens % n
+    assert forward(found)["ffn"] == layers * (k * 3 * (2 * tokens * d * hidden) + 2 * tokens * d * n)
+    experts = layers * 3 * d * hidden
+    row = next(row for row in found.rows() if row.name == "ffn")
+    assert row.parameters - row.active_parameters == (n - k) * experts
+    assert found.total.active_parameters == found.total.parameters - (n - k) * experts
+
+
+def test_one_more_token() -> None:
+    d, h, g, width, hidden, layers, vocab, n = 4096, 32, 8, 128, 14336, 32, 128256, 100
+    graph = tfkit.load("llama3_8b")
+    found = cost(graph, batch=B, length=n, mode="decode")
+    matrices = layers * (d * (2 * h * width + 2 * g * width) + 3 * d * hidden) + d * vocab
+    assert found.total.flops_forward == B * (2 * matrices + layers * 4 * n * h * width)
+    assert found.total.flops_backward == 0
+    least = 2 * matrices + found.memory.cache  # every weight and all of the cache, in bfloat16
+    assert least < found.total.traffic < 1.01 * least
+
+
+def test_a_window_bounds_what_a_token_reads() -> None:
+    sets = ["decoder.n_layers=2", "decoder.attention.mask.left=9"]
+    found = cost(tfkit.load("mistral_7b", sets=sets), length=1000, mode="decode")
+    assert found.total.scores_forward == found.total.flops_forward - 2 * (found.total.active_parameters - _spared(sets))
+    assert found.memory.cache == 10 * found.memory.cache_per_token
+
+
+def _spared(sets: list[str]) -> int:
+    """Parameters that are no matrices of the forward: the embedding table, and norms."""
+    model = tfkit.build("mistral_7b", sets=sets, device="meta")
+    return sum(one.numel() for name, one in model.named_parameters() if "norm" in name or name.startswith("embedding"))
+
+
+def test_a_prompt_makes_logits_of_its_last_token() -> None:
+    whole, prompt = of("gpt2"), of("gpt2", mode="prefill")
+    assert forward(prompt)["head"] == forward(whole)["head"] // T
+    assert forward(prompt)["attention"] == forward(whole)["attention"]
+    assert prompt.memory.cache == B * T * prompt.memory.cache_per_token
+
+
+def test_layers_that_run_again_cost_their_forward_again() -> None:
+    once, again = of("gpt2"), cost(tfkit.load("gpt2"), batch=B, length=T, recompute=True)
+    rows = {row.name: row for row in once.rows()}
+    for row in again.rows():
+        more = 0 if row.name == "head" else rows[row.name].flops_forward
+        assert row.flops_backward == rows[row.name].flops_backward + more
+    assert again.peak == once.memory.peak_recomputed <= once.peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_for_every_weight(dtype: torch.dtype) -> None:
+    n, size = 124_439_808, dtype.itemsize
+    memory = cost(tfkit.load("gpt2"), length=8, dtype=dtype).memory
+    assert (memory.weights, memory.gradients, memory.optimizer) == (n * size, n * size, 2 * n * size)
+    assert cost(tfkit.load("gpt2"), length=8, dtype=dtype, optimizer="sgd").memory.optimizer == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_mixed_precision_keeps(dtype: torch.dtype) -> None:
+    """Against AdamW on float32 copies of the weights, which is how it is done by hand."""
+    graph = tfkit.load("gpt2", sets=["d_model=24", "vocab_size=500", "decoder.n_layers=2"])
+    model = tfkit.build(graph, dtype=dtype)
+    copies = [p.detach().float() if dtype.itemsize < 4 else p.detach() for p in model.parameters()]
+    trained = [nn.Parameter(one) for one in copies]
+    optimizer = torch.optim.AdamW(trained)
+    for one in trained:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    kept = sum(one.nbytes for state in optimizer.state.values() for one in state.values() if one.dim())
+    kept += sum(one.nbytes for one, own in zip(copies, model.parameters(), strict=True) if one.dtype != own.dtype)
+    assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == kept

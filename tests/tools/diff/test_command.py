@@ -1,0 +1,31 @@
+"""The command `diff`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Golden = Callable[[str, str], None]
+pytestmark = pytest.mark.usefixtures("specs")
+
+
+def test_diff(run: Callable[..., str], golden: Golden) -> None:
+    golden("cli/diff", run("diff", "tiny.yaml", "pair.yaml"))
+    assert run("diff", "tiny.yaml", "tiny.yaml").startswith("no value differs")
+    found = json.loads(run("diff", "tiny.yaml", "pair.yaml", "--json"))
+    (sizes,) = [one for one in found["differences"] if one["path"] == "vocab_size"]
+    assert (sizes["before"], sizes["after"]) == ("50", "40")
+
+
+def test_models_of_one_name_are_told_apart(run: Callable[..., str], specs: Path) -> None:
+    Path("again.yaml").write_text(Path("tiny.yaml").read_text().replace("d_model: 16", "d_model: 32"))
+    head = run("diff", "tiny.yaml", "again.yaml").splitlines()[0]
+    assert head.split() == ["value", "tiny.yaml", "again.yaml"]
+    assert json.loads(run("diff", "tiny.yaml", "again.yaml", "--json"))["b"] == "again.yaml"
+    columns = run("params", "tiny.yaml", "again.yaml").splitlines()[0]
+    assert columns.split() == ["component", "tiny.yaml", "share", "again.yaml", "share"]
+    Path("again.yaml").write_text(Path("tiny.yaml").read_text().replace("name: tiny", "name: other"))
+    assert run("diff", "tiny.yaml", "again.yaml").splitlines()[2].split() == ["value", "tiny", "other"]

@@ -1,0 +1,34 @@
+"""The command `list`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("specs")
+
+
+def test_list(run: Callable[..., str]) -> None:
+    assert "gpt2" in [line.split(" ")[0] for line in run("list").splitlines()]
+    (found,) = json.loads(run("list", "encoder", "BERT-base-uncased", "--json"))
+    assert (found["name"], found["kind"], found["model_type"]) == ("bert_base", "encoder", "bert")
+    assert "0 specs" in run("list", "no_such_word")
+
+
+def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[..., str]) -> None:
+    every = json.loads(run("list", "--json", "--no-plugins"))
+    needing = [one for one in every if one["requires"]]
+    assert {name for one in needing for name in one["requires"]} == {"tfkit-mla", "tfkit-moe"}
+    assert all(one["missing"] == one["requires"] for one in needing)
+    text = " ".join(run("list", "mixtral", "--no-plugins").split())
+    assert "needs tfkit-moe" in text
+    assert "tfkit-moe, needed by 2, is not loaded: " in text
+    assert "not loaded" not in run("list", "gpt2", "--no-plugins")
+
+
+def test_list_runs_no_plugin(run: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "tfkit_moe.py").write_text("raise SystemExit('it ran')")
+    assert "needs" not in run("list", "mixtral", "--no-plugins", "--plugin-dir", str(tmp_path))

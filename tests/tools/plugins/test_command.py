@@ -1,0 +1,47 @@
+"""The command `plugins`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("specs")
+BROKEN_PLUGIN = "import there_is_no_such_module\n"
+FAILING_PLUGIN = '''
+from typing import Literal
+import tfkit
+from torch import nn
+
+class Fails(nn.Module):
+    def forward(self, x):
+        return x @ x
+
+class FailsConfig(tfkit.FFNConfig):
+    """An FFN whose forward fails."""
+    kind: Literal["fails"] = "fails"
+    def build(self, make):
+        return Fails()
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(FailsConfig)
+'''
+
+
+def test_plugins(specs: Path, run: Callable[..., str]) -> None:
+    folder = specs / "plugins"
+    folder.mkdir()
+    (folder / "failing.py").write_text(FAILING_PLUGIN)
+    (folder / "broken_one.py").write_text(BROKEN_PLUGIN)
+    out = run("plugins", "--plugin-dir", "plugins")
+    assert re.search(r"^failing .* 1$", out, re.MULTILINE)
+    assert "broken: broken_one" in out
+    assert "No module named 'there_is_no_such_module'" in out
+    assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins", "--disable", "failing")
+    found = json.loads(run("plugins", "--plugin-dir", "plugins", "--json"))
+    assert [one["name"] for one in found["loaded"]] == ["tfkit", "failing"]
+    assert [one["name"] for one in found["broken"]] == ["broken_one"]

@@ -1,0 +1,122 @@
+"""The command `profile`: what it prints, and to where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tfkit.tools.profile import models
+from tfkit.tools.profile.result import Limits
+
+SPEC = """\
+tfkit: 1
+name: {name}
+d_model: 16
+vocab_size: 50
+max_len: 32
+graph:
+  embedding: {{block: embedding, position: learned}}
+  decoder: {{block: decoder, n_layers: 2, attention: {{n_heads: 2}}, ffn: {{kind: gelu, d_ff: 32}}, norm: {norm}}}
+  logits: {{block: lm_head, tie: embedding}}
+"""
+QUICK = ("--steps", "2", "--warmup", "0", "--length", "8")
+Run = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, norm in (("one", "layernorm"), ("other", "rmsnorm")):
+        (tmp_path / f"{name}.yaml").write_text(SPEC.format(name=name, norm=norm))
+    monkeypatch.setattr(models, "limits_of", lambda device, dtype: Limits("a device", 1e11, 1e10, "measured"))
+
+
+def masked(text: str) -> str:
+    """The text with `0` for every number, and with blanks and lines of one length."""
+    text = re.sub(r"^on .*$", "on a device", re.sub(r"\d[\d,]*(\.\d+)?[KM]?", "0", text), flags=re.MULTILINE)
+    text = re.sub(r"─+", "───", re.sub(r" (kB|MB|GB|B)\b", " B", text))
+    return "\n".join(re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines())
+
+
+def rows(text: str) -> list[str]:
+    """The first words of the lines of the first table."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("─"))
+    return [re.split(r"  +", line)[0] for line in lines[start + 1 :]][: lines[start:].index("")]
+
+
+def test_a_table(run: Run, golden: Callable[[str, str], None]) -> None:
+    text = run("profile", "one.yaml", "--device", "cpu", *QUICK)
+    head = [line for line in text.splitlines() if "memory: peak" not in line]
+    operators = next(i for i, line in enumerate(head) if line.startswith("operator"))
+    golden("cli/profile", masked("\n".join(head[: operators + 1])))
+    assert re.search(r"^memory: peak [\d.]+ kB in \S+, (forward|backward)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_other_modes_have_no_backward(mode: str, run: Run) -> None:
+    text = run("profile", "one.yaml", "--device", "cpu", "--mode", mode, "--by", "layer", *QUICK)
+    assert text.startswith(f"one: {mode}, 1 x {'token 8' if mode == 'decode' else '8 tokens'}, float32\n")
+    assert "backward" not in text
+    names = rows(text)
+    assert [name for name in names if "layers" in name] == ["decoder.layers.0", "decoder.layers.1"]
+
+
+def test_side_by_side(run: Run, golden: Callable[[str, str], None]) -> None:
+    text = run("profile", "one.yaml", "other.yaml", "--device", "cpu", "--mode", "prefill", *QUICK)
+    lines = text.splitlines()
+    golden("cli/profile_side_by_side", masked("\n".join(lines[: lines.index("")])))
+    assert "one: prefill" in text
+    assert "other: prefill" in text
+
+
+def test_json(run: Run) -> None:
+    (found,) = json.loads(run("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK, "--json"))
+    assert found["name"] == "one"
+    times = [part["forward"] + part["backward"] for part in found["parts"]]
+    assert sum(times) + found["unattributed"] == pytest.approx(found["step"])
+    assert found["tokens_per_second"] == pytest.approx(8 / found["plain_step"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_wrong_usage(run: Run) -> None:
+    """As with `build`, and not a run on another device under the name of this one."""
+    for command in ("profile", "build"):
+        err = run(command, "one.yaml", "--device", "cuda", status=2, stderr=True)
+        assert err.startswith("error: invalid value for --device: `cuda` cannot be used here: ")
+
+
+def test_a_folder(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    arguments = ("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK)
+    assert "wrote out: open out/report.html, or tensorboard --logdir out" in run(*arguments, "-o", "out")
+    assert (tmp_path / "out/report.html").is_file()
+    (tmp_path / "out/mine.txt").write_text("")
+    complaint = run(*arguments, "-o", "out", status=1, stderr=True)
+    assert complaint == (
+        "error: `out` holds other files than a profile's: mine.txt\n   = help: name a new folder\n"
+    ) or complaint.startswith("error: `out` holds other files than a profile's: mine.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("one.yaml", "one.yaml", "one.yaml"), "3 specs: one is profiled, or two side by side"),
+        (("one.yaml", "other.yaml", "--weights", "one.yaml"), "--weights are those of one model"),
+        (("one.yaml", "--steps", "1"), "`--steps` takes a whole number from 2, not 1"),
+        (("one.yaml", "--device", "meta"), "nothing runs on the meta device"),
+        (("one.yaml", "--mode", "sleep"), "`sleep` is not one of"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], says: str, run: Run) -> None:
+    assert says in run("profile", *arguments, status=2, stderr=True)
+
+
+def test_too_long(run: Run) -> None:
+    complaint = run("profile", "one.yaml", "--device", "cpu", "--length", "99", status=1, stderr=True)
+    assert "99 tokens are more than max_len (32), which can be set when building" in complaint

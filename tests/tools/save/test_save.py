@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tfkit
+from tfkit.tools.common import atomic_files
+from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.save import save as module
+from tfkit.tools.save.save import check_folder, save
+
+
+def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
+    model = tfkit.build(small, seed=5)
+    spec, weights = save(model, tmp_path / "out")
+    again = tfkit.build(spec)
+    again.load_state_dict(load_file(weights))
+    tokens = torch.arange(8)[None]
+    assert torch.equal(model.eval()(tokens), again.eval()(tokens))
+    assert os.stat(spec).st_mode == os.stat(weights).st_mode
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("before", ["nothing", "a model"])
+@pytest.mark.parametrize("when", ["writing", "renaming"])
+def test_a_failure_in_the_middle_leaves_all_as_it_was(
+    small: tfkit.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, before: str, when: str
+) -> None:
+    folder = tmp_path / "deep" / "out"
+    if before == "a model":
+        save(tfkit.build(small, seed=1), folder)
+    old = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def half(model: object, path: str, metadata: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise error
+
+    def fail(*names: Path) -> None:
+        raise error
+
+    if when == "writing":
+        monkeypatch.setattr(module, "save_model", half)
+    else:
+        monkeypatch.setattr(atomic_files, "put", fail)
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
+    with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
+        save(tfkit.build(small, seed=2), folder, force=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == old
+    assert folder.exists() == bool(old)
+    assert (tmp_path / "deep").exists() == bool(old)
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_folder_with_other_files_is_never_replaced(small: tfkit.Graph, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(tfkit.SpecError, match=r"thesis\.tex"):
+        save(tfkit.build(small), tmp_path, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
+    check_folder(tmp_path, force=False)  # there, and empty
+    check_folder(tmp_path / "new", force=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(tfkit.SpecError, match="is a file"):
+        check_folder(tmp_path / "file", force=True)
+    save(tfkit.build(small), tmp_path / "out")
+    with pytest.raises(tfkit.SpecError, match="already exists"):
+        check_folder(tmp_path / "out", force=False)
+    check_folder(tmp_path / "out", force=True)
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.json", "old")
+    write_file(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_text() == "new"
+    with pytest.raises(tfkit.SpecError, match="cannot write"):
+        write_file(tmp_path / "nowhere" / "a.json", "text")
+    with pytest.raises(UnicodeEncodeError):
+        write_file(tmp_path / "a.json", "\ud800")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new")]
+    write_file(Path(os.devnull), "text")
+    assert not Path(os.devnull).is_file()

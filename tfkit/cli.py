@@ -1,0 +1,144 @@
+"""The `tfkit` command: its help, its exit status, its errors.
+
+Each command is the room of its name in `tfkit/tools`, imported when the command runs: help needs only the first line of
+its file. No module of a command imports torch, pydantic or rich before it runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from tfkit.console.commands import Command, Group
+from tfkit.console.signals import Ended, ending
+from tfkit.errors import FirstLossWarning, SpecError, quoted
+
+WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+BY_SIGNAL = 128
+"""Added to the number of a signal that ended the process, as shells do."""
+
+SECTIONS = {
+    "Models": ("build", "params", "generate"),
+    "Published models": ("import", "tensors", "save", "compare"),
+    "Tools": ("explain", "draw", "cost", "solve", "profile", "export", "eject"),
+    "Specs": ("list", "validate", "show", "diff"),
+    "The language": ("schema", "components", "plugins"),
+}
+
+
+@click.group(
+    cls=Group,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    examples="""
+    tfkit build gpt2
+    tfkit params gpt2 llama3_8b
+    tfkit show my_model.yaml --set decoder.n_layers=2
+    """,
+    notes="""
+    SPEC is a YAML file, the name of a spec that comes with tfkit, or the folder of
+    a model that `tfkit build -o` or `tfkit save` wrote.
+
+    Exit status: 0; 1 if a spec is wrong or cannot be built; 2 for wrong usage.
+    With --json, standard output is always one JSON document: the result, or
+    {"errors": [...]} with exit status 1. Warnings go to standard error.
+    """,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda *a: _version(*a),
+    help="Print the version and exit.",
+)
+def cli() -> None:
+    """Transformers as YAML, built to plain PyTorch."""
+
+
+def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"tfkit {version('tfkit')}")
+    except PackageNotFoundError:
+        click.echo("tfkit, not installed")
+    context.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, that of the process unless given; returns the exit status."""
+    if arguments is None:
+        gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
+    try:
+        with ending():
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except Ended as end:
+        click.echo(f"ended by {signal.Signals(end.number).name}", err=True)
+        return BY_SIGNAL + end.number
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not fail either
+        return BROKEN_PIPE
+    finally:
+        if arguments is None:
+            gc.freeze()  # the interpreter flushes once more when it ends
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        with cli.make_context("tfkit", arguments) as context, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
+            cli.invoke(context)
+    except click.exceptions.NoArgsIsHelpError as wrong:
+        click.echo(wrong.format_message())
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except SpecError as wrong:
+        click.echo(str(wrong), err=True)
+        return WRONG_SPEC
+    except click.UsageError as wrong:
+        click.echo(_usage(wrong), err=True)
+        return WRONG_USAGE
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def _usage(wrong: click.UsageError) -> str:
+    """The error of wrong usage in the form of all other errors."""
+    context = wrong.ctx
+    text = _number(wrong) or wrong.format_message().rstrip(".").replace("'", "`")
+    lines = [f"error: {text[:1].lower()}{text[1:]}"]
+    if context is not None:
+        usage = context.command.get_usage(context).removeprefix("Usage: ")
+        lines += [f"   = usage: {' '.join(usage.split())}"] if isinstance(context.command, Command) else []
+        lines += [f"   = help: {context.command_path} --help"]
+    return "\n".join(lines)
+
+
+def _number(wrong: click.UsageError) -> str | None:
+    """The error of an option's value that is not a number it takes, in the words of the spec's errors."""
+    kind = getattr(getattr(wrong, "param", None), "type", None)
+    found = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", wrong.message, re.DOTALL)
+    if found is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return None
+    what = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    bounds = f" {'above' if getattr(kind, 'min_open', False) else 'from'} {least:,}" if least is not None else ""
+    bounds += f" {'below' if getattr(kind, 'max_open', False) else 'to'} {most:,}" if most is not None else ""
+    assert isinstance(wrong, click.BadParameter)
+    assert wrong.param is not None
+    name = wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
+    return f"{name} takes {what}{bounds}, not {quoted(found[1]) if found[1] is not None else found[2]}"

@@ -1,0 +1,1 @@
+"""The terminal: commands and their options, tables, progress, signals."""

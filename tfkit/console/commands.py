@@ -1,0 +1,124 @@
+"""Commands: how they are found and run, the form of their help, and their errors."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfkit.console.options import PLUGINS, SETS, Reader
+from tfkit.errors import SpecError, closest
+
+Function = Callable[..., Any]
+ROOMS = "tfkit.tools"
+
+
+class _Help:
+    """Help with notes and examples below the options; the examples keep their lines."""
+
+    def __init__(self, *args: Any, examples: str = "", notes: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = inspect.cleandoc(examples).splitlines()
+        self.notes = inspect.cleandoc(notes)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.notes:
+            formatter.write_paragraph()
+            formatter.write(f"{self.notes}\n")
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"  {line}\n")
+
+
+class Command(_Help, click.Command):
+    """A command."""
+
+
+class Group(_Help, click.Group):
+    """Commands in sections, each imported when it is used; an unknown word is answered with the most similar one."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [name for names in self.sections.values() for name in names]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
+            return None
+        made: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
+        return made
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.list_commands(context)))
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), _first_line(name)) for name in names])
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(context)
+        if name not in known and not name.startswith("-"):
+            near = closest(name, known)
+            hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
+            context.fail(f"there is no command '{name}'{hint}")
+        return super().resolve_command(context, args)
+
+
+def _room(name: str) -> str:
+    """The folder of a command: its name, with an underscore if it is a word of Python's."""
+    return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
+
+
+def _first_line(name: str) -> str:
+    """The first line of the file of a command, which says what it does; the file is not imported."""
+    path = Path(__file__).parent.parent / "tools" / _room(name) / "command.py"
+    with path.open(encoding="utf-8") as file:
+        return file.readline().strip().strip('"')
+
+
+def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
+    """A command whose function gets a `Reader` first, made from the options for reading a spec.
+
+    Its help is the docstring of its module.
+    """
+
+    def decorate(function: Function) -> click.Command:
+        @functools.wraps(function)
+        def run(*args: Any, sets: tuple[str, ...] = (), **kwargs: Any) -> None:
+            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins", "disable")))
+            try:
+                function(reader, *args, **kwargs)
+            except SpecError as wrong:
+                fail(wrong, json=kwargs.get("json", False))
+
+        own = run.__dict__.pop("__click_params__", [])
+        for option in reversed(SETS + PLUGINS if sets else PLUGINS):
+            option(run)
+        run.__dict__["__click_params__"] += own
+        help = sys.modules[function.__module__].__doc__
+        return click.command(name, cls=Command, help=help, examples=examples, notes=notes)(run)
+
+    return decorate
+
+
+def fail(wrong: SpecError, *, json: bool) -> None:
+    """Print the errors of a spec and end with status 1."""
+    if json:
+        from tfkit.console.output import print_json
+
+        print_json({"errors": [diagnostic.to_dict() for diagnostic in wrong.diagnostics]})
+    else:
+        click.echo(str(wrong), err=True)
+    raise click.exceptions.Exit(1)

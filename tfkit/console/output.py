@@ -1,0 +1,153 @@
+"""The output of results: tables of 80 columns, JSON, and progress messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from tfkit.graph.expand import Graph
+
+WIDTH = 80
+RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
+PATIENCE = 2.0  # seconds until a stage is worth a message
+
+
+def print_json(data: Any) -> None:
+    """Print data, including dataclasses, as one JSON document."""
+    text = json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False)
+    click.echo(text.encode(errors="backslashreplace").decode())  # the name of a file need not be valid text
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console at most 80 columns wide; without colour and style if it is not a terminal or NO_COLOR is set."""
+    from rich.console import Console
+
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False, **plain)  # type: ignore[arg-type]
+
+
+def show(*parts: RenderableType) -> None:
+    """Print tables and texts without blanks at the ends of their lines."""
+    out = console()
+    with out.capture() as capture:
+        for part in parts:
+            out.print(part)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()), color=out.is_terminal)
+
+
+@contextmanager
+def said(category: type[Warning]) -> Iterator[None]:
+    """Print warnings of this kind like any other text for the user, after the progress message has ended."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", category)
+        yield
+    for one in found:
+        if issubclass(one.category, category):
+            click.echo(f"warning: {one.message}", err=True)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = (), footer: int = 0
+) -> Table:
+    """A table with a line below its head, and one above its last `footer` rows."""
+    from rich.box import Box
+    from rich.table import Table
+
+    made = Table(box=Box(RULES), show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    every = list(rows)
+    for index, row in enumerate(every):
+        made.add_row(*row, end_section=footer > 0 and index == len(every) - footer - 1)
+    return made
+
+
+def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The names of models side by side: their own; for different models of one name, the arguments of the command."""
+    pairs = list(zip(names, arguments, strict=True))
+    return [given if len({one for other, one in pairs if other == name}) > 1 else name for name, given in pairs]
+
+
+def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
+    """The graphs under their `titles`, for tools that show several side by side."""
+    names = titles([graph.name for graph in graphs], arguments)
+    return [
+        graph if graph.name == name else dataclasses.replace(graph, spec=graph.spec.named(name))
+        for graph, name in zip(graphs, names, strict=True)
+    ]
+
+
+def percent(part: int, whole: int) -> str:
+    """`68.3%`."""
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def merged(lists: Sequence[Sequence[str]]) -> list[str]:
+    """All names of several tables, each after its predecessor in its own table."""
+    merged: list[str] = []
+    for labels in lists:
+        for index, label in enumerate(labels):
+            if label not in merged:
+                merged.insert(merged.index(labels[index - 1]) + 1 if index else 0, label)
+    return merged
+
+
+class Stages:
+    """Shows the current stage, on a terminal, if it takes more than two seconds."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._status: Any = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, text: str) -> None:
+        """Begin the next stage."""
+        self._text = text
+        if self._status is not None:
+            self._status.update(f"{text} ...")
+        elif self._timer is None:
+            self._timer = threading.Timer(PATIENCE, self._appear)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _appear(self) -> None:
+        self._status = console(stderr=True).status(f"{self._text} ...")
+        self._status.start()
+
+    def stop(self) -> None:
+        """End the last stage: remove the line."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        if self._status is not None:
+            self._status.stop()
+
+
+@contextmanager
+def stages() -> Iterator[Any]:
+    """A function to call with the name of each stage; silent if standard error is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    shown = Stages()
+    try:
+        yield shown
+    finally:
+        shown.stop()

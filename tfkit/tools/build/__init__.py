@@ -1,0 +1,1 @@
+"""The command `build`, and the first run of a new model."""

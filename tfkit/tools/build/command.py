@@ -1,0 +1,122 @@
+"""Build a model, run it once, and show its components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, allow_change_option, device_of, json_option
+from tfkit.errors import printable
+
+if TYPE_CHECKING:
+    from tfkit.tools.build.first_run import FirstRun
+
+
+@command(
+    "build",
+    notes="""
+    The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
+    that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
+    model.safetensors and the tokenizer beside --weights, all or nothing. Every
+    command takes such a folder as SPEC, and reads its weights.
+    """,
+    examples="""
+    tfkit build gpt2
+    tfkit build my_model.yaml -o out --dtype bfloat16 --seed 1
+    tfkit build out
+    tfkit build llama3_405b --device meta
+    """,
+)
+@click.argument("spec")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
+@click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
+@click.option(
+    "--weights",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Fill it from safetensors: a file, an index or their folder.",
+)
+@allow_change_option
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    help="float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]",
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
+)
+@json_option
+def build(
+    reader: Reader,
+    spec: str,
+    output: Path | None,
+    force: bool,
+    weights: Path | None,
+    allow_change: bool,
+    device: str,
+    dtype: str | None,
+    seed: int,
+    json: bool,
+) -> None:
+    from tfkit.console import output as out
+    from tfkit.errors import FirstLossWarning
+
+    if force and output is None:
+        raise click.UsageError("--force has no effect without -o")
+    if weights is not None and device == "meta":
+        raise click.UsageError("on the meta device there are no weights: omit --weights or --device meta")
+    if output is not None and device == "meta":
+        raise click.UsageError("on the meta device there are no weights to write: omit -o or --device meta")
+    graph = reader.load(spec)
+    if device != "meta":
+        weights = reader.weights(spec, weights, allow_change=allow_change)
+    import torch
+
+    from tfkit.tools.build.first_run import first_run
+    from tfkit.tools.save.save import check_folder, save
+
+    if output is not None:
+        check_folder(output, force=force, beside=weights)
+    with out.said(FirstLossWarning), out.stages() as stage:
+        kind = None if dtype is None else getattr(torch, dtype)
+        options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
+        model, run = first_run(graph, device=device_of(device), stage=stage, **options)
+        files: list[str] = []
+        if output is not None:
+            stage(f"writing {output}")
+            files = [str(path) for path in save(model, output, force=force, beside=weights)]
+    if json:
+        out.print_json({**vars(run), "files": files})
+    else:
+        _show_run(run, files)
+
+
+def _show_run(run: FirstRun, files: Sequence[str]) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.common.units import bytes_text, short
+
+    rows = [
+        (
+            node.name,
+            node.block or "(input)",
+            ", ".join(node.reads),
+            " x ".join(map(str, node.shape)),
+            f"{node.parameters:,}" if node.block else "",
+        )
+        for node in run.nodes
+    ]
+    total = f"{run.parameters:,} parameters ({short(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
+    times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
+    show(
+        table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
+        *("", run.code, "", total, times),
+        *(f"wrote {printable(file)}" for file in files),
+    )

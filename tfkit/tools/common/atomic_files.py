@@ -1,0 +1,148 @@
+"""Files and folders that are written completely or not at all, however the process ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
+
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file completely or not at all; raises SpecError if it cannot be written."""
+    data = content.encode() if isinstance(content, str) else content
+    check_file(path)
+    with _told(path):
+        if _is_device(path):  # a device or a pipe is written to, not replaced
+            path.write_bytes(data)
+            return
+        with fresh_file(path) as new:
+            new.write_bytes(data)
+
+
+@contextmanager
+def fresh_file(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was.
+
+    The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
+    file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
+    this one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = _place(path)
+    with workshop(place) as folder:
+        yield folder / NEW / place.name
+        _flush(folder / NEW)
+        put_extras(folder, place)
+        put(folder, place)
+        drop_extras(folder, place)
+
+
+@contextmanager
+def fresh_folder(path: Path) -> Iterator[Path]:
+    """A new folder that replaces `path` on success; otherwise `path` stays as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = _place(path)
+    missing = [parent for parent in place.parents if not parent.exists()]
+    done = False
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with workshop(place) as folder:
+            new = folder / NEW / place.name
+            new.mkdir()
+            yield new
+            _flush(folder / NEW)
+            put(folder, place)
+            done = True
+    finally:
+        for parent in [] if done else missing:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def check_file(path: Path, *, device: bool = True) -> None:
+    """Raise SpecError if a file cannot be written, before work is done for it.
+
+    Args:
+        path: the file.
+        device: True if a pipe or a device is accepted.
+    """
+    place, shown = _place(path), quoted(str(path))
+    if place.is_dir():
+        raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
+    if _is_device(path):
+        if device:
+            return
+        raise SpecError(Diagnostic(f"{shown} is not a file, but a device or a pipe", help="name a file"))
+    if not place.parent.is_dir():
+        raise SpecError(Diagnostic(f"cannot write {shown}: its folder does not exist"))
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise _cannot_write(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def names_in(path: Path) -> list[str] | None:
+    """The names in a folder that is to be replaced, sorted; None if there is no folder yet.
+
+    Raises:
+        SpecError: it is a file, or cannot be read.
+    """
+    place = _place(path)
+    with _told(path):
+        sweep(place)
+        if not place.exists():
+            return None
+        if not place.is_dir():
+            raise SpecError(Diagnostic(f"{quoted(str(path))} is a file"))
+        return sorted(os.listdir(place))
+
+
+def _place(path: Path) -> Path:
+    """The target of a path after all links; raises SpecError if there is none."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a loop of links, a name that is too long, one with a zero byte
+        raise _cannot_write(path, error) from error
+    return Path(os.path.realpath(path))
+
+
+def _is_device(path: Path) -> bool:
+    """True if it is a pipe or a device."""
+    return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+
+
+def _flush(folder: Path) -> None:
+    """Wait until everything is on the disk: a rename must not precede the data that it renames."""
+    for path in [folder, *folder.rglob("*")]:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The system's error in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: Exception) -> SpecError:
+    cause = getattr(error, "strerror", None) or str(error)
+    return SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {cause}"))

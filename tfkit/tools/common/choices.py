@@ -1,0 +1,11 @@
+"""Words that several tools take; torch is not needed to list them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+Mode: TypeAlias = Literal["train", "prefill", "decode"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+"""`adamw_float32` holds its two states, and a copy of weights in a shorter type, in float32: mixed precision."""

@@ -1,0 +1,130 @@
+"""Inputs to compare a model with a file made from it: other shapes than it was made with, and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import graph_of, inputs_of
+from tfkit.graph.decode_split import DecodeSplit, read_whole
+from tfkit.graph.inputs import fixed_length
+from tfkit.graph.sequence_limits import max_len
+from tfkit.tools.common.inputs import random_inputs
+
+BATCH, LENGTH = 2, 12
+"""The batch and length of the examples that some formats need to make a file; LENGTH or less."""
+Padding = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a model, and their description in messages."""
+
+    words: str
+    inputs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences that are read in steps.
+
+    Attributes:
+        words: their description in messages.
+        length: columns that the caches are made for.
+        once: the inputs given when they begin, with masks.
+        pieces: the inputs of each step, with the mask of the first one if rows are padded.
+    """
+
+    words: str
+    length: int
+    once: Mapping[str, Tensor]
+    pieces: Sequence[Mapping[str, Tensor]]
+
+
+def example(model: fx.GraphModule) -> dict[str, Tensor]:
+    """The inputs that a file is made with: all of them, and all masks."""
+    return _inputs(model, BATCH, _lengths(model)[1], "right", optional=True)
+
+
+def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
+    """Whole sequences: a single one, several of other lengths, padded on both sides, with all optional inputs."""
+    short, made, long = _lengths(model)
+    if (fixed := fixed_length(graph_of(model))) is not None:
+        short = made = long = fixed
+    yield Case(f"1 x {long}", _inputs(model, 1, long))
+    yield Case(f"3 x {short}", _inputs(model, 3, short))
+    if any(f"{name}_mask" in inputs_of(model) for name in graph_of(model).inputs):
+        yield Case(f"3 x {long}, padded on the left", _inputs(model, 3, long, "left"))
+        yield Case(f"4 x {made}, padded on the right", _inputs(model, 4, made, "right"))
+    if any(signal.optional for signal in graph_of(model).inputs.values()):
+        yield Case(f"3 x {long}, with all that is optional", _inputs(model, 3, long, optional=True))
+
+
+def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
+    """A prompt and single tokens; prompts with padding; single tokens and several."""
+    made = _lengths(model)[1]
+    yield _sequences(model, parts, 1, [made, 1, 1])
+    yield _sequences(model, parts, 3, [max(1, made - 3), 1, 1], "left")
+    yield _sequences(model, parts, 4, [1, 1, max(1, made - 3)])
+
+
+def as_tensors(result: Any) -> list[Tensor]:
+    """The output of a model, one tensor or several, as a list."""
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
+    """A short length, the one that a file is made with, and a long one."""
+    long = min(max_len(graph_of(model)) or LENGTH + 7, LENGTH + 7)
+    made = max(1, min(LENGTH, long - 2))
+    return max(1, made // 2), made, long
+
+
+def _inputs(
+    model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
+) -> dict[str, Tensor]:
+    """Inputs of one call; inputs that are read once have another length than the rest."""
+    graph, like = graph_of(model), next(model.parameters())
+    options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
+    made = random_inputs(graph, length=length, **options)
+    other = random_inputs(graph, length=max(1, length - 1), **options)
+    made |= {name: other[name] for name in read_whole(graph)}
+    if not optional:
+        made = {name: value for name, value in made.items() if not graph.inputs[name].optional}
+    if padding is not None:
+        taken = inputs_of(model)
+        made |= {f"{n}_mask": _mask(x, padding) for n, x in list(made.items()) if f"{n}_mask" in taken}
+    return made
+
+
+def _mask(x: Tensor, padding: Padding) -> Tensor:
+    """A mask of x [b, t, ...] with one token less in each row than in the one above, and at least one."""
+    row = torch.arange(x.size(0), device=x.device)[:, None]
+    mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
+    return mask.flip(1) if padding == "left" else mask
+
+
+def _sequences(
+    model: fx.GraphModule, parts: DecodeSplit, batch: int, sizes: list[int], padding: Padding | None = None
+) -> Sequences:
+    long = _lengths(model)[2]
+    inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]
+    once = {name: inputs[name] for name in parts.given_once}
+    for name, value in list(once.items()):
+        if value.dim() == 1:  # a prefix is read with the first step, by rows that are padded too
+            once[name] = value.clamp(max=max(1, sizes[0] - batch))
+        elif f"{name}_mask" in inputs_of(model):
+            once[f"{name}_mask"] = _mask(value, "right")
+    pieces: list[dict[str, Tensor]] = []
+    for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+        piece = {name: inputs[name][:, start : start + size] for name in parts.given_again}
+        if start == 0 and padding is not None:
+            piece[f"{main}_mask"] = _mask(piece[main], padding)
+        pieces += [piece] if start + size <= long else []
+    words = f"{batch} x {' + '.join(map(str, sizes))} by cached decoding"
+    return Sequences(f"{words}, padded on the {padding}" if padding else words, long, once, pieces)

@@ -1,0 +1,70 @@
+"""The check that a model fits into the memory of the machine, made before any of it is taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.common.units import bytes_text
+
+MARGIN = 1.05
+"""A model needs a little more than its weights: the inputs, and the values between its layers."""
+
+
+def size_of(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers of a model."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def check_memory(model: nn.Module, device: torch.device | str) -> None:
+    """Raise SpecError if a model on the meta device would not fit into the free memory of `device`."""
+    needed, free = int(size_of(model) * MARGIN), free_memory(torch.device(device))
+    if free is None or needed <= free:
+        return
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    half = "" if torch.bfloat16 in dtypes else ", `--dtype bfloat16` to halve it"
+    raise SpecError(
+        Diagnostic(
+            f"not enough memory on {device}: the model needs {bytes_text(needed)}, but {bytes_text(free)} is free",
+            help=f"`--device meta` to run it without values{half}, or `tfkit params` to count only the parameters",
+        )
+    )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be taken; None if that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    known = [amount for amount in (_available(), _container()) if amount is not None]
+    return min(known, default=None)
+
+
+def _available() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _container() -> int | None:
+    """The remaining limit of the control group, if there is one. Files in the page cache do not count."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cache = next((int(row[1]) for row in rows if row[0] == "inactive_file"), 0)
+    except (OSError, ValueError):  # no control group, or "max"
+        return None
+    return max(0, limit - used + cache)

@@ -1,0 +1,61 @@
+"""Weights from a file, by the model's own names or by those of its published checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from tfkit.arguments import AnyPath, checked
+from tfkit.builder import build_filled, graph_of
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.fitting import fitting_map
+from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
+from tfkit.tools.common.memory import check_memory
+from tfkit.wrapped import whole
+
+
+def build_with_weights(
+    graph: Graph,
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    allow_change: bool = False,
+) -> fx.GraphModule:
+    """`tfkit.build` with weights, refused before any memory is taken if there is not enough.
+
+    Raises:
+        SpecError: as there; or there is not enough memory.
+    """
+    return build_filled(
+        graph,
+        Path(path),
+        device=device,
+        dtype=dtype,
+        allow_change=allow_change,
+        before=lambda model: check_memory(model, device),
+    )
+
+
+@checked
+def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False) -> None:
+    """Fill a model that `tfkit.build` returned from a file; its type and device stay.
+
+    Args:
+        model: the model.
+        path: safetensors, as `tfkit.build` takes them for `weights`.
+        allow_change: as there.
+
+    Raises:
+        SpecError: the file cannot be read, or does not hold exactly this model; or a value is not finite. The model is
+            then unchanged.
+        ValueError: it was not built by tfkit, or its parameters are sharded.
+    """
+    model, path = whole(model), Path(path)
+    with Checkpoint.open(path) as checkpoint:
+        weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
+        weights.check_values(checkpoint)
+        weights.load(checkpoint, model.state_dict(), checked=True)

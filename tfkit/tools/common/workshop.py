@@ -1,0 +1,200 @@
+"""A hidden folder beside a target, in which its new contents are made: `.NAME.MARK.new`.
+
+It holds `lock`, which is locked while its process lives: the system releases it however the process ends. `new` has the
+new contents, under their final name, and `old` the former ones, moved away for them. Leftovers of a killed process are
+removed by the next one that writes to the same target.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tfkit.tools.common.exchange import exchange
+
+LOCK, NEW, OLD = "lock", "new", "old"
+MARK = "[0-9a-f]{8}"
+LONGEST = 56
+"""Characters of a target's name in that of its workshop: the longest legal name must have one too."""
+
+
+@contextmanager
+def workshop(place: Path) -> Iterator[Path]:
+    """A new workshop for the contents of `place`, with an empty folder `new`; it is gone afterwards.
+
+    Raises:
+        OSError: the folder of `place` cannot be written.
+    """
+    sweep(place)
+    folder, lock = _locked(place)
+    try:
+        (folder / NEW).mkdir()
+        yield folder
+    finally:
+        _finish(folder, lock)
+
+
+def sweep(place: Path) -> None:
+    """Remove the leftovers of dead processes, after everything they had moved away is back in its place."""
+    for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
+        if (lock := _taken(folder)) is not None:
+            with suppress(OSError):
+                _finish(folder, lock)
+
+
+def put(folder: Path, place: Path) -> None:
+    """Move the contents of a workshop to their place: the former ones stay until the new ones are complete.
+
+    If folders cannot be exchanged in one step, the old one is in the workshop for a moment.
+    """
+    new = folder / NEW / place.name
+    try:
+        new.replace(place)
+        return
+    except OSError:  # a folder cannot replace one that is not empty
+        if not new.is_dir() or not place.is_dir():
+            raise
+    if not exchange(new, place):
+        (folder / OLD).mkdir()
+        place.rename(folder / OLD / place.name)
+        new.rename(place)
+
+
+# ---- further files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
+
+
+def extras_of(new: Path) -> Path:
+    """The folder for further files of a target that is made at `new`, under a name that it never had before."""
+    return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
+
+
+def put_extras(folder: Path, place: Path) -> None:
+    """Move the further files of a workshop beside their target, which does not name them yet."""
+    for part in (folder / NEW).iterdir():
+        if part.name != place.name:
+            part.rename(place.with_name(part.name))
+
+
+def drop_extras(folder: Path, place: Path) -> None:
+    """Remove the further files that the target no longer names, and that no living process is about to make it name.
+
+    Living processes are determined first: one that ends before the second check has made the target name its files.
+    """
+    dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
+    for part in dead:
+        if not _names(place, part.name):
+            with suppress(FileNotFoundError):  # another process removes it as well
+                part.rename(folder / NEW / part.name)
+
+
+def _lives(part: Path, place: Path) -> bool:
+    maker = _named(place, part.name[-8:])
+    if not maker.is_dir() or (lock := _taken(maker)) is None:
+        return maker.is_dir()
+    os.close(lock)
+    return False
+
+
+def _names(place: Path, name: str) -> bool:
+    """True if a file contains a name."""
+    try:
+        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(name.encode()) >= 0
+    except (ValueError, FileNotFoundError):  # it is empty, or gone
+        return False
+
+
+# ---- the workshop itself ----
+
+
+def _named(place: Path, mark: str) -> Path:
+    return place.with_name(f".{place.name[:LONGEST]}.{mark}.new")
+
+
+def _beside(place: Path, pattern: str) -> list[Path]:
+    """The folders beside `place` with names of that form."""
+    with suppress(OSError), os.scandir(place.parent) as entries:
+        return [Path(one) for one in entries if re.fullmatch(pattern, one.name) and one.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _locked(place: Path) -> tuple[Path, int]:
+    """A new folder, and its lock."""
+    while True:
+        folder = _named(place, secrets.token_hex(4))
+        folder.mkdir()
+        try:
+            lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+        except FileNotFoundError:  # another process took it for that of a dead one
+            continue
+        except BaseException:
+            folder.rmdir()
+            raise
+        with suppress(OSError):
+            if not _held(lock):
+                os.close(lock)
+                continue
+        return folder, lock
+
+
+def _taken(folder: Path) -> int | None:
+    """The lock of a workshop whose process is dead; None if it lives, or if that cannot be known."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        with suppress(OSError):  # nothing was in it yet, or nothing any more
+            folder.rmdir()
+        return None
+    except OSError:
+        return None
+    with suppress(OSError):
+        if _held(lock):
+            return lock
+    os.close(lock)
+    return None
+
+
+def _held(lock: int) -> bool:
+    """True if a lock is now ours; OSError if the file system has no locks."""
+    if sys.platform == "win32":
+        raise OSError
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(lock).st_nlink > 0
+
+
+def _finish(folder: Path, lock: int) -> None:
+    try:
+        _restore(folder)
+        _clear(folder)
+    finally:
+        os.close(lock)
+
+
+def _restore(folder: Path) -> None:
+    """Move back what was moved away and was not replaced."""
+    with suppress(FileNotFoundError):
+        for old in (folder / OLD).iterdir():
+            if not os.path.lexists(place := folder.with_name(old.name)):
+                old.rename(place)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a workshop, its lock last: a process killed here leaves one that can be removed."""
+    for part in (NEW, OLD):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    if not any((folder / part).exists() for part in (NEW, OLD)):
+        with suppress(OSError):
+            (folder / LOCK).unlink()
+            folder.rmdir()

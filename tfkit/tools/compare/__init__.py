@@ -1,0 +1,1 @@
+"""Two models, run on the same inputs and compared component by component."""

@@ -1,0 +1,152 @@
+"""Find the first component in which two models differ."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, allow_change_option, device_of, json_option
+
+if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
+    from tfkit.tools.compare.compare import Comparison
+
+ROWS = 12
+"""Components that a comparison lists around the place where two models diverge."""
+
+
+@command(
+    "compare",
+    notes="""
+    A and B are specs; or B is the folder of a transformers model, for which
+    transformers must be installed, or a file that torch.jit or torch.export wrote.
+    Both read the same tokens. The model of a folder has its own weights, and gives
+    them to the other if that has none; otherwise both start from the same seed, or
+    have the weights of --weights. Components that cannot be compared are listed
+    with the reason.
+
+    Exit status: 0 if the outputs can be compared and no component differs by more
+    than the tolerance, else 1.
+    """,
+    examples="""
+    tfkit compare my_model.yaml downloads/model
+    tfkit compare gpt2 my_gpt2.yaml --reference float64
+    tfkit compare out1 out2
+    """,
+)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help="The weights of both.")
+@allow_change_option
+@click.option(
+    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or as many as both can]"
+)
+@click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the tokens.")
+@click.option(
+    "--tolerance",
+    default=1e-5,
+    show_default=True,
+    type=float,
+    metavar="X",
+    help="Largest difference that counts as equal.",
+)
+@click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64, too.")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
+@json_option
+def compare(
+    reader: Reader,
+    a: str,
+    b: str,
+    weights: Path | None,
+    allow_change: bool,
+    length: int | None,
+    batch: int,
+    seed: int,
+    tolerance: float,
+    reference: str | None,
+    device: str,
+    json: bool,
+) -> None:
+    from tfkit.console import output as out
+
+    if device == "meta":
+        raise click.UsageError("on the meta device there are no values to compare")
+    graph, other = reader.load(a), _other(reader, b)
+    own = None if isinstance(other, Path) or weights is not None else reader.weights(b, None)
+    source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
+    from tfkit.tools.compare.compare import compare as run
+
+    with out.stages() as stage:
+        stage("running both")
+        found = run(
+            graph,
+            other,
+            weights=source or own,
+            other_weights=own,
+            allow_change=allow_change or source is None,
+            length=length,
+            batch=batch,
+            seed=seed,
+            tolerance=tolerance,
+            float64=reference is not None,
+            device=device_of(device),
+        )
+    if json:
+        out.print_json({**vars(found), "equal": found.equal})
+    else:
+        _show_comparison(found)
+    if not found.equal:
+        raise click.exceptions.Exit(1)
+
+
+def _other(reader: Reader, b: str) -> Graph | Path:
+    """The second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
+    from tfkit.spec.load import is_folder
+
+    path = Path(b)
+    if is_folder(b) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+        return path
+    return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
+
+
+def _show_comparison(found: Comparison) -> None:
+    from tfkit.console.output import show, table
+
+    first = found.first
+    at = found.parts.index(first) if first is not None else len(found.parts)
+    shown = found.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else found.parts[-ROWS:]
+    columns = ["component", "of B", "difference", *(["float64"] if found.float64 else [])]
+    rows = [
+        [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if found.float64 else [])]
+        for part in shown
+    ]
+    show(table(columns, rows, right=columns[2:]), "")
+    if left := _not_compared(found):
+        show(*left, "")
+    returned = "the outputs cannot be compared"
+    if found.difference is not None:
+        returned = f"largest difference of the outputs: {found.difference:.1e}"
+    click.echo(f"{len(found.parts)} components compared; {returned}")
+    if found.equal:
+        click.echo(f"equal to {found.tolerance:g}")
+    if first is not None:
+        place = ", ".join(map(str, first.place))
+        click.echo(
+            f"they diverge at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]"
+        )
+
+
+def _not_compared(found: Comparison) -> list[str]:
+    """A line for each component that cannot be compared, equal layers in one."""
+    from tfkit.checkpoint.mismatch import collapsed
+
+    lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]
+    for which, names in zip("AB", found.alone, strict=True):
+        lines += [f"only in {which}: {name}" for name, _ in collapsed(dict.fromkeys(names))]
+    more = [f"and {len(lines) - ROWS} more, see --json"] if len(lines) > ROWS else []
+    return [*lines[:ROWS], *more]

@@ -1,0 +1,92 @@
+"""Show the kinds of each slot of a spec, and their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+
+if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
+    from tfkit.tools.components.component_docs import ComponentDoc, FieldDoc
+
+
+@command(
+    "components",
+    sets=False,
+    examples="""
+    tfkit components
+    tfkit components attention
+    tfkit components attention gqa
+    """,
+)
+@click.argument("slot", required=False)
+@click.argument("kind", required=False)
+@json_option
+def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
+    from tfkit.console.output import print_json
+    from tfkit.tools.components.component_docs import describe
+
+    registry = reader.plugins.registry
+    slots = registry.slots()
+    if slot is not None and slot not in slots:
+        raise _unknown("slot", slot, slots)
+    if slot is not None and kind is not None and registry.find(slot, kind) is None:
+        raise _unknown(f"{slot} kind", kind, list(registry.kinds(slot)))
+    found = [describe(one) for name in slots if slot in (None, name) for one in registry.kinds(name).values()]
+    found = [one for one in found if kind in (None, one.kind)]
+    if json:
+        print_json(found)
+    elif slot is None:
+        _show_slots(reader.plugins, found)
+    elif kind is None:
+        _show_kinds(found)
+    else:
+        _show_component(found[0])
+
+
+def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
+    near = closest(word, known)
+    help = f"a {what.split()[-1]} with a similar name exists: `{near}`" if near else None
+    return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
+
+
+def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.components.component_docs import slot_doc
+
+    kinds: dict[str, list[str]] = {}
+    for one in found:
+        kinds.setdefault(one.slot, []).append(one.kind)
+    rows = [(slot, ", ".join(names), slot_doc(plugins.registry, slot)) for slot, names in kinds.items()]
+    show(table(["slot", "kinds", "purpose"], rows))
+
+
+def _show_kinds(found: Sequence[ComponentDoc]) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.plugin.docs import first_paragraph
+
+    show(table(["kind", "from", "description"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
+
+
+def _show_component(one: ComponentDoc) -> None:
+    from rich.padding import Padding
+
+    from tfkit.console.output import show
+
+    parts: list[Padding | str] = [f"{one.slot} `{one.kind}`, {one.plugin}", one.doc]
+    for field in one.fields:
+        parts += ["", f"{field.name}: {field.type}, {_default(field)}"]
+        parts += [Padding(" ".join(field.doc.split()), (0, 0, 0, 4))] if field.doc else []
+    show(*parts)
+
+
+def _default(field: FieldDoc) -> str:
+    if field.default is None:
+        return "inherited or required" if field.inherited else "required"
+    return f"inherited or {field.default}" if field.inherited else f"default {field.default}"

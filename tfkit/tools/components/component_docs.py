@@ -1,0 +1,115 @@
+"""The contents of a spec: the registered components, their fields, types, defaults and docs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Lt
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Component, Config, SharedMarker, WireMarker, marker
+from tfkit.plugin.docs import field_docs
+from tfkit.plugin.registry import Registered, Registry
+from tfkit.tools.show.values import text_of
+
+NAMES = {int: "int", float: "float", str: "text", bool: "bool", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class FieldDoc:
+    """A key that a component takes. `inherited`: the enclosing mappings may provide it."""
+
+    name: str
+    type: str
+    required: bool
+    default: str | None
+    inherited: bool
+    doc: str
+
+
+@dataclass(frozen=True)
+class ComponentDoc:
+    """A registered component."""
+
+    slot: str
+    kind: str
+    doc: str
+    plugin: str
+    file: str
+    fields: tuple[FieldDoc, ...]
+
+
+def slot_doc(registry: Registry, slot: str) -> str:
+    """The purpose of a slot: the first sentence of its base class, without the slot's name."""
+    (first, *_) = registry.kinds(slot).values()
+    bases = [base for base in first.config.__mro__ if issubclass(base, Component) and "slot" in vars(base)]
+    sentence = re.split(r"(?<=\w\.) ", _doc(bases[-1]).partition("\n")[0])[0]
+    sentence = sentence.partition(": ")[2] if sentence.startswith("Slot ") else sentence
+    return sentence[:1].upper() + sentence[1:]
+
+
+def describe(one: Registered) -> ComponentDoc:
+    """A component with its fields in order, without the one that names its kind."""
+    config = one.config
+    docs = field_docs(config)
+    named = [item for item in config.model_fields.items() if item[0] != config.word_key]
+    fields = [_field(name, info, docs.get(name, "")) for name, info in named]
+    return ComponentDoc(config.slot, config.kind_name(), _doc(config), one.plugin, one.file, tuple(fields))
+
+
+def _doc(config: type[Config]) -> str:
+    return inspect.cleandoc(config.__doc__ or "")
+
+
+def _field(name: str, info: FieldInfo, doc: str) -> FieldDoc:
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    kind = extra.get("default_kind")
+    required = info.is_required() and kind is None
+    default = None if required else str(kind) if kind is not None else _default(info)
+    inherited = marker(info, SharedMarker) is not None
+    return FieldDoc(name, _type(info), required, default, inherited, doc)
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=True, validated_data={})
+    return value.kind_name() if isinstance(value, Component) else "{}" if isinstance(value, Config) else text_of(value)
+
+
+def _type(info: FieldInfo) -> str:
+    text = _words(info.annotation, marker(info, WireMarker) is not None)
+    bounds = ", ".join(_bounds(info.metadata))
+    return text.replace("int", f"int {bounds}", 1).replace("float", f"float {bounds}", 1) if bounds else text
+
+
+def _words(annotation: Any, wire: bool) -> str:
+    """A type in the words of a spec: `int > 0 or null`, `list of node`, `norm`, `none | tanh`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = ", ".join(_bounds(arguments[1:]))
+        return f"{_words(arguments[0], wire)} {bounds}".rstrip()
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(one, wire) for one in arguments))
+    if origin is Literal:
+        return " | ".join(map(text_of, arguments))
+    if origin in (tuple, list):
+        return f"list of {_words(arguments[0], wire)}"
+    if origin is dict:
+        return f"mapping of {_words(arguments[1], False)}"
+    if isinstance(annotation, type) and issubclass(annotation, Component):
+        return annotation.slot
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return "mapping"
+    return "node" if annotation is str and wire else NAMES.get(annotation, str(annotation))
+
+
+def _bounds(metadata: Any) -> Iterator[str]:
+    for one in metadata:
+        for part in getattr(one, "metadata", [one]):
+            if isinstance(part, Gt | Ge | Lt):
+                sign, value = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: ("<", "lt")}[type(part)]
+                yield f"{sign} {getattr(part, value)}"

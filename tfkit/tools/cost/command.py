@@ -1,0 +1,271 @@
+"""Count FLOPs, bytes and memory of a step, and the least time it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, batch_option, by_option, json_option
+from tfkit.errors import closest
+from tfkit.tools.common.choices import MODES, OPTIMIZERS, Mode
+from tfkit.tools.common.units import flops_text, short
+
+if TYPE_CHECKING:
+    from tfkit.tools.common.ownership import By
+    from tfkit.tools.cost.devices import Device
+    from tfkit.tools.cost.result import Cost, Row
+
+
+@command(
+    "cost",
+    notes="""
+    Nothing is allocated, so the model may have any size. FLOPs are those of matrix
+    products, two for each multiplication and addition, with every pair of query
+    and key; `visible` omits the pairs that the mask hides. The floor is the larger
+    of FLOPs and bytes at the device's limits: no step is faster, and real ones
+    take longer.
+
+    Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
+    sgd_momentum, or adamw_float32, which keeps its states, and a copy of weights
+    of a shorter type, in float32, as mixed precision does.
+
+    A file of figures has FLOPs per second of dense matrix products by type, bytes
+    per second, and bytes:
+
+        title: My accelerator          # unless given, the file's name
+        flops: {bfloat16: 300e12, float32: 60e12}
+        bandwidth: 2e12
+        memory: 80e9
+    """,
+    examples="""
+    tfkit cost gpt2 --batch 8 --device h200
+    tfkit cost llama3_8b --mode decode --length 8192 --device h100
+    tfkit cost my_model.yaml --by layer --recompute
+    """,
+)
+@click.argument("spec")
+@batch_option
+@click.option(
+    "--length",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]",
+)
+@click.option(
+    "--memory-length", type=click.IntRange(1), metavar="N", help="Tokens of the encoder's input.  [default: as many]"
+)
+@click.option(
+    "--mode",
+    default="train",
+    show_default=True,
+    type=click.Choice(MODES),
+    metavar="MODE",
+    help="train, prefill (read a prompt) or decode (one more token).",
+)
+@click.option(
+    "--dtype",
+    default="bfloat16",
+    show_default=True,
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    help="float32, bfloat16, float16 or float64.",
+)
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with your own figures.",
+)
+@by_option
+@click.option("--recompute", is_flag=True, help="Layers run again in the backward, and keep less.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="See below.  [default: adamw]")
+@json_option
+def cost(
+    reader: Reader,
+    spec: str,
+    batch: int,
+    length: int | None,
+    memory_length: int | None,
+    mode: Mode,
+    dtype: str,
+    device: str | None,
+    by: By,
+    recompute: bool,
+    optimizer: str | None,
+    json: bool,
+) -> None:
+    from tfkit.console import output as out
+
+    limits = None if device is None else _limits(reader, device)
+    for name, given in (("recompute", recompute), ("optimizer", optimizer)):
+        if given and mode != "train":
+            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
+    if limits is not None and dtype not in limits.tera_flops:
+        known = ", ".join(limits.tera_flops)
+        raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {known}")
+    graph = reader.load(spec)
+    import torch
+
+    from tfkit.tools.cost.count import cost as count
+
+    try:
+        found = count(
+            graph,
+            batch=batch,
+            length=length,
+            mode=mode,
+            dtype=getattr(torch, dtype),
+            optimizer=optimizer,  # type: ignore[arg-type]
+            memory_length=memory_length,
+            recompute=recompute,
+        )
+    except ValueError as wrong:
+        from tfkit.errors import SpecError
+
+        if isinstance(wrong, SpecError):
+            raise
+        raise click.UsageError(str(wrong)) from None
+    if json:
+        out.print_json(_as_data(found, by, limits))
+    else:
+        _show(found, by, limits)
+
+
+def _limits(reader: Reader, device: str) -> Device:
+    """The device of that name, or the one described in that file."""
+    from tfkit.tools.cost.device_file import read_device
+    from tfkit.tools.cost.devices import DEVICES
+
+    if device in DEVICES:
+        return DEVICES[device]
+    if device.endswith((".yaml", ".yml")):
+        return read_device(device, plugins=reader.plugins)
+    near = closest(device, list(DEVICES))
+    hint = f"; a device with a similar name: `{near}`" if near else "; your own figures can be in a file: mine.yaml"
+    message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
+    raise click.BadParameter(message, param_hint="--device")
+
+
+def _as_data(found: Cost, by: By, device: Device | None) -> dict[str, Any]:
+    """The costs as mappings and lists."""
+    data = {name: getattr(found, name) for name in _HEAD}
+    rows = [_row_data(row) for row in found.rows(by)]
+    data |= {"by": by, "rows": rows, "total": _row_data(found.total), "memory": vars(found.memory)}
+    return data if device is None else data | {"floor": vars(found.floor(device)), "device": vars(device)}
+
+
+_HEAD = ("name", "mode", "batch", "length", "memory_length", "dtype", "optimizer", "recompute")
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    return {**vars(row), "intensity": row.intensity}
+
+
+def _show(found: Cost, by: By, device: Device | None) -> None:
+    from tfkit.console.output import show, table
+
+    columns = ["each layer" if by == "layer" else by, *_columns(found, device)]
+    rows = []
+    for row, parts in found.groups(by):
+        seconds = None if device is None else found.floor(device, parts).seconds
+        rows.append([row.label, *_cells(found, row, seconds)])
+    if by == "layer":
+        rows = list(_collapsed(rows))
+    total = None if device is None else found.floor(device).seconds
+    rows.append(["total", *_cells(found, found.total, total)])
+    show(_title(found), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(found, device))
+
+
+def _columns(found: Cost, device: Device | None) -> list[str]:
+    train = ["backward"] if found.mode == "train" else []
+    kept = ["kept"] if found.mode == "train" else ["moved"]
+    return ["FLOPs", "share", *train, "weights", *kept, "FLOP/B", *(["floor"] if device else [])]
+
+
+def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
+    from tfkit.console.output import percent
+
+    train = found.mode == "train"
+    cells = [flops_text(row.flops_forward), percent(row.flops_forward, found.total.flops_forward)]
+    cells += [flops_text(row.flops_backward)] if train else []
+    cells += [short(row.parameters) if row.parameters else "-"]
+    cells += [_bytes(row.saved if train else row.traffic)]
+    cells += [f"{row.intensity:,.{0 if row.intensity >= 100 else 1}f}" if row.flops else "-"]
+    return cells if seconds is None else [*cells, time_text(seconds)]
+
+
+def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
+    """Consecutive layers of equal cost in one row."""
+    import re
+
+    from tfkit.errors import ranges
+
+    groups: dict[tuple[str, ...], list[tuple[str, int | None]]] = {}
+    for label, *cells in rows:
+        match = re.search(r"\blayers\.(\d+)", label)
+        key = label if match is None else re.sub(r"\blayers\.\d+", "layers.*", label)
+        groups.setdefault((key, *cells), []).append((label, int(match[1]) if match else None))
+    for (label, *cells), members in groups.items():
+        numbers = [number for _, number in members if number is not None]
+        name = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label
+        yield [name, *cells]
+
+
+def _bytes(n: int) -> str:
+    from tfkit.tools.common.units import bytes_text
+
+    return bytes_text(n) if n else "-"
+
+
+def _title(found: Cost) -> str:
+    what = {
+        "train": "one training step",
+        "prefill": "reading a prompt",
+        "decode": f"one more token after {found.length - 1:,}",
+    }[found.mode]
+    sequences = f"{found.batch:,} x {found.length:,} tokens" if found.mode != "decode" else f"batch {found.batch:,}"
+    memory = "" if found.memory_length is None else f", {found.memory_length:,} of the memory"
+    return f"{found.name}: {what}, {sequences}{memory}, {found.dtype}"
+
+
+def _notes(found: Cost, device: Device | None) -> Iterator[str]:
+    """The notes below the table."""
+    from tfkit.console.output import percent
+
+    total = found.total
+    share = percent(total.scores_forward, total.flops_forward)
+    visible = f"{flops_text(total.visible)} visible"
+    yield f"FLOPs: {flops_text(total.flops)}, {visible}; pairs of query and key are {share} of them"
+    if total.active_parameters != total.parameters:
+        yield f"parameters: {short(total.parameters)}, of which a token uses {short(total.active_parameters)}"
+    yield from _memory_notes(found)
+    if device is not None:
+        floor = found.floor(device)
+        bound = "FLOPs" if floor.compute > floor.transfer else "bytes"
+        fits = "" if floor.fits else f"; does not fit into its {_bytes(device.memory)}"
+        yield f"floor on {device.title}: {time_text(floor.seconds)}, mostly {bound}{fits}"
+
+
+def _memory_notes(found: Cost) -> Iterator[str]:
+    memory = found.memory
+    if found.mode == "train":
+        kept = memory.activations_recomputed if found.recompute else memory.activations
+        yield (
+            f"memory: weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, "
+            f"{found.optimizer} {_bytes(memory.optimizer)}, activations {_bytes(kept)}"
+        )
+        yield f"peak {_bytes(memory.peak)}, with --recompute {_bytes(memory.peak_recomputed)}"
+        return
+    yield f"memory: weights {_bytes(memory.weights)}, cache {_bytes(memory.cache)}, peak {_bytes(memory.peak)}"
+    if memory.cache_per_token:
+        yield f"KV cache: {_bytes(memory.cache_per_token)} for each token of a sequence"
+
+
+def time_text(seconds: float) -> str:
+    """`1.2 ms`."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds * 1e9:,.0f} ns"

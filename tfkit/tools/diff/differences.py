@@ -1,0 +1,70 @@
+"""The differences between two specs, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfkit.graph.expand import Graph
+from tfkit.tools.show.values import Value, values_of
+
+WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
+"""Values at the top of a spec that do not affect the model."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs; None if a spec has no such value. `places` are the paths where it does."""
+
+    path: str
+    before: str | None
+    after: str | None
+    places: tuple[str, ...]
+
+
+def differences(before: Graph, after: Graph) -> list[Difference]:
+    """The differences between the resolved values of two specs.
+
+    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
+    them has, the written values count, but not the defaults.
+    """
+    old, new = _values(before), _values(after)
+    found: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for path in _merged(list(old), list(new)):
+        texts = _text(old.get(path)), _text(new.get(path))
+        if texts[0] != texts[1] and not (_follows(path, old, new) or _follows(path, new, old)):
+            found.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
+    return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in found.items()]
+
+
+def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:
+    """True if only one spec has a value, and does not write it: it comes with the component that it belongs to."""
+    value = there.get(path)
+    if value is None or path in missing or value.how == "given":
+        return False
+    part = path.rpartition(".")[0]
+    return part not in missing or value.value == "null"
+
+
+def _values(graph: Graph) -> Mapping[str, Value]:
+    return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
+
+
+def _text(value: Value | None) -> str | None:
+    return None if value is None else value.value or "..."
+
+
+def _merged(old: list[str], new: list[str]) -> list[str]:
+    """All paths: those of `old`, and each new one of `new` after its predecessor there."""
+    merged, known = list(old), set(old)
+    for index, path in enumerate(new):
+        if path not in known:
+            merged.insert(merged.index(new[index - 1]) + 1 if index else 0, path)
+    return merged
+
+
+def _name(*values: Value | None) -> str:
+    """The path of a value; only the key if both specs inherit it."""
+    there = [value for value in values if value is not None]
+    inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
+    return there[0].name if inherited else there[0].dotted

@@ -1,0 +1,75 @@
+"""Draw a model, or two side by side, as SVG, PNG or HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+from tfkit.errors import printable
+
+if TYPE_CHECKING:
+    from tfkit.tools.draw.style import Theme
+
+ENDINGS = (".svg", ".png", ".html")
+
+
+@command(
+    "draw",
+    notes="""
+    Data flows from the bottom to the top. Numbers at the right of boxes are
+    parameters, of one layer if a stack repeats it. For two specs, boxes that
+    differ are marked, and so are the differences in them.
+
+    An SVG and a page follow the light or dark colours of their reader's system;
+    a PNG is light unless --theme says otherwise.
+    """,
+    examples="""
+    tfkit draw gpt2 -o gpt2.svg
+    tfkit draw llama2_7b llama3_8b -o llamas.png --theme dark
+    tfkit draw my_model.yaml -o my_model.html
+    """,
+)
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file: a name that ends in .svg, .png or .html.",
+)
+@click.option(
+    "--theme",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "light", "dark"]),
+    metavar="COLOURS",
+    help="Colours: auto, light or dark.",
+)
+@json_option
+def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, json: bool) -> None:
+    from tfkit.console import output as out
+
+    if len(specs) > 2:
+        raise click.BadParameter(f"a picture shows one model or two, not {len(specs)}", param_hint="SPEC")
+    if output.suffix not in ENDINGS:
+        message = f"`{output.name}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
+        raise click.BadParameter(message, param_hint="--output")
+    from tfkit.tools.common.atomic_files import check_file
+
+    check_file(output)
+    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    from tfkit.tools.draw.files import write
+    from tfkit.tools.draw.picture import draw as paint
+
+    picture = paint(*graphs)
+    write(picture, output, theme)
+    size = [round(picture.width), round(picture.height)]
+    if json:
+        out.print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
+    else:
+        out.show(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")

@@ -1,0 +1,69 @@
+"""Write a model as one file of plain PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+from tfkit.errors import printable
+
+
+@command(
+    "eject",
+    notes="""
+    The file needs only torch. Its classes are tfkit's own code after everything
+    that the spec decides is resolved: the same tensor names, the same results to
+    the last bit. Both are checked before it is written; of models with more than
+    1B parameters only the tensors are compared.
+
+    Its weights start at torch's defaults. It loads the model's state dict, or the
+    files of tfkit save.
+    """,
+    examples="""
+    tfkit eject gpt2 -o gpt2.py
+    tfkit eject my_model.yaml | less
+    """,
+)
+@click.argument("spec", metavar="SPEC")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file.  [default: print it]",
+)
+@json_option
+def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
+    from tfkit.console.output import print_json, stages
+
+    if output is not None and output.suffix != ".py":
+        raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
+    from tfkit.tools.common.atomic_files import check_file, write_file
+
+    if output is not None:
+        check_file(output)
+    graph = reader.load(spec)
+    with stages() as stage:
+        stage("writing the code")
+        from tfkit.tools.eject.alone import Alone
+        from tfkit.tools.eject.check import check
+        from tfkit.tools.eject.write import eject as written
+
+        with Alone() as alone:  # imports torch
+            text = written(graph)
+            stage("comparing it with the model")
+            proof = check(graph, text, alone)
+    lines = len(text.splitlines())
+    if output is not None:
+        write_file(output, text)
+    if json:
+        print_json({"name": graph.name, "lines": lines, "ran": proof.ran, "code": text})
+    elif output is None:
+        click.echo(text, nl=False)
+    else:
+        how = "equal to the last bit" if proof.ran else "too large to run here"
+        made = f"{lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters"
+        click.echo(f"wrote {printable(str(output))}: {made}; {how}")

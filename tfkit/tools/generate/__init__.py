@@ -1,0 +1,1 @@
+"""The command `generate`: prompts in, text out; `tfkit.decoding` does the work."""

@@ -1,0 +1,253 @@
+"""Let a model continue a text, printed as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, allow_change_option, device_of, json_option
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.tools.generate.prompts import Asked, Job, job_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from tfkit.decoding.generate import Generated
+    from tfkit.decoding.text import Texts
+    from tfkit.graph.expand import Graph
+
+TITLE = 40
+"""The longest title of a text, from its prompt."""
+
+
+@command(
+    "generate",
+    notes="""
+    SPEC may be the folder of a model with its weights. The tokenizer is the
+    `tokenizer.json` beside the weights, or the `chars.json`, unless given; a text
+    file stands for its characters. Only the continuation is printed. An encoder
+    reads the prompt if there is one. The last line break of a file, or of standard
+    input, is ignored.
+    """,
+    examples="""
+    tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"
+    tfkit generate out --prompt - < a.txt
+    tfkit generate nanogpt --weights w.safetensors --tokenizer shakespeare.txt \\
+        --prompt "ROMEO:" --temperature 0.8 --top-k 50 --samples 3 --seed 1
+    tfkit generate gpt2 --tokens 464,3290 --max-new-tokens 5
+    """,
+)
+@click.argument("spec")
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Safetensors, a file or folder; random unless given.",
+)
+@allow_change_option
+@click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
+@click.option("--prompt", multiple=True, metavar="TEXT", help="Text to continue; - for standard input; repeatable.")
+@click.option(
+    "--prompt-file", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A prompt from a file."
+)
+@click.option("--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; prints ids too.")
+@click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most tokens of a text.  [default: 100, or as many as fit]",
+)
+@click.option(
+    "--temperature",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="X",
+    help="Randomness of sampling; 0 takes the likeliest.",
+)
+@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Sample from the N likeliest.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="P",
+    help="Sample from the likeliest of total probability P.",
+)
+@click.option(
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Above 1, fewer repetitions.",
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token to stop at; repeatable.")
+@click.option(
+    "--samples", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Continuations of each prompt."
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
+)
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, mps.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: that of the weights]"
+)
+@json_option
+def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
+    from tfkit.console import output as out
+
+    asked = Asked(**options)
+    _check_usage(asked)
+    graph = reader.load(spec)
+    weights = reader.weights(spec, asked.weights, allow_change=asked.allow_change)
+    asked = replace(asked, weights=weights)
+    try:
+        job = job_of(asked, graph)
+        with out.stages() as stage:
+            model = _model(asked, graph, stage)
+        live = None if json else Live(_titles(job, asked.samples))
+        texts, found, seconds = _run(model, job, asked, live)
+    except SpecError:
+        raise
+    except ValueError as wrong:  # of the prompt: too long, not in the vocabulary
+        raise SpecError(Diagnostic(str(wrong))) from wrong
+    if json:
+        out.print_json(_result(job, texts, found, asked, seconds))
+    else:
+        click.echo(_speed(found, seconds), err=True)
+
+
+def _check_usage(asked: Asked) -> None:
+    """Refuse options that contradict each other."""
+    prompts = asked.prompt or asked.prompt_file
+    if not prompts and not asked.tokens:
+        raise click.UsageError("there is nothing to continue: give --prompt, --prompt-file or --tokens")
+    if asked.tokens and (prompts or asked.tokenizer):
+        raise click.UsageError("--tokens goes without --prompt, --prompt-file and --tokenizer")
+    if asked.prompt.count("-") > 1:
+        raise click.UsageError("standard input can be only one prompt")
+    if "" in asked.stop:
+        raise click.UsageError("an empty --stop would end every text at once")
+    for option, value in (("--top-k", asked.top_k), ("--top-p", asked.top_p)):
+        if value is not None and asked.temperature == 0:
+            raise click.UsageError(f"{option} has no effect at temperature 0: give a --temperature")
+    if asked.samples > 1 and asked.temperature == 0:
+        raise click.UsageError("at temperature 0 all samples are the same: give a --temperature")
+
+
+def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
+    import torch
+
+    from tfkit.builder import build
+    from tfkit.tools.common.memory import check_memory
+    from tfkit.tools.common.weights import build_with_weights
+
+    device = device_of(asked.device)
+    if device.type == "meta":
+        raise click.UsageError("on the meta device there are no values to compute with")
+    dtype = getattr(torch, asked.dtype) if asked.dtype else None
+    if asked.weights is not None:
+        stage(f"reading {asked.weights}")
+        return build_with_weights(graph, asked.weights, device=device, dtype=dtype, allow_change=asked.allow_change)
+    click.echo("warning: without --weights the model is random, and so is its text", err=True)
+    stage("building")
+    check_memory(build(graph, device="meta", dtype=dtype), device)
+    return build(graph, device=device, dtype=dtype, seed=asked.seed)
+
+
+def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tuple[list[str], Generated, float]:
+    """The texts, their tokens, and the seconds that they took."""
+    import tfkit.decoding.generate as decoding
+    from tfkit.decoding.text import Texts
+
+    texts = Texts(job.tokenizer, len(job.prompts) * asked.samples, job.stop_texts, live or (lambda texts: None))
+    begin = time.perf_counter()
+    try:
+        found = decoding.generate(
+            model,
+            job.tokens,
+            max_new_tokens=job.max_new_tokens,
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            repetition_penalty=asked.repetition_penalty,
+            stop=job.stop_ids,
+            n_samples=asked.samples,
+            seed=asked.seed,
+            on_token=texts,
+            **job.inputs,
+        )
+    except KeyboardInterrupt:
+        click.echo()  # the message about the interrupt begins a line
+        raise
+    seconds = time.perf_counter() - begin
+    return texts.finish(), found, seconds
+
+
+class Live:
+    """Prints rows one below the other while all of them grow: the first incomplete one as its text comes."""
+
+    def __init__(self, titles: Sequence[str]) -> None:
+        self._titles = titles
+        self._row = 0
+        self._printed: int | None = None
+
+    def __call__(self, texts: Texts) -> None:
+        while self._row < len(texts.texts):
+            if self._printed is None:
+                self._printed = 0
+                if self._titles:
+                    click.echo(("\n" if self._row else "") + self._titles[self._row])
+            text = texts.texts[self._row]
+            click.echo(_printable(text[self._printed :]), nl=False)
+            self._printed = len(text)
+            if not texts.complete[self._row]:
+                return
+            click.echo()
+            self._row, self._printed = self._row + 1, None
+
+
+def _printable(text: str) -> str:
+    """A text as standard output can show it; a terminal gets escapes for control characters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if sys.stdout.isatty():
+        text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _titles(job: Job, samples: int) -> list[str]:
+    """A line above each text, if there are several."""
+    if len(job.prompts) * samples == 1:
+        return []
+    many = [f", sample {sample + 1} of {samples}" if samples > 1 else "" for sample in range(samples)]
+    return [f"── {quoted(prompt, TITLE)}{sample} ──" for prompt in job.prompts for sample in many]
+
+
+def _speed(found: Generated, seconds: float) -> str:
+    count = sum(found.lengths)
+    return f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
+
+
+def _result(job: Job, texts: Sequence[str], found: Generated, asked: Asked, seconds: float) -> dict[str, Any]:
+    rows = zip(texts, found.rows(), found.ended, strict=True)
+    return {
+        "texts": [
+            {
+                "prompt": job.prompts[row // asked.samples],
+                "sample": row % asked.samples + 1,
+                "text": text,
+                "tokens": tokens,
+                "ended": ended,
+            }
+            for row, (text, tokens, ended) in enumerate(rows)
+        ],
+        "seconds": seconds,
+        "tokens_per_second": sum(found.lengths) / seconds,
+    }

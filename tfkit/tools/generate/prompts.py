@@ -1,0 +1,141 @@
+"""The request to the command `generate`, from its options to token ids."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+
+if TYPE_CHECKING:
+    from tfkit.decoding.text import Tokenizer
+    from tfkit.graph.expand import Graph
+
+MOST = 100
+"""New tokens by default, if they fit."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command, beside the spec."""
+
+    weights: Path | None
+    allow_change: bool
+    tokenizer: Path | None
+    prompt: tuple[str, ...]
+    prompt_file: tuple[Path, ...]
+    tokens: tuple[str, ...]
+    start: str | None
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+    stop: tuple[str, ...]
+    samples: int
+    seed: int
+    device: str
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arguments of `tfkit.generate`, and the texts that they come from."""
+
+    prompts: list[str]
+    tokenizer: Tokenizer
+    tokens: list[list[int]]
+    inputs: dict[str, Any]
+    max_new_tokens: int
+    stop_ids: list[int]
+    stop_texts: list[str]
+
+
+def job_of(asked: Asked, graph: Graph) -> Job:
+    """The job of a request, with all its errors, before the model takes memory and time."""
+    from tfkit.graph.decode_split import split_for_decoding
+    from tfkit.graph.sequence_limits import max_len, rows_of
+
+    parts = split_for_decoding(graph)
+    main, once = parts.given_again[0], parts.given_once
+    for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
+        if not graph.inputs[name].optional:
+            raise SpecError(Diagnostic(f"`{graph.name}` also reads `{name}`, which a prompt does not have"))
+    tokenizer = _tokenizer(asked)
+    _check_vocabulary(tokenizer, rows_of(graph, main))
+    prompts = _prompts(asked)
+    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    tokens, inputs = rows, {}
+    if once:
+        tokens, inputs = [[_start(asked, graph, tokenizer)]] * len(rows), {once[0]: rows}
+    elif asked.start is not None:
+        raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
+    longest, limit = max(map(len, tokens)), max_len(graph)
+    fit = MOST if limit is None else max(1, min(MOST, limit - longest))
+    stops = {stop: tokenizer.special(stop) for stop in asked.stop}
+    return Job(
+        prompts=prompts,
+        tokenizer=tokenizer,
+        tokens=tokens,
+        inputs=inputs,
+        max_new_tokens=asked.max_new_tokens or fit,
+        stop_ids=[token for token in stops.values() if token is not None],
+        stop_texts=[text for text, token in stops.items() if token is None],
+    )
+
+
+def _tokenizer(asked: Asked) -> Tokenizer:
+    from tfkit.decoding.text import NumberTokenizer, load_tokenizer
+    from tfkit.tools.common.tokenizer_files import OURS
+
+    if asked.tokens:
+        return NumberTokenizer()
+    if asked.tokenizer is not None:
+        return load_tokenizer(asked.tokenizer)
+    folder = None if asked.weights is None else asked.weights if os.path.isdir(asked.weights) else asked.weights.parent
+    beside = [] if folder is None else [folder / name for name in OURS]
+    for path in beside:
+        if os.path.exists(path):
+            return load_tokenizer(path)
+    where = " beside the weights" if asked.weights is not None else ""
+    help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"
+    raise SpecError(Diagnostic(f"there is no {' or '.join(OURS)}{where}", help=help))
+
+
+def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:
+    if rows is not None and tokenizer.vocab_size > rows:
+        message = f"the tokenizer has {tokenizer.vocab_size} tokens, but the model's vocabulary has {rows}"
+        raise SpecError(Diagnostic(message, help="use the tokenizer that the model was trained with"))
+
+
+def _prompts(asked: Asked) -> list[str]:
+    prompts = [_text(None) if prompt == "-" else prompt for prompt in asked.prompt]
+    return [*prompts, *map(_text, asked.prompt_file), *asked.tokens]
+
+
+def _text(path: Path | None) -> str:
+    """The text of a file, or of standard input, without its last line break."""
+    name = "standard input" if path is None else quoted(str(path))
+    try:
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        return re.sub(r"\r?\n\Z", "", data.decode("utf-8"))
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot read {name}: {error.strerror}")) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(Diagnostic(f"cannot read {name}: it is not UTF-8")) from error
+
+
+def _start(asked: Asked, graph: Graph, tokenizer: Tokenizer) -> int:
+    if asked.start is None:
+        message = f"{graph.name} has an encoder that reads the prompt: its decoder needs a first token"
+        raise SpecError(Diagnostic(message, help="give --start, as a special token or an id: T5 has 0, BART 2"))
+    token = tokenizer.special(asked.start)
+    if token is None and not asked.start.isdecimal():
+        raise SpecError(Diagnostic(f"--start {quoted(asked.start)} is neither a special token nor a number"))
+    return int(asked.start) if token is None else token

@@ -1,0 +1,1 @@
+"""A config.json as a spec, and back."""

@@ -1,0 +1,52 @@
+"""Make a spec from a config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+from tfkit.errors import printable
+
+
+@command(
+    "import",
+    sets=False,
+    notes="""
+    CONFIG is a config.json of transformers, or the folder that holds it. The spec
+    has the model's graph and the names of its tensors, so that the weights in that
+    folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose value no
+    spec of the family can have is an error.
+    """,
+    examples="""
+    tfkit import downloads/Llama-3.2-1B -o llama.yaml
+    tfkit import config.json --family my_family.yaml
+    """,
+)
+@click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the spec to this file.")
+@click.option("--family", metavar="SPEC", help="The spec that defines the fields.  [default: by model_type]")
+@click.option("--name", metavar="NAME", help="The name of the model.  [default: its folder]")
+@json_option
+def import_(
+    reader: Reader, config: Path, output: Path | None, family: str | None, name: str | None, json: bool
+) -> None:
+    from tfkit.console.output import print_json
+    from tfkit.tools.common.atomic_files import check_file, write_file
+    from tfkit.tools.import_.importing import import_config
+
+    if output is not None:
+        check_file(output)
+    imported = import_config(config, family=family, name=name, plugins=reader.plugins)
+    if output is not None:
+        from tfkit.spec.render import schema_line
+
+        write_file(output, schema_line(output.parent) + imported.text)
+    if json:
+        print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
+    elif output is None:
+        click.echo(imported.text, nl=False)
+    else:
+        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, with the names of {imported.family}")

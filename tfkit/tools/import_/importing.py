@@ -1,0 +1,180 @@
+"""From the config.json of a published model to a spec, through its family."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfkit.arguments import AnyPath, checked
+from tfkit.checkpoint.config_json.fields import read_fields
+from tfkit.checkpoint.config_json.writing import write_fields
+from tfkit.component import Config
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.graph.expand import Graph, expand
+from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
+from tfkit.spec.folder import CONFIG
+from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
+from tfkit.spec.merge import merge
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.render import render_tree
+from tfkit.spec.source import plain, read
+from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
+from tfkit.tools.show.values import text_of
+
+HOW_TO = "write a spec with a `checkpoint` section and name it with --family: specs/README.md shows how"
+_FAMILY = re.compile(r"^ +model_type: *\"?([\w.-]+)", re.MULTILINE)
+_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A spec that was made from a config.json.
+
+    Attributes:
+        text: the YAML.
+        graph: the model.
+        family: the spec that defines the meaning of the fields.
+    """
+
+    text: str
+    graph: Graph
+    family: str
+
+
+@checked
+def import_config(
+    path: AnyPath,
+    *,
+    family: AnyPath | None = None,
+    name: str | None = None,
+    plugins: AnyPlugins | None = None,
+) -> Imported:
+    """Make a spec from a config.json.
+
+    Args:
+        path: the file, or the folder that holds it.
+        family: a spec with a `checkpoint` section that defines the meaning of the fields; unless given, the one of
+            tfkit for the file's `model_type`.
+        name: the name of the model; that of its folder unless given.
+        plugins: the components to choose from.
+
+    Raises:
+        SpecError: there is no such family, or it cannot represent a value of the file.
+    """
+    path, plugins = Path(path), plugins or load_plugins()
+    path = path / CONFIG if os.path.isdir(path) else path
+    config = read(path)
+    family = family or family_of(config)
+    tree, spec = _family(family, plugins)
+    assert spec.model.checkpoint is not None
+    _check_architecture(config, spec.model)
+    tree = read_fields(config, tree, spec.model.checkpoint)
+    called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or spec.model.name
+    kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
+    tree = merge(
+        Mapping(kept, tree.keys, tree.span),
+        Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
+    )
+    tree = without_idle(tree, plugins)
+    graph = expand(resolve_spec(tree, plugins, file=str(path)))
+    return Imported(render_tree(tree), graph, str(family))
+
+
+def families() -> dict[str, str]:
+    """The specs that come with tfkit and define the fields of a config.json, by model type."""
+    found: dict[str, str] = {}
+    for name in shipped_specs():
+        text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+        if match := _FAMILY.search(text):
+            found.setdefault(match[1], name)
+    return found
+
+
+def family_of(config: Mapping) -> str:
+    """The spec that defines the fields of a config.json; raises SpecError if there is none."""
+    node = config.items.get("model_type")
+    if not isinstance(node, Scalar) or not isinstance(node.value, str):
+        message = "the file has no `model_type`, so the meaning of its fields is unknown"
+        raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
+    known = families()
+    if node.value not in known:
+        near = closest(node.value, known)
+        notes = (f"known: {listing(sorted(known), 200)}",)
+        help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}"
+        raise SpecError(Diagnostic(f"unknown model type {quoted(node.value)}", node.span, "model_type", notes, help))
+    return known[node.value]
+
+
+def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Spec]:
+    tree = read_tree(name)
+    spec = resolve_spec(tree, plugins, file=str(find_spec(name)))
+    if spec.model.checkpoint is None or spec.model.checkpoint.config is None:
+        message = f"{quoted(str(name))} has no `checkpoint.config` to define the fields of a config.json"
+        raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
+    return tree, spec
+
+
+def _check_architecture(config: Mapping, family: ModelSpec) -> None:
+    given = config.items.get("architectures")
+    names = plain(given) if isinstance(given, Sequence) else []
+    section = family.checkpoint
+    assert section is not None
+    ours = section.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
+    if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
+        return
+    message = f"this is the config of a {names[0]}, but the family has the {section.architecture}"
+    help = "a family has the model with one head; --family names a spec of another"
+    raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
+
+
+def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
+    """The config.json of a model with a `checkpoint` section in its spec, proved by reading it again.
+
+    Raises:
+        SpecError: the spec has none, or its family cannot express a value of the spec.
+    """
+    plugins, model = plugins or load_plugins(), graph.spec.model
+    section = model.checkpoint
+    if section is None or section.config is None:
+        message = f"the spec {quoted(model.name)} does not define the fields of a config.json"
+        raise SpecError(Diagnostic(message, None, "checkpoint.config", help="specs/README.md shows how to write it"))
+    fields = write_fields(graph.spec, section)
+    span = node_of({}, graph.spec.provenance.spans[()]).span
+    config = node_of(fields, span)
+    assert isinstance(config, Mapping)
+    tree, _ = _family(_proving_family(graph), plugins)
+    tree = without_idle(read_fields(config, tree, section), plugins)
+    again = resolve_spec(tree, plugins, file=CONFIG).model
+    changed = list(_differences(model.graph, again.graph, ""))
+    if changed:
+        message = f"no config.json of a {section.model_type} describes this model"
+        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+        raise SpecError(Diagnostic(message, None, "checkpoint.config", notes))
+    return fields
+
+
+def _proving_family(graph: Graph) -> str:
+    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
+    section = graph.spec.model.checkpoint
+    assert section is not None
+    shipped = families().get(section.model_type)
+    if shipped is None and not Path(graph.spec.file).is_file():
+        message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is not in a file"
+        raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
+    return shipped or graph.spec.file
+
+
+def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """The differences between two resolved values: the path, and both values there."""
+    if ours == theirs:
+        return
+    parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]
+    if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
+        yield path, text_of(ours), text_of(theirs)
+        return
+    for key in {**parts[0], **parts[1]}:
+        yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))

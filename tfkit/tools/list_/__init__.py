@@ -1,0 +1,1 @@
+"""The specs at hand."""

@@ -1,0 +1,160 @@
+"""Count the parameters, by component, node, layer or module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+from tfkit.console.output import merged
+from tfkit.errors import ranges
+
+if TYPE_CHECKING:
+    from tfkit.tools.common.cache import CacheSize
+    from tfkit.tools.params.count import By, Params, Row
+
+SIDE_BY_SIDE = 2
+
+
+@command(
+    "params",
+    notes="""
+    Nothing is allocated, so the model may have any size. Embedding tables are
+    those of tokens, positions and types. Weights used twice are counted once.
+    """,
+    examples="""
+    tfkit params gpt2
+    tfkit params gpt2 gpt2_medium gpt2_large
+    tfkit params my_model.yaml --by layer --set decoder.ffn.d_ff=4096
+    """,
+)
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.option(
+    "--by",
+    default="component",
+    show_default=True,
+    type=click.Choice(["component", "node", "layer", "module"]),
+    metavar="PART",
+    help="Rows: component, node, layer or module.",
+)
+@json_option
+def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
+    from tfkit.console import output as out
+
+    graphs = [reader.load(spec) for spec in specs]
+    from tfkit.tools.params.count import count_params
+
+    counts = [count_params(graph, by) for graph in out.retitled(graphs, specs)]
+    if json:
+        out.print_json(counts)
+    elif len(counts) == 1:
+        _show_count(counts[0])
+    else:
+        _show_side_by_side(counts)
+
+
+def _show_count(count: Params) -> None:
+    from tfkit.console.output import percent, show, table
+
+    rows = [_cells(shown, count) for shown in collapsed(count)]
+    rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
+    columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
+    if count.by == "module":  # their names need the room
+        columns, rows = columns[:3], [row[:3] for row in rows]
+    lines = table(columns, rows, right=columns[1:], footer=1)
+    show(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
+
+
+def _total(count: Params) -> list[str]:
+    from tfkit.console.output import percent
+
+    return ["total", f"{count.total:,}", percent(count.total, count.total)]
+
+
+def _cells(shown: Shown, count: Params) -> list[str]:
+    from tfkit.console.output import percent
+
+    each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
+    apart = shown.parameters and not shown.non_embedding
+    other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
+    last = each if count.by == "layer" else other
+    return [shown.label, f"{shown.parameters:,}", percent(shown.parameters, count.total), last]
+
+
+def _summary(count: Params) -> str:
+    from tfkit.tools.common.units import short
+
+    return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
+
+
+def _notes(count: Params) -> Iterator[str]:
+    """The notes below the table: trainable and buffers, tied and shared weights, the KV cache."""
+    frozen = count.total - count.trainable
+    yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
+    if count.active != count.total:
+        yield f"experts: one token uses {count.active:,} parameters"
+    yield from count.notes
+    if count.cache is not None:
+        yield _cache_note(count.cache)
+
+
+def _cache_note(size: CacheSize) -> str:
+    from tfkit.tools.common.units import bytes_text
+
+    each = f"{bytes_text(size.per_token)} per token"
+    if size.per_memory_token:
+        each += f", {bytes_text(size.per_memory_token)} per token of the memory"
+    whole = "" if size.at_max_len is None else f", {bytes_text(size.at_max_len)} at {size.max_len:,} tokens"
+    return f"KV cache in {size.dtype}: {each}{whole}"
+
+
+def _show_side_by_side(counts: Sequence[Params]) -> None:
+    """Specs as columns, as many as fit into 80 columns, then the next ones."""
+    from rich.padding import Padding
+
+    from tfkit.console.output import show, table
+
+    for start in range(0, len(counts), SIDE_BY_SIDE):
+        some = counts[start : start + SIDE_BY_SIDE]
+        parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in some]
+        rows = []
+        for name in merged([list(part) for part in parts]):
+            labels = {part[name][0] for part in parts if name in part}
+            cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
+            rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
+        rows.append(["total", *(text for count in some for text in _total(count)[1:])])
+        columns = [some[0].by, *(text for count in some for text in (count.name, "share"))]
+        show(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
+    for count in counts:
+        show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
+
+
+_INDEX = re.compile(r"\blayers\.(\d+)")
+
+
+class Shown(NamedTuple):
+    """A row as it is printed: one of the count's, or several of equal layers."""
+
+    name: str
+    label: str
+    parameters: int
+    non_embedding: int
+    times: int
+
+
+def collapsed(count: Params) -> list[Shown]:
+    """The rows of a count, equal layers in one: `decoder.layers.0-11`."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in count.rows:
+        groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)
+    shown = []
+    for (label, parameters), rows in groups.items():
+        numbers = [int(match[1]) for row in rows if (match := _INDEX.search(row.label))]
+        label = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else rows[0].label
+        name = rows[0].name if count.by == "component" else label
+        shown.append(Shown(name, label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
+    return shown

@@ -1,0 +1,54 @@
+"""Show the plugins: loaded, broken and why, switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+
+if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
+
+
+@command(
+    "plugins",
+    sets=False,
+    notes="""
+    Loading a plugin runs its code. Plugins are loaded if they are installed, or in
+    the folders of TFKIT_PLUGIN_DIR (absolute paths, separated as in PATH) or of
+    --plugin-dir. A spec lists the plugins that it needs in `requires`; it never
+    loads one.
+    """,
+    examples="""
+    tfkit plugins
+    tfkit plugins --plugin-dir plugins/
+    export TFKIT_PLUGIN_DIR=$PWD/plugins
+    TFKIT_DISABLE=tfkit-additive tfkit plugins
+    """,
+)
+@json_option
+def plugins(reader: Reader, json: bool) -> None:
+    from tfkit.console.output import print_json, show, table
+
+    found = reader.found
+    if json:
+        print_json(
+            {
+                "loaded": [{**vars(one), "components": len(one.components)} for one in found.loaded],
+                "broken": found.broken,
+                "disabled": found.disabled,
+            }
+        )
+        return
+    rows = [(one.name, one.version, one.origin, str(len(one.components))) for one in found.loaded]
+    show(table(["plugin", "version", "from", "components"], rows, right=["components"]), *_left_out(found))
+
+
+def _left_out(found: Plugins) -> Iterator[str]:
+    for broken in found.broken:
+        yield f"\nbroken: {broken.name}, from {broken.origin}\n  {broken.cause}"
+        yield from (f"  {text}" for text in (broken.where, broken.help) if text)
+    if found.disabled:
+        yield f"\nswitched off: {', '.join(found.disabled)}"

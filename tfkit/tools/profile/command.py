@@ -1,0 +1,166 @@
+"""Run a model, and report its time and memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, allow_change_option, batch_option, by_option, json_option
+from tfkit.errors import printable
+from tfkit.tools.common.choices import MODES
+
+if TYPE_CHECKING:
+    from tfkit.tools.common.ownership import By
+
+MOST = 2
+"""Specs side by side."""
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Suppresses the profiler's own messages, which would appear between ours; read when torch is imported."""
+
+
+@command(
+    "profile",
+    notes="""
+    A step is a training step (zero_grad, forward, loss, backward, AdamW), a prompt
+    of --length tokens that is read into the caches, or one more token after
+    --length - 1. It runs without the profiler first, then with it: the times of
+    components are under the profiler. `floor` is the least time by `tfkit cost`
+    for the limits of the device, as a share of the measured time. On the CPU these
+    limits are measured.
+
+    With -o, DIR gets report.html, profile.json, and for each spec a folder for
+    TensorBoard: scalars, and a trace for torch-tb-profiler that Perfetto and
+    chrome://tracing open as well.
+
+        tensorboard --logdir DIR
+
+    With --compile the model is compiled as a whole. Its kernels cross components,
+    so it is one row.
+    """,
+    examples="""
+    tfkit profile gpt2
+    tfkit profile gpt2 --mode decode --length 512 --by layer
+    tfkit profile gpt2 gpt2_medium -o profile
+    tfkit profile llama3_8b --device cuda --dtype bfloat16 --batch 4
+    """,
+)
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
+@click.option(
+    "--mode",
+    default="train",
+    show_default=True,
+    type=click.Choice(MODES),
+    metavar="MODE",
+    help="The kind of step: train, prefill or decode.",
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    help="Type of weights and activations: float32, bfloat16, float16, float64.",
+)
+@click.option("--compile", is_flag=True, help="Compile the model as a whole.")
+@batch_option
+@click.option("--length", type=click.IntRange(min=1), metavar="N", help="Tokens of each; 128, or max_len if less.")
+@click.option(
+    "--steps", default=5, show_default=True, type=click.IntRange(min=2), metavar="N", help="Steps that are timed."
+)
+@click.option(
+    "--warmup", default=2, show_default=True, type=click.IntRange(min=0), metavar="N", help="Steps before them."
+)
+@by_option
+@click.option(
+    "--weights",
+    metavar="FILE",
+    type=click.Path(exists=True, path_type=Path),
+    help="Weights to run with; random ones unless given.",
+)
+@allow_change_option
+@click.option(
+    "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all results to this folder."
+)
+@json_option
+def profile(
+    reader: Reader,
+    specs: tuple[str, ...],
+    device: str | None,
+    dtype: str,
+    by: By,
+    weights: Path | None,
+    allow_change: bool,
+    output: Path | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    from tfkit.console import output as out
+
+    if len(specs) > MOST:
+        raise click.UsageError(f"{len(specs)} specs: one is profiled, or two side by side")
+    if weights is not None and len(specs) > 1:
+        raise click.UsageError("--weights are those of one model")
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
+    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
+    import torch
+
+    from tfkit.tools.profile.folder import to_dict
+    from tfkit.tools.profile.models import profile_models
+    from tfkit.tools.profile.tables import show_profiles
+
+    chosen, kind = _device(device), getattr(torch, dtype)
+    with _progress() as on_step:
+        found = profile_models(
+            graphs,
+            device=chosen,
+            allow_change=allow_change,
+            dtype=kind,
+            directory=output,
+            weights=sources,
+            on_step=on_step,
+            **options,
+        )
+    if json:
+        out.print_json([to_dict(one) for one in found])
+        return
+    show_profiles(found, by)
+    if output is not None:
+        shown = printable(str(output))
+        out.show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
+
+
+def _device(name: str | None) -> Any:
+    """The device of that name, which must be available; wrong usage if nothing can run on it."""
+    from tfkit.console.options import device_of
+
+    if name is None:
+        return None
+    if name == "meta":
+        raise click.BadParameter("nothing runs on the meta device: use `tfkit cost`", param_hint="--device")
+    return device_of(name)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar over the steps, if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tfkit.console.output import console
+
+    columns = TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

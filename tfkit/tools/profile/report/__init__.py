@@ -1,0 +1,1 @@
+"""The report of a profile: one page that needs no network."""

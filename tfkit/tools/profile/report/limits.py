@@ -1,0 +1,42 @@
+"""The least time of a step by the limits of its device, and its measured time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of, remark, unknown
+from tfkit.tools.profile.report.markup import Child
+from tfkit.tools.profile.report.numbers import ratio_text, time_text
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
+
+
+def floors(profiles: Sequence[Profile]) -> list[Child]:
+    """Measured time by component, and within it the least time for its FLOPs and bytes."""
+    of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
+    if not any(of):
+        return [remark(f"There is no prediction: {unknown(profiles)}.")]
+    longest = max(row.time for one in of for row in one.values())
+    made: list[Child] = []
+    for name, label in labels_of(profiles).items():
+        if not any(name in one for one in of):
+            continue
+        made.append(heading(label, len(profiles) > 1))
+        for profile, one in zip(profiles, of, strict=True):
+            if name in one:
+                made.append(_bullet(profile.name if len(profiles) > 1 else label, one[name], longest))
+    words = "The bar is measured; its dark section is the floor, the least time by the limits of the device."
+    return [*made, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
+
+
+def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
+    """The floor as the dark section of the measured time; all of it if the measured time is shorter."""
+    floor = row.floor or 0.0
+    hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
+    pieces = [
+        Segment(row.component, min(floor, row.time), "", "", hint),
+        Segment(row.component, max(0.0, row.time - floor), "", "", hint),
+    ]
+    made = bar(pieces, longest)
+    made.set("class", "bar bullet")
+    text = f"{time_text(floor)} → {time_text(row.time)} · {ratio_text(row.time, floor)}"
+    return labelled(label, made, text)

@@ -1,0 +1,97 @@
+"""The contents of memory at its peak, and the longest kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, legend, remark, swatch, table
+from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
+from tfkit.tools.profile.result import Profile, rows
+
+KERNELS = 20
+"""The number of kernels shown."""
+OTHERS = "inputs and others"
+
+
+def memory(profiles: Sequence[Profile]) -> list[Child]:
+    """The memory in use at the peak, to one scale, and a table by component."""
+    of = [_at_peak(profile) for profile in profiles]
+    largest = max(sum(piece.value for piece in pieces) for pieces in of)
+    if not any(profile.memory.peak for profile in profiles):
+        return [remark("Memory was not measured.")]
+    made: list[Child] = []
+    names: dict[str, str] = {}
+    for profile, pieces in zip(profiles, of, strict=True):
+        names |= {piece.name: piece.text for piece in pieces if piece.value > 0}
+        text = memory_text(profile.memory.peak)
+        made += [heading(profile.name, len(profiles) > 1), _moment(profile)]
+        made.append(labelled("at the peak", bar(pieces, largest), text))
+    return [*made, legend(names), *_by_component(profiles)]
+
+
+def _moment(profile: Profile) -> Child:
+    held = profile.memory
+    where = tag("p", "The peak of ", tag("b", memory_text(held.peak)), class_="moment")
+    if held.part:
+        where.extend([tag("span", f" comes in the {held.phase} of "), tag("code", held.part)])
+    where.append(tag("span", f". Before the step, {memory_text(held.at_start)} are in use."))
+    return where
+
+
+def _at_peak(profile: Profile) -> list[Segment]:
+    """Bytes that stay from step to step; then those of each component, gradients included; then the rest."""
+    held = profile.memory
+    pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
+    pieces.append(("cache", "cache", held.cache))
+    pieces += [(row.component, row.label, row.at_peak) for row in rows(profile)]
+    pieces.append(("rest", OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
+    return [
+        Segment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
+        for name, label, size in pieces
+    ]
+
+
+def _by_component(profiles: Sequence[Profile]) -> list[Child]:
+    """The bytes of each component: in use at the peak, allocated in a step, and the most in use while it runs."""
+    made: list[Child] = []
+    for profile in profiles:
+        lines: list[list[Child]] = [
+            [
+                tag("span", swatch(row.component), row.label),
+                memory_text(row.at_peak or None),
+                share_text(row.at_peak or None, profile.memory.peak),
+                memory_text(row.allocated or None),
+                memory_text(row.highest or None),
+            ]
+            for row in rows(profile)
+        ]
+        head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
+        made += [heading(profile.name, len(profiles) > 1), table(head, lines)]
+    return made
+
+
+def kernels(profiles: Sequence[Profile]) -> list[Child]:
+    """The longest operators or kernels of each profile, with the component that launched them."""
+    made: list[Child] = []
+    for profile in profiles:
+        made.append(heading(profile.name, len(profiles) > 1))
+        lines: list[list[Child]] = [
+            [
+                tag("code", one.name, title=one.name),
+                tag("span", swatch(one.component), one.label),
+                one.phase,
+                amount_text(one.calls, ""),
+                time_text(one.time),
+                share_text(one.time, profile.step),
+            ]
+            for one in profile.kernels[:KERNELS]
+        ]
+        kind = "operator" if profile.device == "cpu" else "kernel"
+        head = [kind, "launched by", "phase", "calls", "time", "share"]
+        made.append(table(head, lines, text=3) if lines else remark(f"No {kind} was recorded."))
+        if len(profile.kernels) > KERNELS:
+            rest = profile.kernels[KERNELS:]
+            time = time_text(sum(one.time for one in rest))
+            made.append(remark(f"{len(rest):,} more take {time} together."))
+    return made

@@ -1,0 +1,58 @@
+"""Quantities as people read them: three digits and a unit."""
+
+from __future__ import annotations
+
+from tfkit.tools.common.units import bytes_text
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+NONE = "–"
+"""The text for a missing value."""
+
+
+def time_text(seconds: float | None) -> str:
+    """`12.3 ms`."""
+    if seconds is None:
+        return NONE
+    scale, unit = next((pair for pair in _TIMES if abs(seconds) >= 0.9995 * pair[0]), _TIMES[-1])
+    return f"{_digits(seconds / scale)} {unit}"
+
+
+def amount_text(amount: float | None, unit: str) -> str:
+    """`412 TFLOP/s` for 4.12e14 and `FLOP/s`; `412T` without a unit, and `7` for a small whole number."""
+    if amount is None:
+        return NONE
+    if amount < 1000 and amount == int(amount):
+        return f"{amount:.0f} {unit}".rstrip()
+    index = 0
+    while abs(amount) >= 999.5 and index < len(_PREFIXES) - 1:
+        amount, index = amount / 1000, index + 1
+    return f"{_digits(amount)}{' ' if unit else ''}{_PREFIXES[index]}{unit}"
+
+
+def decade_text(power: int) -> str:
+    """`100T` for 14, `0.01` for -2."""
+    return f"{10.0**power:g}" if power < 0 else f"{10 ** (power % 3)}{_PREFIXES[power // 3]}"
+
+
+def memory_text(count: float | None) -> str:
+    """`3.2 GB`, in powers of 1000."""
+    return NONE if count is None else bytes_text(round(count))
+
+
+def share_text(part: float | None, whole: float | None) -> str:
+    """`68.3%`."""
+    return NONE if part is None or not whole else f"{100 * part / whole:.1f}%"
+
+
+def ratio_text(one: float | None, other: float | None) -> str:
+    """`1.42×`: the quotient of `one` and `other`."""
+    return NONE if one is None or not other else f"{_digits(one / other)}×"
+
+
+def _digits(number: float) -> str:
+    """Three significant digits."""
+    size = abs(number)
+    if size >= 99.95 or not number:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if size >= 9.995 else f"{number:.2f}"

@@ -1,0 +1,108 @@
+"""The table by component, which opens down to layers and modules, and two models beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from xml.etree.ElementTree import Element
+
+from tfkit.tools.profile.report.bars import heading, labels_of, remark, swatch, table
+from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.profile.report.numbers import amount_text, memory_text, ratio_text, share_text, time_text
+from tfkit.tools.profile.report.time import REST, UPDATE
+from tfkit.tools.profile.result import ComponentTime, Profile, rows
+
+COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
+
+
+def component_tables(profiles: Sequence[Profile]) -> list[Child]:
+    """Two models side by side if there are two; then for each a table whose rows open."""
+    made: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
+    for profile in profiles:
+        tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
+        tree.extend(_branch(profile, row) for row in rows(profile))
+        rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
+        tree.append(_row("rest", *rest, *[""] * 6))
+        tree.append(_total(profile))
+        made += [heading(profile.name, len(profiles) > 1), tag("div", tree, class_="scroll")]
+    words = "All times are those of a step under the profiler, which is slower than one without it."
+    return [*made, remark(f"{words} A row opens to its layers and modules.")]
+
+
+def _branch(profile: Profile, row: ComponentTime) -> Element:
+    """A component, its layers below it, and the modules of each below that; a leaf if there are none."""
+    own = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
+    layers = [_layer(own, layer) for layer in rows(own, "layer")]
+    alone = len(own.parts) == 1 and own.parts[0].path == row.path
+    return _line(profile, row, row.label, [] if alone else layers, name=row.component)
+
+
+def _layer(profile: Profile, row: ComponentTime) -> Element:
+    parts = [part for part in profile.parts if part.layer == row.layer]
+    if len(parts) == 1:
+        return _line(profile, parts[0], parts[0].path, [])
+    return _line(profile, row, row.path, [_line(profile, part, part.path, []) for part in parts])
+
+
+def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
+    """A row, which opens to the rows inside it."""
+    backward = time_text(part.backward) if part.backward else ""
+    cells = (
+        label,
+        time_text(part.time),
+        share_text(part.time, profile.step),
+        time_text(part.forward) if part.component not in UPDATE else "",
+        backward,
+        amount_text(part.flops, ""),
+        amount_text(part.flops_per_second, ""),
+        amount_text(part.bytes_per_second, "B"),
+        memory_text(part.at_peak) if part.at_peak else "",
+    )
+    row = _row(name, *cells, share=part.time / profile.step)
+    return tag("details", tag("summary", row), *inside) if inside else row
+
+
+def _row(name: str, *cells: str, share: float = 0.0) -> Element:
+    """A row; a component has its colour before it, and a bar for its share of the step."""
+    made = [tag("span", cell) for cell in cells]
+    if name:
+        made[0] = tag("span", swatch(name), cells[0])
+        made[2].append(
+            tag("i", class_=f"meter c-{'rest' if name == 'rest' else 'share'}", style=f"width:{100 * share:.1f}%")
+        )
+    return tag("div", *made, class_="row")
+
+
+def _total(profile: Profile) -> Element:
+    every = rows(profile)
+    forward = sum(row.forward for row in every if row.component not in UPDATE)
+    backward = sum(row.backward for row in every)
+    flops = sum(row.flops or 0 for row in every) or None
+    rate = flops / profile.step if flops else None
+    held = sum(row.at_peak for row in every)
+    times = (time_text(profile.step), share_text(1, 1), time_text(forward), time_text(backward) if backward else "")
+    rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(held or None))
+    row = tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
+    return row
+
+
+def _comparison(profiles: Sequence[Profile]) -> Element:
+    """The time by component of each profile, and its ratio to that of the first."""
+    of = [{row.component: row for row in rows(profile)} for profile in profiles]
+    lines: list[list[Child]] = []
+    for name, label in labels_of(profiles).items():
+        times = [one[name].time if name in one else None for one in of]
+        lines.append([tag("span", swatch(name), label), *_compared(times)])
+    lines.append([tag("span", swatch("rest"), REST), *_compared([profile.unattributed for profile in profiles])])
+    lines.append(["step", *_compared([profile.step for profile in profiles])])
+    head = ["component"]
+    for index, profile in enumerate(profiles):
+        head += [profile.name, "ratio"] if index else [profile.name]
+    return table(head, lines)
+
+
+def _compared(times: Sequence[float | None]) -> list[Child]:
+    cells: list[Child] = [time_text(times[0])]
+    for time in times[1:]:
+        cells += [time_text(time), ratio_text(time, times[0])]
+    return cells

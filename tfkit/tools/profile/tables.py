@@ -1,0 +1,159 @@
+"""The printed form of profiles: tables of time, memory and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tfkit.tools.common.ownership import By
+    from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile
+
+KERNELS = 8
+"""The number of kernels shown; the report has more."""
+NAME = 34
+TERA = 1e12
+
+
+def show_profiles(profiles: Sequence[Profile], by: By) -> None:
+    """Print one profile, or two side by side."""
+    if len(profiles) == 1:
+        _show_one(profiles[0], by)
+    else:
+        _show_side_by_side(profiles, by)
+
+
+def _show_one(profile: Profile, by: By) -> None:
+    from tfkit.console.output import show
+
+    show(*_summary(profile), "", _times(profile, by), "", _memory(profile, by), "", _kernels(profile))
+
+
+def _summary(profile: Profile) -> list[str]:
+    from tfkit.tools.common.units import bytes_text, short
+
+    tokens = f"{profile.batch} x {profile.length} tokens"
+    if profile.mode == "decode":
+        tokens = f"{profile.batch} x token {profile.length:,}"
+    compiled = ", compiled" if profile.compiled else ""
+    rate = short(round(profile.tokens / profile.plain_step))
+    lines = [
+        f"{profile.name}: {profile.mode}, {tokens}, {profile.dtype}{compiled}",
+        f"on {profile.device_name}",
+        f"a step takes {_ms(profile.plain_step)} ms, {rate} tokens/s; under the profiler {_ms(profile.step)} ms",
+    ]
+    if (limits := profile.limits) is not None:
+        how = " (measured)" if limits.source == "measured" else ""
+        floor = sum(part.floor or 0 for part in profile.parts)
+        least = f"; the model takes at least {_ms(floor)} ms" if floor else ""
+        lines.append(f"limits{how}: {_rate(limits.flops, 'FLOP/s')}, {_rate(limits.bandwidth, 'B/s')}{least}")
+    memory = profile.memory
+    held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
+    kept = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
+    lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no component'}, {memory.phase}")
+    lines.append(f"  of it {', '.join(kept)}")
+    return [*lines, *profile.notes]
+
+
+def _rate(amount: float, unit: str) -> str:
+    return f"{amount / TERA:,.1f} T{unit}" if amount >= TERA else f"{amount / 1e9:,.1f} G{unit}"
+
+
+def _ms(seconds: float) -> str:
+    amount = 1000 * seconds
+    return f"{amount:,.2f}" if amount < 1000 else f"{amount:,.0f}"
+
+
+def _times(profile: Profile, by: By) -> Table:
+    from tfkit.console.output import table
+    from tfkit.tools.profile.result import rows
+
+    train, large = profile.mode == "train", profile.limits is not None and profile.limits.flops > 10 * TERA
+    unit, scale = ("T", TERA) if large else ("G", 1e9)
+    columns = [by, "ms", "share", *(["forward", "backward"] if train else []), f"{unit}FLOP/s", "GB/s", "floor"]
+    lines = []
+    for row in rows(profile, by):
+        phases = [_ms(row.forward), _ms(row.backward)] if train else []
+        lines.append([row.label, _ms(row.time), _share(row.time, profile), *phases, *_reached(row, scale)])
+    rest, empty = profile.unattributed, [""] * (len(columns) - 3)
+    lines.append(["not attributed", _ms(rest), _share(rest, profile), *empty])
+    lines.append(["step", _ms(profile.step), _share(profile.step, profile), *empty])
+    return table(columns, lines, right=columns[1:], footer=1)
+
+
+def _share(seconds: float, profile: Profile) -> str:
+    from tfkit.console.output import percent
+
+    return percent(round(seconds * 1e9), round(profile.step * 1e9))
+
+
+def _reached(row: ComponentTime, scale: float) -> list[str]:
+    """FLOP/s, GB/s, and the share of the least time."""
+    flops, moved = row.flops_per_second, row.bytes_per_second
+    near = f"{100 * row.floor / row.time:.0f}%" if row.floor and row.time else ""
+    return [f"{flops / scale:,.1f}" if flops else "", f"{moved / 1e9:,.1f}" if moved else "", near]
+
+
+def _memory(profile: Profile, by: By) -> Table:
+    from tfkit.console.output import table
+    from tfkit.tools.common.units import bytes_text
+    from tfkit.tools.profile.result import rows
+
+    columns = [by, "allocates", "kept at the peak", "peak while it runs"]
+    lines = [
+        [row.label, *(bytes_text(size) for size in (row.allocated, row.at_peak, row.highest))]
+        for row in rows(profile, by)
+        if row.allocated
+    ]
+    return table(columns, lines, right=columns[1:])
+
+
+def _kernels(profile: Profile) -> Table:
+    from tfkit.console.output import table
+
+    columns = ["operator" if profile.device == "cpu" else "kernel", "of", "calls", "ms", "share"]
+    lines = [
+        [_name(one), _of(one, profile), f"{one.calls:g}", _ms(one.time), _share(one.time, profile)]
+        for one in profile.kernels[:KERNELS]
+    ]
+    return table(columns, lines, right=columns[2:])
+
+
+def _name(kernel: KernelTime) -> str:
+    name = kernel.name.removeprefix("aten::")
+    return name if len(name) <= NAME else f"{name[: NAME - 3]}..."
+
+
+def _of(kernel: KernelTime, profile: Profile) -> str:
+    return f"{kernel.label}, {kernel.phase}" if profile.mode == "train" else kernel.label
+
+
+def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
+    from tfkit.console.output import merged, show, table
+    from tfkit.tools.profile.result import rows
+
+    parts = [{row.path: row for row in rows(profile, by)} for profile in profiles]
+    lines = []
+    for name in merged([list(one) for one in parts]):
+        pair = [one.get(name) for one in parts]
+        labels = {row.label for row in pair if row is not None}
+        times = [None if row is None else row.time for row in pair]
+        lines.append([labels.pop() if len(labels) == 1 else name, *_pair(times, profiles)])
+    lines.append(["not attributed", *_pair([one.unattributed for one in profiles], profiles)])
+    lines.append(["step", *_pair([one.step for one in profiles], profiles)])
+    one, other = (profile.name for profile in profiles)
+    columns = [by, f"{one} ms", "share", f"{other} ms", "share ", "ratio"]
+    show(table(columns, lines, right=columns[1:], footer=1))
+    for profile in profiles:
+        show("", *_summary(profile))
+
+
+def _pair(times: Sequence[float | None], profiles: Sequence[Profile]) -> list[str]:
+    """Time and share of both, and the ratio of the second time to the first."""
+    cells: list[str] = []
+    for seconds, profile in zip(times, profiles, strict=True):
+        cells += ["-", "-"] if seconds is None else [_ms(seconds), _share(seconds, profile)]
+    one, other = times
+    return [*cells, f"{other / one:.2f}" if one and other else "-"]

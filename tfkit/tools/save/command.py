@@ -1,0 +1,81 @@
+"""Write a model's weights in its own layout or a published one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
+from tfkit.errors import printable
+
+
+@command(
+    "save",
+    notes="""
+    The layout `huggingface` is a config.json and the tensors under the names in
+    the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
+    layout `tfkit` has the tensors under the model's names. Both have the resolved
+    spec, and the files of the tokenizer beside the weights.
+    """,
+    examples="""
+    tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
+    tfkit save my.yaml --weights downloads/model --layout tfkit -o out
+    tfkit save out --layout huggingface -o published
+    """,
+)
+@click.argument("spec")
+@click.option(
+    "--weights",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="A file or a folder; those of SPEC if it is a folder.",
+)
+@allow_change_option
+@click.option(
+    "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
+)
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
+)
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: as they are]"
+)
+@click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
+@json_option
+def save(
+    reader: Reader,
+    spec: str,
+    weights: Path | None,
+    allow_change: bool,
+    layout: str,
+    output: Path,
+    dtype: str | None,
+    force: bool,
+    json: bool,
+) -> None:
+    from tfkit.console import output as out
+
+    graph = reader.load(spec)
+    weights = reader.weights(spec, weights, allow_change=allow_change)
+    if weights is None:
+        raise click.UsageError("there are no weights to save: give --weights, or the folder of a model as SPEC")
+    import torch
+
+    from tfkit.tools.common.weights import build_with_weights
+    from tfkit.tools.save.save import check_folder
+    from tfkit.tools.save.save import save as write
+
+    check_folder(output, force=force, beside=weights)
+    with out.stages() as stage:
+        stage(f"reading {weights}")
+        kind = getattr(torch, dtype) if dtype else None
+        model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
+        stage(f"writing {output}")
+        written = write(model, output, layout=layout, force=force, beside=weights)  # type: ignore[arg-type]
+    files = [str(path) for path in written]
+    if json:
+        out.print_json({"name": graph.name, "layout": layout, "files": files})
+    else:
+        click.echo("\n".join(f"wrote {printable(file)}" for file in files))

@@ -1,0 +1,123 @@
+"""Write a model to a folder, completely or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_model
+from torch import fx, nn
+
+from tfkit.arguments import AnyPath, checked
+from tfkit.builder import build, graph_of
+from tfkit.checkpoint.links import published
+from tfkit.checkpoint.meaning import safetensors_metadata
+from tfkit.checkpoint.shards import SHARD, write_shards
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.graph.expand import Graph
+from tfkit.model import BuiltModel
+from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
+from tfkit.spec.render import render
+from tfkit.tools.common.atomic_files import fresh_folder, names_in
+from tfkit.tools.common.tokenizer_files import tokenizer_files
+from tfkit.tools.import_.importing import export_config
+from tfkit.wrapped import whole
+
+Layout = Literal["tfkit", "huggingface"]
+
+
+def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> None:
+    """Raise SpecError if `folder` must not be written: it exists, or it holds more than a model.
+
+    A tokenizer counts as more, unless `beside`, see `save`, provides another.
+    """
+    names = names_in(folder) or []
+    replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(beside) else set()
+    known = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
+    others = [name for name in names if name not in known and not SHARD.fullmatch(name)]
+    if others:
+        message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
+        raise SpecError(Diagnostic(message, help="name a new folder"))
+    if names and not force:
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} already exists", help="--force replaces it"))
+
+
+@checked
+def save(
+    model: BuiltModel,
+    folder: AnyPath,
+    *,
+    layout: Layout = "tfkit",
+    force: bool = False,
+    beside: AnyPath | None = None,
+) -> tuple[Path, ...]:
+    """Write a model; returns the files.
+
+    They are written to a folder beside it, which replaces it in one step once everything is on the disk: an interrupt,
+    a full disk or the end of the process leaves `folder` as it was.
+
+    Args:
+        model: a model that `tfkit.build` returned.
+        folder: the folder to write; made if it does not exist.
+        layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` the spec, a
+            config.json, and the weights by the names in the spec's `checkpoint`, as `from_pretrained`
+            reads them.
+        force: replace an existing model.
+        beside: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
+
+    Raises:
+        SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
+            cannot express.
+    """
+    model, folder = whole(model), Path(folder)
+    graph, beside = graph_of(model), None if beside is None else Path(beside)
+    _check_names(model, graph)
+    write = _own(model, graph) if layout == "tfkit" else _published(model)
+    check_folder(folder, force=force, beside=beside)
+    try:
+        with fresh_folder(folder) as target:
+            write(target)
+            for file in tokenizer_files(beside):
+                shutil.copyfile(file, target / file.name)
+    except Exception as error:
+        cause = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
+    return tuple(sorted(folder.iterdir(), reverse=True))
+
+
+def _check_names(model: nn.Module, graph: Graph) -> None:
+    """Raise SpecError for a model with other tensors than its spec describes: nobody could load it."""
+    wanted, found = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
+    if wanted != found:
+        names = listing(sorted(wanted ^ found), 4)
+        message = f"the model has other tensors than {quoted(graph.name)}; its modules were changed: {names}"
+        raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
+
+
+def _own(model: nn.Module, graph: Graph) -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+        save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
+        shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
+
+    return write
+
+
+def _published(model: fx.GraphModule) -> Callable[[Path], None]:
+    graph = graph_of(model)
+    fields = export_config(graph)
+    assert graph.spec.model.checkpoint is not None
+    weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
+
+    def write(target: Path) -> None:
+        text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
+        (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
+        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+        for file in write_shards(weights, state, target, metadata=safetensors_metadata(graph)):
+            shutil.copymode(target / CONFIG, file)
+
+    return write

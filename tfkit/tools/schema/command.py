@@ -1,0 +1,37 @@
+"""Print the JSON Schema of specs, all plugins included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader
+
+
+@command(
+    "schema",
+    sets=False,
+    notes="""
+    Editors complete and check a spec that begins with the line
+    # yaml-language-server: $schema=schema.json
+    """,
+    examples="""
+    tfkit schema -o schema.json
+    tfkit schema --plugin-dir plugins/ -o schema.json
+    """,
+)
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a file.")
+def schema(reader: Reader, output: Path | None) -> None:
+    import json
+
+    from tfkit.spec.schema import json_schema
+
+    text = json.dumps(json_schema(reader.plugins), indent=2)
+    if output is None:
+        click.echo(text)
+        return
+    from tfkit.tools.common.atomic_files import write_file
+
+    write_file(output, f"{text}\n")

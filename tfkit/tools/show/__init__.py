@@ -1,0 +1,1 @@
+"""The values of a spec, each with its origin."""

@@ -1,0 +1,81 @@
+"""Show every resolved value of a spec and its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+
+if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
+    from tfkit.tools.show.steps import Program
+    from tfkit.tools.show.values import Value
+
+ORIGIN = 36  # the widest column of origins; the file's name is longer at times
+
+
+@command(
+    "show",
+    notes="""
+    Each value has the line where it was written, or `default`. `inherited` values
+    are written in an enclosing mapping. Below are the steps of the layers.
+    """,
+    examples="""
+    tfkit show gpt2
+    tfkit show my_model.yaml --set decoder.placement=sandwich
+    """,
+)
+@click.argument("spec")
+@json_option
+def show(reader: Reader, spec: str, json: bool) -> None:
+    from tfkit.console.output import print_json
+
+    graph = reader.load(spec)
+    from tfkit.tools.show.steps import programs_of
+    from tfkit.tools.show.values import values_of
+
+    values, programs = values_of(graph), programs_of(graph)
+    if json:
+        listed = [{**vars(value), "path": value.dotted} for value in values]
+        print_json({"name": graph.name, "file": graph.spec.file, "values": listed, "programs": programs})
+    else:
+        _show_tree(graph, values, programs)
+
+
+def _show_tree(graph: Graph, values: Sequence[Value], programs: Sequence[Program]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tfkit.console.output import WIDTH, show
+
+    origins = min(ORIGIN, max(len(_origin(value)) for value in values))
+    tree = Table.grid(padding=(0, 2))
+    tree.add_column(overflow="fold", width=WIDTH - origins - 2)
+    tree.add_column(style="dim", overflow="fold", width=origins)
+    for value in values:
+        text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
+        tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
+    show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
+
+
+def _origin(value: Value) -> str:
+    if value.file is None:
+        return value.how
+    place = value.file if value.file.startswith("--") else f"{Path(value.file).name}:{value.line}"
+    return place if value.how == "given" else f"{value.how} from {place}"
+
+
+def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
+    """The steps of the layers, node by node."""
+    node = ""
+    for program in programs:
+        if program.node != node:
+            node = program.node
+            yield f"\n{node}"
+        yield f"  {program.title}"
+        yield from (f"    {line}" for line in program.lines)

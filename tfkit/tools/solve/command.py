@@ -1,0 +1,191 @@
+"""Find the sizes of a spec's family that fit a budget."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import DTYPES, Reader, json_option
+from tfkit.console.output import WIDTH
+from tfkit.errors import printable
+from tfkit.tools.common.choices import MODES, OPTIMIZERS
+
+if TYPE_CHECKING:
+    from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
+
+
+class Amount(click.ParamType):  # type: ignore[type-arg]
+    """A number with a unit: `124M`, `1e21`, `80GB`."""
+
+    name = "amount"
+
+    def __init__(self, units: dict[str, float], example: str) -> None:
+        self.units = units
+        self.example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"\s*(\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(value))
+        unit = None if match is None else self.units.get(match[2].lower())
+        amount = 0.0 if match is None or unit is None else float(match[1].replace(",", "")) * unit
+        if not 0 < amount < float("inf"):
+            self.fail(f"`{value}` is not an amount above zero; write it like {self.example}", param, ctx)
+        return amount
+
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_FLOPS = {**_COUNTS, "p": 1e15, "e": 1e18, "z": 1e21, "y": 1e24}
+_BYTES = {f"{one}{unit}": step**n for n, one in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))}
+BUDGETS = ("params", "active", "flops", "memory")
+_NEEDS = {
+    "tokens": ("flops",),
+    "batch": ("memory",),
+    "dtype": ("memory",),
+    "optimizer": ("memory",),
+    "recompute": ("memory",),
+    "length": ("flops", "memory"),
+    "mode": ("flops", "memory"),
+}
+"""Options about a budget, and the budgets that they apply to."""
+
+
+@command(
+    "solve",
+    notes="""
+    Layers and d_model vary, the layers of all stacks in one proportion. The rest
+    of the family stays: the width of a head, d_ff and the heads of keys and values
+    in proportion, vocabulary, experts, the pattern of layers. One size is listed
+    for each kind of shape, the spec's own first, within 2% of the budget; memory
+    is never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
+    gets a spec of the first size.
+
+    FLOPs are those of one token, forward and backward, or of all --tokens.
+    """,
+    examples="""
+    tfkit solve gpt2 --params 350M
+    tfkit solve llama3_8b --params 70B --set decoder.attention.n_kv_heads=8
+    tfkit solve mixtral_8x7b --active 3B
+    tfkit solve llama3_8b --flops 1e21 --tokens 20B --length 4096
+    tfkit solve gpt2 --memory 80GB --batch 16 --length 1024 --dtype bfloat16
+    """,
+)
+@click.argument("spec")
+@click.option("--params", type=Amount(_COUNTS, "`124M`"), metavar="N", help="Parameters: 124M, 1.5B.")
+@click.option("--active", type=Amount(_COUNTS, "`3B`"), metavar="N", help="Parameters that a token uses: 3B.")
+@click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")
+@click.option("--memory", type=Amount(_BYTES, "`80GB`"), metavar="BYTES", help="Memory at its peak: 80GB, 24GiB.")
+@click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for this many tokens: 20B.")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Sequences in memory.  [default: 1]")
+@click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
+@click.option("--mode", type=click.Choice(MODES), metavar="MODE", help="train, prefill or decode.  [default: train]")
+@click.option("--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: bfloat16]")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
+@click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
+@click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
+@json_option
+def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
+    from tfkit.console.output import print_json, stages
+    from tfkit.tools.common.atomic_files import check_file
+
+    _check(given)
+    if output is not None:
+        check_file(output)
+    from tfkit.tools.solve.solve import solve as find
+
+    budget = _budget(given)
+    with stages() as stage:
+        stage("looking for sizes")
+        solved = find(spec, budget, sets=reader.sets, keep=[keep] if keep else [], plugins=reader.plugins)
+    if output is not None:
+        _write(reader, spec, solved.sizes[0], output)
+    if json:
+        print_json(
+            {
+                **vars(solved),
+                "budget": {**vars(budget), "dtype": str(budget.dtype).removeprefix("torch.")},
+                "file": output and str(output),
+            }
+        )
+    else:
+        _show(spec, solved, output)
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Refuse all but one budget, and options that do not apply to it."""
+    of = [name for name in BUDGETS if given[name] is not None]
+    if len(of) != 1:
+        raise click.UsageError("give one budget: --params, --active, --flops or --memory")
+    for name, budgets in _NEEDS.items():
+        if given[name] is not None and of[0] not in budgets:
+            raise click.UsageError(f"--{name} has no effect with --{of[0]}")
+    for name in ("optimizer", "recompute"):
+        if given[name] is not None and given["mode"] not in (None, "train"):
+            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
+
+
+def _budget(given: dict[str, Any]) -> Budget:
+    import torch
+
+    from tfkit.tools.solve.solve import Budget
+
+    of = next(name for name in BUDGETS if given[name] is not None)
+    names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")
+    further = {name: given[name] for name in names if given[name] is not None}
+    if given["dtype"] is not None:
+        further["dtype"] = getattr(torch, given["dtype"])
+    return Budget(of, given[of], **further)  # type: ignore[arg-type]
+
+
+def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
+    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.tools.solve.text import extending
+
+    layers = " + ".join(map(str, size.n_layers.values()))
+    words = f"{Path(spec).stem} with {layers} layers of width {size.d_model}"
+    text = extending(spec, size.sets, output, reader.plugins, description=words, parameters=size.parameters)
+    write_file(output, text)
+
+
+def _show(spec: str, solved: Solved, output: Path | None) -> None:
+    from tfkit.console.output import show, table
+
+    params = solved.budget.of == "params"
+    columns = ["layers", "d_model", "heads", "d_ff", "parameters", *([] if params else [solved.budget.of]), "off by"]
+    rows = [_cells(solved, size) for size in solved.sizes]
+    title = f"{solved.name} near {solved.budget.text(solved.budget.amount)}"
+    commands = [line for size in solved.sizes for line in ("", *_command(spec, size))]
+    show(title, "", table(columns, rows, right=columns), *commands)
+    if output is not None:
+        show("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
+
+
+def _command(spec: str, size: Size) -> Iterator[str]:
+    """A command that counts a size, over several lines if it is long."""
+    line = f"tfkit params {shlex.quote(spec)}"
+    for change in size.sets:
+        word = f"--set {shlex.quote(change)}"
+        if len(line) + len(word) + 3 > WIDTH:
+            yield f"{line} \\"
+            line = " "
+        line += f" {word}"
+    yield line
+
+
+def _layers(size: Size) -> str:
+    return " + ".join(map(str, size.n_layers.values()))
+
+
+def _cells(solved: Solved, size: Size) -> list[str]:
+    heads = "-" if size.n_heads is None else str(size.n_heads)
+    heads += f" / {size.n_kv_heads}" if size.n_kv_heads not in (None, size.n_heads) else ""
+    value = [] if solved.budget.of == "params" else [solved.budget.text(size.value)]
+    value = [text.removesuffix(" FLOPs").removesuffix(" active parameters") for text in value]
+    off = f"{100 * size.difference / solved.budget.amount:+.2f}%"
+    d_ff = "-" if size.d_ff is None else f"{size.d_ff:,}"
+    return [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}", *value, off]

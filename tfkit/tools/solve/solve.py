@@ -1,0 +1,162 @@
+"""The sizes of a spec's family that fit a budget: layers and d_model vary, everything else stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from tfkit.arguments import AnyPath, Sets, checked
+from tfkit.component import AttentionConfig, FFNConfig, Layers
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.spec.changes import as_changes
+from tfkit.tools.params.count import count_params
+from tfkit.tools.solve.budget import Budget
+from tfkit.tools.solve.family import Family
+from tfkit.tools.solve.forms import Form
+from tfkit.tools.solve.search import Found, Grid, nearest
+
+Kept: TypeAlias = Literal["d_model", "n_layers"]
+
+__all__ = ["Budget", "Size", "Solved", "solve"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size of the family, counted from the model that it builds.
+
+    Attributes:
+        n_layers: layers of each stack, by its node.
+        d_model: width of the first stack.
+        n_heads: query heads of the first stack; None without attention.
+        n_kv_heads: heads of keys and values.
+        d_ff: hidden width of its layers; None without one.
+        parameters: their exact number.
+        value: the quantity that the budget limits.
+        difference: `value` minus the budget.
+        sets: the changes to the spec that give it, as `--set` takes them.
+    """
+
+    n_layers: Mapping[str, int]
+    d_model: int | None
+    n_heads: int | None
+    n_kv_heads: int | None
+    d_ff: int | None
+    parameters: int
+    value: float
+    difference: float
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The result of `solve`, the family's own shape first."""
+
+    name: str
+    budget: Budget
+    sizes: tuple[Size, ...]
+
+
+@checked
+def solve(
+    spec: AnyPath,
+    budget: Budget,
+    *,
+    sets: Sets = (),
+    keep: Kept | Iterable[Kept] = (),
+    plugins: AnyPlugins | None = None,
+) -> Solved:
+    """Find the sizes of a spec's family that are nearest to a budget.
+
+    All stacks get deeper and all widths wider in the same proportion. The width of a head, the ratio of d_ff to d_model
+    (rounded as the spec's is), the ratio of heads to those of keys and values, and everything else stay.
+
+    Args:
+        spec: path or bare name of a spec.
+        budget: the limit or target.
+        sets: changes, as `load` takes them, that apply to every size; one of `d_model` or `n_layers` is kept.
+        keep: `d_model` or `n_layers`, or both, to keep as in the spec.
+        plugins: the installed ones unless given.
+
+    Raises:
+        SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
+    """
+    kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
+    family = Family(os.fspath(spec), plugins or load_plugins(), sets=as_changes(sets), keep=kept_sizes)
+    form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
+    kept = family.width if family.scale is not None else None
+    shape = 1 / float(family.step) / max(family.depth, 1)
+    grid = Grid(family.depths, family.all_widths, kept, shape, form, budget.at_most)
+    factor = budget.factor(family.own)
+    least = grid.least()
+    if least.value * factor > budget.amount:
+        raise _out_of_reach(family, budget, least, "small")
+    found = nearest(grid, budget.amount / factor)
+    most = max(found, key=lambda one: one.value)
+    if 2 * most.value * factor < budget.amount:
+        raise _out_of_reach(family, budget, most, "large")
+    return Solved(family.own.name, budget, tuple(_fitting(family, budget, one) for one in found))
+
+
+def _fitting(family: Family, budget: Budget, found: Found) -> Size:
+    """The size as it is built, with fewer layers if a limit proves to be exceeded: a peak need not be a sum."""
+    size = _size(family, budget, found)
+    while budget.at_most and size.difference > 0 and found.depth > family.depths[0]:
+        found = replace(found, depth=found.depth - family.depths.step)
+        size = _size(family, budget, found)
+    return size
+
+
+def _size(family: Family, budget: Budget, found: Found) -> Size:
+    changes = family.changes(found.depth, found.width)
+    graph = family.load(changes)
+    measured = budget.measure(graph)
+    value = measured.value * budget.factor(graph)
+    stacks = _stacks(graph)
+    attention, ffn = _usual(next(iter(stacks.values()), None))
+    return Size(
+        n_layers={name: stack.depth for name, stack in stacks.items()},
+        d_model=_width(graph),
+        n_heads=attention.n_heads if attention else None,
+        n_kv_heads=attention.kv_heads if attention else None,
+        d_ff=ffn.hidden_width if ffn else None,
+        parameters=measured.parameters,
+        value=value,
+        difference=value - budget.amount,
+        sets=(*family.sets, *changes),
+    )
+
+
+def _stacks(graph: Graph) -> dict[str, Layers]:
+    return {node.name: node.stack for node in graph.nodes if node.stack is not None}
+
+
+def _width(graph: Graph) -> int | None:
+    return next((node.output.width for node in graph.nodes if node.stack is not None), None)
+
+
+def _usual(stack: Layers | None) -> tuple[AttentionConfig | None, FFNConfig | None]:
+    """The self-attention and the FFN of most layers of a stack."""
+    steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps if stack else ()
+    attention = (step.config for step in steps if isinstance(step.config, AttentionConfig) and not step.reads_memory)
+    ffn = (step.config for step in steps if isinstance(step.config, FFNConfig))
+    return next(attention, None), next(ffn, None)
+
+
+def _out_of_reach(family: Family, budget: Budget, end: Found, what: str) -> SpecError:
+    """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
+    graph = family.load(family.changes(end.depth, end.width))
+    layers = " + ".join(str(stack.depth) for stack in _stacks(graph).values())
+    end_name = "least" if what == "small" else "largest"
+    value = budget.text(end.value * budget.factor(graph))
+    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {_width(graph)}"]
+    help = None
+    if what == "small" and budget.of == "params":
+        counted = count_params(graph)
+        notes.append(f"{counted.total - counted.non_embedding:,} of them are embedding tables")
+        help = "a smaller vocabulary makes the tables smaller: `--set vocab_size=N`"
+    message = f"no size of {family.own.name} is as {what} as {budget.text(budget.amount)}"
+    return SpecError(Diagnostic(message, None, "", tuple(notes), help))
