@@ -62,6 +62,18 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
         raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
 
 
+def check_layers(model: fx.GraphModule, graph: Graph) -> None:
+    """Raise SpecError if a stack describes layers or modules other than those that it has."""
+    for node in graph.nodes:
+        if node.stack is not None:
+            names = {name for name, _ in model.get_submodule(node.name).named_modules()}
+            missing = [f"has no module `{one}`, which its `stack` describes" for one in node.stack.modules() - names]
+            further = f"layers.{len(node.stack.layers)}"
+            missing += [f"has a module `{further}` that its `stack` leaves out"] if further in names else []
+            if missing:
+                raise SpecError(*(Broken(node.name, node.config, one).diagnostic(graph) for one in sorted(missing)))
+
+
 @dataclass(frozen=True)
 class Broken:
     """A broken promise of a component: the path of its module, its config, and the fault, as the end of a sentence."""

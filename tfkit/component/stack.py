@@ -201,15 +201,10 @@ class Layers:
             found.setdefault(layer.name, []).append(number)
         return found
 
-    def modules(self) -> Iterator[str]:
+    def modules(self) -> set[str]:
         """The paths of the modules in the block that the layers name."""
-        for number, layer in enumerate(self.layers):
-            own = ["input_norm"] if layer.input_norm is not None else []
-            yield from (
-                f"layers.{number}.{name}" for name in (*own, *(one for s in layer.steps for one in s.modules()))
-            )
-        if self.final_norm is not None:
-            yield "final_norm"
+        own = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
+        return own | {"final_norm"} if self.final_norm is not None else own
 
 
 @dataclass(frozen=True)

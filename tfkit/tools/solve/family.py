@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
-from typing import Any
 
 from tfkit.component import AttentionConfig, Config
 from tfkit.errors import Diagnostic, SpecError
@@ -251,15 +250,12 @@ def _at(tree: Node | None, path: Path) -> Node | None:
     return tree
 
 
-def _attentions(config: Any, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
+def _attentions(value: object, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
     """All attentions of a resolved spec, with their paths."""
-    if isinstance(config, AttentionConfig):
-        yield path, config
-    elif isinstance(config, Config):
-        for name in type(config).model_fields:
-            yield from _attentions(getattr(config, name), (*path, name))
-    elif isinstance(config, Mapping):
-        for name, one in config.items():
+    if isinstance(value, AttentionConfig):
+        yield path, value
+    elif isinstance(value, Config | Mapping):
+        for name, one in value.items() if isinstance(value, Mapping) else value:
             yield from _attentions(one, (*path, str(name)))
 
 
