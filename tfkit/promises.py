@@ -26,7 +26,7 @@ from tfkit.component import (
     ScoreBiasConfig,
     Signal,
 )
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
@@ -67,11 +67,12 @@ def check_layers(model: fx.GraphModule, graph: Graph) -> None:
     for node in graph.nodes:
         if node.stack is not None:
             names = {name for name, _ in model.get_submodule(node.name).named_modules()}
-            missing = [f"has no module `{one}`, which its `stack` describes" for one in node.stack.modules() - names]
-            further = f"layers.{len(node.stack.layers)}"
-            missing += [f"has a module `{further}` that its `stack` leaves out"] if further in names else []
-            if missing:
-                raise SpecError(*(Broken(node.name, node.config, one).diagnostic(graph) for one in sorted(missing)))
+            missing, further = sorted(node.stack.modules() - names), f"layers.{len(node.stack.layers)}"
+            wrong = f"describes layers with modules that it does not have: {listing(missing)}" if missing else None
+            if further in names:
+                wrong = f"has a module `{further}`, but its `stack` leaves it out"
+            if wrong is not None:
+                raise SpecError(Broken(node.name, node.config, wrong).diagnostic(graph))
 
 
 @dataclass(frozen=True)
