@@ -153,21 +153,6 @@ class LayerConfig(Config):
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
-    def cached(self, role: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
-        """Heads and width of each tensor that the attentions of a role cache of every token, in their order.
-
-        Raises `Invalid` when one cannot be decoded token by token.
-        """
-        found: list[tuple[int, int]] = []
-        for step in self.steps(memory=memory):
-            if step.role != role or not isinstance(step.config, AttentionConfig):
-                continue
-            if step.config.cached is None:
-                message = f"attention `{step.config.kind_name()}` caches nothing of the tokens that it reads"
-                raise Invalid(role, message)
-            found += step.config.cached
-        return found
-
     def order(self, *, memory: bool) -> tuple[SublayerConfig, ...]:
         """The sublayers in order; with cross-attention if there is a `memory`."""
         if self.sublayers is not None:

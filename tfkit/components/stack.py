@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionBackend,
+    AttentionConfig,
     BlockConfig,
     Cached,
     Count,
+    Layer,
     Layers,
     Make,
     MaskConfig,
@@ -169,15 +171,12 @@ class StackConfig(LayerConfig, BlockConfig):
         for path, layer in self.distinct():
             if layer.attention is not None and not self.context_key(layer).mask.causal:
                 raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
-        memory = "memory" in inputs
         caches: list[tuple[Cached, ...]] = []
         memory_caches: list[tuple[Cached, ...]] = []
-        for _, layer in self.plan():
-            window = self.context_key(layer).window
-            own = tuple(Cached(*one, window) for one in layer.cached("attention", memory=memory))
-            cross = tuple(Cached(*one) for one in layer.cached("cross_attention", memory=memory))
+        for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
+            own = _cached(described, memory=False, window=self.context_key(layer).window)
             caches += [own] * self.repeats()
-            memory_caches += [cross] * self.repeats() if memory else []
+            memory_caches += [_cached(described, memory=True)] * self.repeats() if self.memory else []
         return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def repeats(self) -> int:
@@ -219,6 +218,18 @@ class StackConfig(LayerConfig, BlockConfig):
             recompute=make.recompute,
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
         )
+
+
+def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached, ...]:
+    """The tensors that the attentions of a layer cache of every token of its input, or of its memory."""
+    found: list[Cached] = []
+    for step in layer.steps:
+        if isinstance(step.config, AttentionConfig) and step.reads_memory == memory:
+            if step.config.cached is None:
+                message = f"attention `{step.config.kind_name()}` caches nothing of the tokens that it reads"
+                raise Invalid(step.role, message)
+            found += [Cached(*one, window) for one in step.config.cached]
+    return tuple(found)
 
 
 class Stack(nn.Module):

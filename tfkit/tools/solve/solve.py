@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
 from tfkit.tools.params.count import count_params
@@ -115,11 +114,11 @@ def _size(family: Family, budget: Budget, found: Found) -> Size:
     graph = family.load(changes)
     measured = budget.measure(graph)
     value = measured.value * budget.factor(graph)
-    stacks = _stacks(graph)
-    attention, ffn = _usual(next(iter(stacks.values()), None))
+    stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
+    attention, ffn = _usual(stacks[0][1]) if stacks else (None, None)
     return Size(
-        n_layers={name: stack.depth for name, stack in stacks.items()},
-        d_model=_width(graph),
+        n_layers={node.name: stack.depth for node, stack in stacks},
+        d_model=stacks[0][0].output.width if stacks else None,
         n_heads=attention.n_heads if attention else None,
         n_kv_heads=attention.kv_heads if attention else None,
         d_ff=ffn.hidden_width if ffn else None,
@@ -130,17 +129,9 @@ def _size(family: Family, budget: Budget, found: Found) -> Size:
     )
 
 
-def _stacks(graph: Graph) -> dict[str, Layers]:
-    return {node.name: node.stack for node in graph.nodes if node.stack is not None}
-
-
-def _width(graph: Graph) -> int | None:
-    return next((node.output.width for node in graph.nodes if node.stack is not None), None)
-
-
-def _usual(stack: Layers | None) -> tuple[AttentionConfig | None, FFNConfig | None]:
+def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
     """The self-attention and the FFN of most layers of a stack."""
-    steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps if stack else ()
+    steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps
     attention = (step.config for step in steps if isinstance(step.config, AttentionConfig) and not step.reads_memory)
     ffn = (step.config for step in steps if isinstance(step.config, FFNConfig))
     return next(attention, None), next(ffn, None)
@@ -149,10 +140,11 @@ def _usual(stack: Layers | None) -> tuple[AttentionConfig | None, FFNConfig | No
 def _out_of_reach(family: Family, budget: Budget, end: Found, what: str) -> SpecError:
     """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
     graph = family.load(family.changes(end.depth, end.width))
-    layers = " + ".join(str(stack.depth) for stack in _stacks(graph).values())
+    stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]
+    layers = " + ".join(str(depth) for _, depth in stacks)
     end_name = "least" if what == "small" else "largest"
     value = budget.text(end.value * budget.factor(graph))
-    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {_width(graph)}"]
+    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {stacks[0][0]}"]
     help = None
     if what == "small" and budget.of == "params":
         counted = count_params(graph)
