@@ -26,7 +26,7 @@ from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
-from tfkit.promises import check_promises
+from tfkit.promises import check_layers, check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
@@ -180,6 +180,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
         model = assemble(graph, **options)
         if dtype is not None:
             model.to(dtype)
+    check_layers(model, graph)
     _check_count(model, graph)
     return model
 

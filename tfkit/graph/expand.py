@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
+from tfkit.component import OWN_MASK, BlockConfig, Layers, Signal, WireMarker, marker
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
@@ -20,6 +20,7 @@ from tfkit.spec.model_spec import InputConfig, ModelSpec
 
 AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
 """A spec that is not loaded yet, as users pass it."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Node:
     wires: Mapping[str, str | list[str]]
     signals: Mapping[str, Any]
     output: Signal
+    stack: Layers | None = None
+    """The layers of a stack; None for every other block."""
 
     @property
     def makes_mask(self) -> bool:
@@ -233,7 +236,7 @@ class _Expansion:
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask")
             outputs[name] = output
-            nodes.append(Node(name, config, wires[name], signals, output))
+            nodes.append(Node(name, config, wires[name], signals, output, self._ask(name, "stack", config.stack)))
         return nodes
 
     def _signals(
@@ -268,16 +271,17 @@ class _Expansion:
 
     def _tables(self) -> dict[str, Signal]:
         """The token table of each node that has one."""
-        found = {}
-        for name, config in self.model.graph.items():
-            try:
-                table = config.table()
-            except Exception as wrong:  # a plugin's block
-                self.errors.append(crashed(type(config), "`table`", wrong, ("graph", name), self.spec.provenance))
-                continue
-            if table is not None:
-                found[name] = table
-        return found
+        asked = {name: self._ask(name, "table", config.table) for name, config in self.model.graph.items()}
+        return {name: table for name, table in asked.items() if table is not None}
+
+    def _ask(self, name: str, what: str, method: Callable[[], T]) -> T | None:
+        """The answer of a block; None after an error in a plugin's."""
+        try:
+            return method()
+        except Exception as wrong:
+            config, path = type(self.model.graph[name]), ("graph", name)
+            self.errors.append(crashed(config, f"`{what}`", wrong, path, self.spec.provenance))
+            return None
 
     def _outputs(self) -> tuple[str, ...]:
         if self.model.outputs is None:
