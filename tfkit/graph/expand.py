@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Layers, Signal, WireMarker, marker
@@ -14,10 +14,12 @@ from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
-from tfkit.spec.load import Spec, parse_spec, read_spec
+from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
 
+AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
+"""A spec that is not loaded yet, as users pass it."""
 T = TypeVar("T")
 
 
@@ -39,7 +41,7 @@ class Node:
         return self.output.mask == f"{self.name}_mask"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A model as a graph: the input of `build`."""
 
@@ -61,15 +63,31 @@ class Graph:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return found
 
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"
+
+    def _repr_svg_(self) -> str | None:
+        """The picture that a notebook shows; None, for the text, if the model cannot be drawn."""
+        import tfkit
+
+        try:
+            return tfkit.draw(self)._repr_svg_()
+        except Exception:
+            return None
+
 
 @checked
-def load(spec: AnyPath, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
-    """Read a spec by its path or by the bare name of one that comes with tfkit.
+def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
+    """Read a spec by its path or by the bare name of one that comes with tfkit, or take it as a mapping.
 
-    `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
-    SpecError with every error in the spec, before any tensor exists.
+    A mapping has the keys and values of a spec's YAML; what it extends is found from the current folder. Text in it is
+    an unquoted word of YAML. `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of
+    paths to values. Raises SpecError with every error in the spec, before any tensor exists.
     """
-    return expand(_warned(read_spec(spec, plugins or load_plugins(), sets=as_changes(sets))))
+    plugins, changes = plugins or load_plugins(), as_changes(sets)
+    if isinstance(spec, Mapping):
+        return expand(_warned(take_spec(spec, plugins, sets=changes)))
+    return expand(_warned(read_spec(spec, plugins, sets=changes)))
 
 
 @checked

@@ -15,6 +15,7 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.cache import CacheSize, cache_size
+from tfkit.tools.common.html_table import html_table
 from tfkit.tools.common.ownership import Ownership, in_rows, owners_of
 
 By = Literal["component", "node", "layer", "module"]
@@ -47,6 +48,12 @@ class Params:
     """Notes about tied or shared weights."""
     cache: CacheSize | None
     """The cache of one sequence."""
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        total = Row("total", "total", self.total, self.non_embedding)
+        rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
+        return html_table(self.name, (self.by, "parameters", "non-embedding"), rows)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
     tfkit show my_model.yaml --set decoder.placement=sandwich
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @json_option
 def show(reader: Reader, spec: str, json: bool) -> None:
     from tfkit.console.output import print_json

@@ -144,4 +144,6 @@ def number(value: Any) -> str:
 
 def _value(path: Path, text: str | None, origin: Origin) -> Value:
     span = origin.span
-    return Value(path, text, origin.how, span.source.name if span else None, span.line if span else None)
+    if span is None or not span.number:
+        return Value(path, text, origin.how)
+    return Value(path, text, origin.how, span.source.name, span.line)
