@@ -25,7 +25,8 @@ from tfkit.initialize import initialize
 from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
-from tfkit.promises import check_promises
+from tfkit.plugin.manager import load_plugins
+from tfkit.promises import check_layers, check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
@@ -115,9 +116,14 @@ def build(
     """
     if isinstance(spec, Graph) and sets:
         raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
-    graph, device = spec if isinstance(spec, Graph) else load(spec, sets=sets), device_of(device)
-    if weights is None and not isinstance(spec, Graph):
-        weights = weights_beside(spec)
+    device = device_of(device)
+    if isinstance(spec, Graph):
+        graph = spec
+    else:
+        plugins = load_plugins()
+        graph = load(spec, sets=sets, plugins=plugins)
+        if weights is None and not isinstance(spec, Mapping):
+            weights = weights_beside(spec, plugins.specs)
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)
@@ -174,6 +180,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
         model = assemble(graph, **options)
         if dtype is not None:
             model.to(dtype)
+    check_layers(model, graph)
     _check_count(model, graph)
     return model
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.plugin import elsewhere
 from tfkit.plugin.discover import canonical
+from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.wanted import how_to_get
+from tfkit.plugin.wanted import how_to_get, where_it_is
 from tfkit.spec import source
+from tfkit.spec.data import read_data
+from tfkit.spec.extending import Language, Read, based, read_based, shortest
 from tfkit.spec.folder import has_weights, model_folder, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
@@ -22,10 +27,6 @@ from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
-Read = Callable[..., Mapping]
-Merge = Callable[[Mapping | None, Mapping, Path], Mapping]
-
-MAX_EXTENDS = 16
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -44,32 +45,22 @@ class Spec:
         return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
-def specs_folder() -> Path:
-    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_specs"
-    return shipped if shipped.is_dir() else package.parent / "specs"
-
-
 def plugin_folders(beside: Path = Path()) -> list[Path]:
     """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
-    return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
+    return [beside, beside / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
 
 
-def shipped_specs() -> list[str]:
-    """The bare names of the specs that come with tfkit."""
-    return sorted(path.stem for path in specs_folder().glob("*.yaml"))
+def find_spec(
+    name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None, span: Span | None = None
+) -> Path:
+    """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
 
-
-def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
-    """The file of a spec, by its path, by the folder of a model, or by the bare name of one that comes with tfkit.
-
-    Relative paths start from the folder `beside`. A bare name that comes with tfkit is not looked for there. Raises
-    SpecError if there is no such file.
+    Relative paths start from the folder `beside`. A bare name that is known is not looked for there. Raises SpecError
+    if there is no such file.
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
-    if is_folder(text, beside=beside):
+    if is_folder(text, known, beside=beside):
         return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:
         if os.path.exists(path) or span is None:
@@ -77,30 +68,31 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
         near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
-    shipped = specs_folder() / f"{text}.yaml"
-    if os.path.isfile(shipped):  # raises for a name that the system does not accept
-        return shipped
-    near = closest(text, shipped_specs())
-    raise SpecError(
-        Diagnostic(
-            f"there is no spec named {quoted(text)}",
-            span,
-            "extends" if span else "",
-            help=f"a spec with a similar name exists: `{near}`" if near else "give the path of a file: ./my_model.yaml",
-        )
-    )
+    if text in known.files:
+        return known.files[text].path
+    raise SpecError(_unknown_spec(text, known, span))
 
 
-def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bool:
-    """True if the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
+def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic:
+    path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
+    if plugin is not None:
+        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
+    near = closest(name, [*known.files, *elsewhere.names()])
+    similar = f"a spec with a similar name exists: `{near}`"
+    help = similar if near else "give the path of a file: ./my_model.yaml"
+    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
+
+
+def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
+    """True if the name of a spec is that of a folder, and not of a spec that is known."""
     text = os.fspath(name)
-    known = os.sep not in text and os.path.isfile(specs_folder() / f"{text}.yaml")
-    return bool(text) and not known and os.path.isdir((beside or Path()) / text)
+    return bool(text) and text not in known.files and os.path.isdir((beside or Path()) / text)
 
 
-def weights_beside(name: str | os.PathLike[str]) -> Path | None:
+def weights_beside(name: str | os.PathLike[str], known: KnownSpecs) -> Path | None:
     """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
-    return model_folder(Path(name)) if is_folder(name) and has_weights(Path(name)) else None
+    return model_folder(Path(name)) if is_folder(name, known) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
@@ -108,21 +100,28 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with every error in it.
     """
-    return resolve_spec(read_tree(name), plugins, sets=sets, file=str(shortest(find_spec(name))))
+    file = str(shortest(find_spec(name, plugins.specs)))
+    return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 
-def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
+def read_tree(name: str | os.PathLike[str], known: KnownSpecs, *, read: Read = source.read) -> Mapping:
     """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
 
     `read` reads one file: a caller that reads many specs can pass one that caches.
     """
-    return read_based(find_spec(name), (), read)
+    return read_based(find_spec(name, known), models(known, read))
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
     """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
-    return resolve_spec(based(root, Path()), plugins, sets=sets, file=name)
+    return resolve_spec(based(root, Path(), models(plugins.specs)), plugins, sets=sets, file=name)
+
+
+def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
+    """Resolve a spec given as a mapping, as `read_spec` does a file."""
+    root = read_data(data)
+    return resolve_spec(based(root, Path(), models(plugins.specs)), plugins, sets=sets, file=root.span.source.name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
@@ -249,61 +248,13 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-@dataclass(frozen=True)
-class Language:
-    """A kind of document: how its files are found, and how one changes another.
+def models(known: KnownSpecs, read: Read = source.read) -> Language:
+    """The language of specs; `read` reads one file."""
 
-    `merge` takes the base or None, the change without `extends`, and the folder where its paths start.
-    """
+    def find(name: str, beside: Path, span: Span) -> Path:
+        return find_spec(name, known, beside=beside, span=span)
 
-    find: Callable[..., Path]
-    merge: Merge
+    def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
+        return patch if base is None else extended(without(base, {"parameters"}), patch)
 
-
-def _merged(base: Mapping | None, root: Mapping, folder: Path) -> Mapping:
-    return root if base is None else extended(without(base, {"parameters"}), root)
-
-
-MODELS = Language(find_spec, _merged)
-
-
-def based(
-    root: Mapping, folder: Path, chain: Sequence[Path] = (), read: Read = source.read, language: Language = MODELS
-) -> Mapping:
-    """`root` merged over the document that it extends, if any; `chain` are the files that led to it."""
-    word = root.items.get("extends")
-    if word is None:
-        return language.merge(None, root, folder)
-    if not isinstance(word, Scalar) or not isinstance(word.value, str):
-        help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
-        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
-    path = language.find(word.value, beside=folder, span=word.span)
-    if _real(path) in chain:
-        names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
-        notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
-        raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
-    if len(chain) >= MAX_EXTENDS:
-        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
-    base = read_based(path, chain, read, language)
-    return language.merge(base, without(root, {"extends"}), folder)
-
-
-def read_based(
-    path: Path, chain: Sequence[Path] = (), read: Read = source.read, language: Language = MODELS
-) -> Mapping:
-    """The tree of a file, merged over what it extends."""
-    root = read(path, name=str(shortest(path)))
-    return based(root, path.parent, (*chain, _real(path)), read, language)
-
-
-def shortest(path: Path) -> Path:
-    """A path as errors show it: relative if it is below the current folder."""
-    try:
-        return _real(path).relative_to(Path.cwd())
-    except ValueError:
-        return path
-
-
-def _real(path: Path) -> Path:
-    """The target of a path; unlike `Path.resolve`, also for a loop of links and for a name that is too long."""
-    return Path(os.path.realpath(path))
+    return Language(find, merge, read)

@@ -12,19 +12,11 @@ from pathlib import Path
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
+from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.extending import Language, based, read_based, shortest
 from tfkit.spec.folder import RUN
-from tfkit.spec.load import (
-    SUFFIXES,
-    Language,
-    Spec,
-    based,
-    find_spec,
-    read_based,
-    resolve_spec,
-    shortest,
-    specs_folder,
-)
+from tfkit.spec.load import SUFFIXES, Spec, models, resolve_spec
 from tfkit.spec.merge import assign, extended, without
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
@@ -36,6 +28,8 @@ from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
 MODEL = "model"
+LISTS = ("track", "callbacks")
+"""Keys whose value may be one kind instead of a list."""
 VOCABULARY = "data.vocab_size"
 """The value in a run's model that stands for the size of the data's vocabulary."""
 
@@ -59,7 +53,7 @@ class RunFile:
 
 def shipped_runs() -> list[str]:
     """The names of the runs that come with tfkit."""
-    return sorted(path.stem for path in (specs_folder() / "runs").glob("*.yaml"))
+    return sorted(path.stem for path in (own_specs() / "runs").glob("*.yaml"))
 
 
 def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
@@ -73,7 +67,7 @@ def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: 
         return path / RUN
     if text.endswith(SUFFIXES) and (span is None or path.is_file()):
         return path
-    shipped = specs_folder() / "runs" / f"{text.removeprefix('runs/')}.yaml"
+    shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
     if shipped.is_file():
         return shipped
     near = closest(Path(text).stem, shipped_runs())
@@ -84,40 +78,49 @@ def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: 
 def read_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
     """Read a run, its model and its data, changed by `sets` (`path=value`); raises SpecError with every error in it."""
     path = find_run(name)
-    root = read_based(path, language=RUNS)
+    root = read_based(path, _runs(plugins.specs))
     return _resolved(root, list(sets), plugins, str(shortest(path)))
 
 
 # ---- the model inside a run ----
 
 
-def _merged(base: Mapping | None, root: Mapping, folder: Path) -> Mapping:
-    """A run over the one that it extends; a model that is a name, or extends another, replaces that of the base."""
-    own = {name: _listed(node) if name in ("track", "callbacks") else node for name, node in root.items.items()}
-    root = Mapping(own, root.keys, root.span)
-    model, under = root.items.get(MODEL), base.items.get(MODEL) if base else None
+def _runs(known: KnownSpecs) -> Language:
+    """The language of runs."""
+
+    def find(name: str, beside: Path, span: Span) -> Path:
+        return find_run(name, beside=beside, span=span)
+
+    def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
+        own = {key: _listed(node) if key in LISTS else node for key, node in patch.items.items()}
+        patch = Mapping(own, patch.keys, patch.span)
+        under = None if base is None else base.items.get(MODEL)
+        model = _merged_model(under, patch.items.get(MODEL), folder, known)
+        merged = patch if base is None else extended(without(base, {MODEL}), without(patch, {MODEL}))
+        keys = {**(base.keys if base else {}), **patch.keys}
+        return merged if model is None else _with_model(merged, model, keys[MODEL])
+
+    return Language(find, merge)
+
+
+def _merged_model(under: Node | None, model: Node | None, folder: Path, known: KnownSpecs) -> Node | None:
+    """The model of a run over that of its base: one that is a name, or extends another, replaces it."""
     if isinstance(model, Mapping) and "extends" not in model.items and isinstance(under, Mapping):
-        model = extended(without(under, {"parameters"}), model)
-    elif model is not None:
-        model = _model(model, folder)
-    merged = root if base is None else extended(without(base, {MODEL}), without(root, {MODEL}))
-    model = under if model is None else model
-    return merged if model is None else _with_model(merged, model, (root if MODEL in root.keys else base or root).keys)
+        return extended(without(under, {"parameters"}), model)
+    return under if model is None else _model(model, folder, known)
 
 
-def _with_model(root: Mapping, model: Node, keys: dict[str, Span]) -> Mapping:
-    return Mapping({**root.items, MODEL: model}, {**root.keys, MODEL: keys.get(MODEL, model.span)}, root.span)
+def _with_model(root: Mapping, model: Node, key: Span) -> Mapping:
+    return Mapping({**root.items, MODEL: model}, {**root.keys, MODEL: key}, root.span)
 
 
-RUNS = Language(find_run, _merged)
-
-
-def _model(node: Node, folder: Path) -> Node:
+def _model(node: Node, folder: Path, known: KnownSpecs) -> Node:
     """The tree of the spec that `model:` names or holds."""
+    language = models(known)
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        return read_based(find_spec(node.value, beside=folder, span=node.span))
+        return read_based(language.find(node.value, folder, node.span), language)
     if isinstance(node, Mapping):
-        return based(node, folder)
+        return based(node, folder, language)
     help = "write `model: gpt2`, a path, or a mapping"
     raise SpecError(Diagnostic("`model` takes a spec: its name, its path, or its text", node.span, MODEL, help=help))
 
@@ -127,12 +130,12 @@ def _listed(node: Node) -> Node:
     return node if isinstance(node, ListNode) or node == Scalar(None, node.span) else ListNode((node,), node.span)
 
 
-def _changed(root: Mapping, sets: list[str], shared: frozenset[str]) -> Mapping:
+def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> Mapping:
     """A run changed by all `--set` arguments; raises SpecError with the errors of all of them."""
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
-            root = _assigned(root, argument, frozenset(ModelSpec.model_fields) | shared)
+            root = _assigned(root, argument, plugins)
         except SpecError as wrong:
             errors += wrong.diagnostics
     if errors:
@@ -140,17 +143,18 @@ def _changed(root: Mapping, sets: list[str], shared: frozenset[str]) -> Mapping:
     return root
 
 
-def _assigned(root: Mapping, argument: str, of_model: frozenset[str]) -> Mapping:
-    """A run changed by one `--set` argument; `of_model` are the keys at the top of its model."""
+def _assigned(root: Mapping, argument: str, plugins: Plugins) -> Mapping:
+    """A run changed by one `--set` argument."""
     name = argument.partition("=")[0].strip()
     model = root.items.get(MODEL)
     if name.startswith(f"{MODEL}.") and isinstance(model, Mapping):
-        changed = assign(without(model, {"parameters"}), argument, of_model, what="model", within=f"{MODEL}.")
-        return _with_model(root, changed, root.keys)
+        known = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+        changed = assign(without(model, {"parameters"}), argument, known, what="model", within=f"{MODEL}.")
+        return _with_model(root, changed, root.keys[MODEL])
     root = assign(root, argument, frozenset({*RunSpec.model_fields, MODEL}), what="run")
     if name == MODEL:
-        return _with_model(root, _model(root.items[MODEL], Path()), root.keys)
-    if name in ("track", "callbacks") and name in root.items:
+        return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
+    if name in LISTS and name in root.items:
         return Mapping({**root.items, name: _listed(root.items[name])}, root.keys, root.span)
     return root
 
@@ -159,7 +163,7 @@ def _assigned(root: Mapping, argument: str, of_model: frozenset[str]) -> Mapping
 
 
 def _resolved(root: Mapping, sets: list[str], plugins: Plugins, file: str) -> RunFile:
-    changed = _changed(root, sets, plugins.registry.shared_names())
+    changed = _changed(root, sets, plugins)
     model = changed.items.get(MODEL)
     own = without(changed, {MODEL})
     scope: dict[str, Given] = {}

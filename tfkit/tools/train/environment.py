@@ -12,7 +12,8 @@ import numpy
 import torch
 
 from tfkit.graph.run import Run
-from tfkit.plugin.manager import BUILT_IN, Plugins
+from tfkit.plugin.discover import BUILT_IN
+from tfkit.plugin.manager import Plugins
 
 
 def bits_of(run: Run) -> dict[str, str | int | bool | None]:

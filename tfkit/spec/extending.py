@@ -1,0 +1,69 @@
+"""One document over another that it extends, for specs and for runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, Span, SpecError
+from tfkit.spec import source
+from tfkit.spec.merge import without
+from tfkit.spec.tree import Mapping, Scalar
+
+Read = Callable[..., Mapping]
+MAX_EXTENDS = 16
+
+
+@dataclass(frozen=True)
+class Language:
+    """A kind of document.
+
+    Attributes:
+        find: the file of a name, relative to a folder; the place of the name is for errors.
+        merge: a base, or None, changed by a document without `extends`, whose paths start at a folder.
+        read: the tree of one file.
+    """
+
+    find: Callable[[str, Path, Span], Path]
+    merge: Callable[[Mapping | None, Mapping, Path], Mapping]
+    read: Read = source.read
+
+
+def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
+    """The tree of a file, merged over what it extends; `chain` are the files that led to it."""
+    root = language.read(path, name=str(shortest(path)))
+    return based(root, path.parent, language, (*chain, _real(path)))
+
+
+def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
+    """`root` merged over the document that it extends, if any."""
+    word = root.items.get("extends")
+    if word is None:
+        return language.merge(None, root, folder)
+    if not isinstance(word, Scalar) or not isinstance(word.value, str):
+        help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
+        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
+    path = language.find(word.value, folder, word.span)
+    if _real(path) in chain:
+        names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
+        notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
+        raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
+    if len(chain) >= MAX_EXTENDS:
+        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
+    base = read_based(path, language, chain)
+    return language.merge(base, without(root, {"extends"}), folder)
+
+
+def shortest(path: Path) -> Path:
+    """A path as errors show it: relative if it is below the current folder."""
+    try:
+        return _real(path).relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def _real(path: Path) -> Path:
+    """The target of a path; unlike `Path.resolve`, also for a loop of links and for a name that is too long."""
+    return Path(os.path.realpath(path))
