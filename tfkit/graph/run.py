@@ -25,6 +25,8 @@ from tfkit.spec.run import RunSpec
 Value: TypeAlias = "str | int | float | bool | None"
 LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
 """Keys at the top of a model that change none of its numbers."""
+CONTENT = "data_content"
+"""The path of the digest of the data."""
 ENDS = frozenset({"steps", "tokens", "passes"})
 
 
@@ -58,7 +60,7 @@ class Run:
         run = {name: value for name, value in _material(self.config).items() if name not in ENDS}
         model = self.graph.spec.model
         values = {name: _plain(getattr(model, name)) for name in ModelSpec.model_fields if name not in LABELS}
-        whole = {**run, "steps": self.steps, "model": values, "data_content": self.data.fingerprint}
+        whole = {**run, "steps": self.steps, "model": values, CONTENT: self.data.fingerprint}
         return dict(_flat(whole, ""))
 
     @cached_property

@@ -92,7 +92,7 @@ class RunSpec(Config):
     name: Immaterial[str] = Field(pattern=NAME, max_length=100)
     """The name of the run."""
     description: Immaterial[str | None] = None
-    """What the run is for."""
+    """The purpose of the run."""
     source: Immaterial[str | None] = None
     """The paper or the page that describes the experiment."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -64,7 +64,6 @@ class Trainer:
         self._examples = run.data.examples("train", run.config.data.order)
         self._callbacks = [one.build() for one in run.config.callbacks]
         self._watchers = watchers
-        self._evaluated: int | None = None
         self._set_up()
 
     def _set_up(self) -> None:
@@ -92,11 +91,9 @@ class Trainer:
             SpecError: a loss or a gradient is not finite; the weights of the last checkpoint stay.
         """
         with _threads(self.config.machine.threads):
-            self._restore()
-            if self.ended:
-                return self.ended
             try:
-                return self._train()
+                self._restore()
+                return self.ended or self._train()
             finally:
                 self.record.close()
 
@@ -104,6 +101,7 @@ class Trainer:
         self._tell(lambda one: one.on_start(self))
         try:
             while not self.ended:
+                self._check_end()
                 self._evaluate()
                 self._go_on()
         except _AskedToEndError:
@@ -119,8 +117,6 @@ class Trainer:
         if self.step == self.steps:
             self.ended = FINISHED
             return
-        if self.step >= self._until or self._asked_to_end():
-            raise _AskedToEndError
         self._update()
         every = self.config.checkpoint.every
         if every and self.step % every == 0 and self.step < self.steps:
@@ -185,7 +181,7 @@ class Trainer:
         """Evaluate before the first step, at each multiple of `every`, and after the last."""
         config = self.config.eval
         due = config is not None and (self.step % config.every == 0 or self.step == self.steps)
-        if config is None or not due or self._evaluated == self.step:
+        if config is None or not due:
             return
         numbers = evaluate(
             self.model,
@@ -194,14 +190,14 @@ class Trainer:
             config.metrics,
             sequences=self.config.batch.sequences,
             computing=self._computing,
-            between=self._check_asked,
+            between=self._check_end,
         )
-        self._evaluated = self.step
         self.record.log(self.step, numbers)
         self._tell(lambda one: one.on_eval(self, numbers))
 
-    def _check_asked(self) -> None:
-        if self._asked_to_end():
+    def _check_end(self) -> None:
+        """Raise if the process is to end: before an evaluation, which would then be made twice."""
+        if self._asked_to_end() or self._until <= self.step < self.steps:
             raise _AskedToEndError
 
     def _save(self) -> None:

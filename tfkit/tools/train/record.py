@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from tfkit.component import Tracker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.graph.run import Run
+from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, WEIGHTS
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import fresh_folder, write_file
@@ -230,12 +230,12 @@ def _check_new(folder: Path) -> None:
 def _another(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
     """The error of a folder with a run of another meaning, with the differences."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if names == ["data_content"]:
+    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
+    if CONTENT in names:
+        names.remove(CONTENT)
         message = f"the data of the run in {quoted(str(folder))} has changed since it began"
-        return SpecError(Diagnostic(message, help="name a new folder with -o"))
     notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
     notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
-    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
     return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
 
 

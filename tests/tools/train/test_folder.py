@@ -1,0 +1,191 @@
+"""The folder of a run: killed at any moment, it continues to the same bytes, and it is never another run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.training.runs import TEXT, write_run
+from tfkit.cli import main
+
+SETS = [
+    "--set",
+    "steps=12",
+    "--set",
+    "checkpoint={every: 3, last: 2}",
+    "--set",
+    "eval={every: 4, splits: {val: all}}",
+    "--set",
+    "callbacks=[{kind: samples, every: 5, prompt: 'goats', tokens: 5}, {kind: spikes, window: 3}]",
+    "--set",
+    "model.dropout=0.1",
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def train(folder: str, *more: str) -> int:
+    return main(["train", "small.yaml", "-o", folder, *SETS, *more])
+
+
+def contents(folder: str) -> dict[str, object]:
+    """All that two equal runs have in common to the last byte: files, and tensors, whose header has no order."""
+    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != "run.json"]
+    return {str(path.relative_to(folder)): _content(path) for path in paths}
+
+
+def _content(path: Path) -> object:
+    if path.suffix == ".safetensors":
+        return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+    return path.read_bytes()
+
+
+def test_a_run_leaves_a_record(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    assert train("out", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ended"] == "finished"
+    assert result["step"] == 12
+    assert sorted(path.name for path in Path("out").iterdir()) == sorted(
+        ["latest", "lock", "metrics.jsonl", "run.json", "run.yaml", "step-12", "step-9"]
+    )
+    facts = json.loads(Path("out/run.json").read_text(encoding="utf-8"))
+    assert facts["ended"] == "finished"
+    assert facts["meaning"]["steps"] == 12
+    assert facts["sessions"][0]["step"] == 12
+    golden("runs/resolved", Path("out/run.yaml").read_text(encoding="utf-8").replace(os.getcwd(), "..."))
+    before = contents("out")
+    assert train("out") == 0
+    assert "is complete: finished after step 12" in capsys.readouterr().out
+    assert contents("out") == before
+    assert main(["train", "out"]) == 0  # the folder is a run too, of the same meaning
+    assert contents("out") == before
+
+
+def test_other_commands_read_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("out") == 0
+    capsys.readouterr()
+    assert main(["generate", "out", "--prompt", "3 sheep", "--max-new-tokens", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["texts"][0]["text"]) == 4
+    assert main(["params", "out"]) == 0
+    assert main(["save", "out", "-o", "saved", "--layout", "tfkit"]) == 0
+    assert Path("saved/chars.json").read_bytes() == Path("out/step-12/chars.json").read_bytes()
+    capsys.readouterr()
+    assert main(["eval", "out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["out"]["val.loss"]
+    lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert found == pytest.approx(lines[-1]["val.loss"], abs=1e-6)
+
+
+KILLED = """\
+import os, signal, sys
+from tfkit.cli import main
+name, number, seen = sys.argv[1], int(sys.argv[2]), 0
+call = getattr(os, name)
+
+def deadly(*arguments, **named):
+    global seen
+    seen += 1
+    if seen == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(*arguments, **named)
+
+setattr(os, name, deadly)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_continues_to_the_same_bytes() -> None:
+    assert train("whole") == 0
+    deaths = 0
+    for name, number in [("fsync", 2), ("fsync", 5), ("fsync", 30), ("replace", 3), ("rename", 1), ("rename", 2)]:
+        folder = f"{name}-{number}"
+        words = ["train", "small.yaml", "-o", folder, *SETS]
+        ended = subprocess.run([sys.executable, "-c", KILLED, name, str(number), *words], capture_output=True)
+        deaths += ended.returncode == -signal.SIGKILL
+        assert train(folder) == 0
+        assert contents(folder) == contents("whole"), folder
+    assert deaths >= 4
+
+
+def test_interrupted_between_steps_it_continues_to_the_same_bytes() -> None:
+    assert train("whole") == 0
+    for step in (1, 4, 9, 11):
+        assert train("parts", "--stop-after", str(step)) == 0
+    assert train("parts") == 0
+    whole, parts = contents("whole"), contents("parts")
+    assert all(whole[name] == parts[name] for name in whole if not name.startswith("step-9/"))
+    facts = json.loads(Path("parts/run.json").read_text(encoding="utf-8"))
+    assert [one["step"] for one in facts["sessions"]] == [1, 4, 9, 11, 12]
+
+
+def test_what_was_written_after_the_checkpoint_is_forgotten() -> None:
+    assert train("whole") == 0
+    assert train("out", "--stop-after", "7") == 0
+    with Path("out/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 8, "loss": 1')
+    Path("out/.step-8.0123abcd.new").mkdir()
+    Path("out/step-999.tmp").mkdir()
+    assert train("out") == 0
+    assert Path("out/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()
+    assert not list(Path("out").glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_end_writes_a_checkpoint() -> None:
+    words = ["train", "small.yaml", "-o", "out", *SETS, "--set", "steps=100000", "--set", "eval=null"]
+    process = subprocess.Popen([sys.executable, "-m", "tfkit", *words], stderr=subprocess.DEVNULL)
+    while not Path("out/latest").exists():
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    facts = json.loads(Path("out/run.json").read_text(encoding="utf-8"))
+    assert facts["sessions"][0]["ended"] == "interrupted"
+    assert facts["ended"] is None
+    assert Path("out/latest").read_text(encoding="utf-8").strip() == f"step-{facts['sessions'][0]['step']}"
+
+
+def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*words: str) -> str:
+        assert main(["train", "small.yaml", *words]) == 1
+        return capsys.readouterr().err
+
+    assert train("out", "--stop-after", "3") == 0
+    capsys.readouterr()
+    changed = [*SETS, "--set", "optimizer.lr=1", "--set", "model.decoder.ffn.kind=gelu"]
+    golden("runs/another", error("-o", "out", *changed))
+    Path("sheep.txt").write_text(TEXT.replace("went", "wenT"), encoding="utf-8")
+    golden("runs/data_changed", error("-o", "out", *SETS))
+    Path("full").mkdir()
+    Path("full/thesis.tex").touch()
+    golden("runs/not_a_run", error("-o", "full"))
+    Path("sheep.txt").write_text(TEXT, encoding="utf-8")
+    weights = Path("out/step-3/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "the checkpoint `out/step-3` cannot be read" in error("-o", "out", *SETS)
+    Path("out/step-3/state.json").write_text("{", encoding="utf-8")
+    assert "the checkpoint `out/step-3` cannot be read" in error("-o", "out", *SETS)
+    Path("out/run.json").write_text("{", encoding="utf-8")
+    assert "cannot read `out/run.json`" in error("-o", "out", *SETS)
+
+
+def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    from tfkit.tools.train.record import locked
+
+    with locked(Path("out")):
+        assert train("out") == 1
+    assert "another process trains in `out`" in capsys.readouterr().err
