@@ -19,7 +19,7 @@ from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import refused
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.read_run import RunFile, read_run
+from tfkit.spec.read_run import RunFile, of_model, read_run
 from tfkit.spec.run import RunSpec
 
 Value: TypeAlias = "str | int | float | bool | None"
@@ -82,7 +82,9 @@ def load_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[s
     file = read_run(name, plugins, sets=sets)
     config, data = file.config, file.data
     tokens, examples = config.batch.sequences * data.length, data.examples("train", "sequential")
-    run = Run(file, expand(file.model), config.count_steps(tokens_of_step=tokens, examples=len(examples)))
+    with of_model():
+        graph = expand(file.model)
+    run = Run(file, graph, config.count_steps(tokens_of_step=tokens, examples=len(examples)))
     _check_model(run)
     try:
         config.schedule.check_steps(run.steps)

@@ -13,6 +13,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.annotations import either
 from tfkit.spec.messages import kind_of, label
 from tfkit.spec.provenance import Path, Provenance
+from tfkit.spec.run import MODEL, RunSpec
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,17 @@ def _explains(wrong: Unknown, missing: Missing) -> bool:
 def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
     key, cls = wrong.key, wrong.cls
     word_key = cls.word_key if issubclass(cls, Component) else None
-    own = [name for name in cls.model_fields if name != word_key]
+    run = issubclass(cls, RunSpec)
+    own = [*([MODEL] if run else []), *(name for name in cls.model_fields if name != word_key)]
     path, notes = ".".join((*wrong.path, key)), [f"keys of {owner(cls, wrong.path)}: {listing(own, 24)}"]
     if not own:
         notes = [f"{owner(cls, wrong.path)} has no keys"]
-    shared = [] if wrong.path else sorted(plugins.registry.shared_names())
+    shared = [] if wrong.path or run else sorted(plugins.registry.shared_names())
     if shared:
         notes.append(f"keys that its components share: {listing(shared, 24)}")
     if wrong.meant:
         return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
-    near = closest(key, [*cls.model_fields, *shared, *(["extends"] if not wrong.path else [])])
+    near = closest(key, [*own, *shared, *(["extends"] if not wrong.path else [])])
     inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
     of_others = _owners(key, cls, plugins)
     if inside is not None:
@@ -127,11 +129,11 @@ def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic
 
 
 def owner(cls: type[Config], path: Path) -> str:
-    """The owner of a config's keys: `attention kind mha`, `a spec`, `an input`, or the key that holds it."""
+    """The owner of a config's keys: `attention kind mha`, `a spec`, `a run`, `an input`, or the key that holds it."""
     if issubclass(cls, Component):
         return f"{kind_of(cls)} `{cls.kind_name()}`"
     if not path:
-        return "a spec"
+        return "a run" if issubclass(cls, RunSpec) else "a spec"
     if len(path) == 2 and path[0] == "inputs":
         return "an input"
     return f"a {cls.word_key or 'mapping'}" if path[-1].isdigit() else f"`{path[-1]}`"

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfkit.component import Data
@@ -22,12 +23,11 @@ from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver
-from tfkit.spec.run import RunSpec
+from tfkit.spec.run import MODEL, RunSpec
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
-MODEL = "model"
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
 VOCABULARY = "data.vocab_size"
@@ -70,7 +70,8 @@ def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: 
     shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
     if shipped.is_file():
         return shipped
-    near = closest(Path(text).stem, shipped_runs())
+    beside_it = [one.name for one in path.parent.glob("*") if one.suffix in SUFFIXES]
+    near = closest(path.name, beside_it) or closest(path.stem, shipped_runs())
     help = f"a run with a similar name exists: `{near}`" if near else "give the path of a file: ./my_run.yaml"
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, "extends" if span else "", help=help))
 
@@ -181,8 +182,18 @@ def _resolved(root: Mapping, sets: list[str], plugins: Plugins, file: str) -> Ru
     config, data = _data(config, provenance)
     named = {key: own.items[key] for key in ("tfkit", "name") if key not in model.items}
     model = Mapping({**named, **model.items}, {**own.keys, **model.keys}, model.span)
-    spec = resolve_spec(_with_vocabulary(model, data), plugins, file=file)
+    with of_model():
+        spec = resolve_spec(_with_vocabulary(model, data), plugins, file=file)
     return RunFile(config, spec, data, provenance, file, spec.notes)
+
+
+@contextmanager
+def of_model() -> Iterator[None]:
+    """Errors of a run's model have paths that begin with `model.`, as `--set` takes them."""
+    try:
+        yield
+    except SpecError as wrong:
+        raise SpecError(*(replace(one, path=f"{MODEL}.{one.path}".rstrip(".")) for one in wrong.diagnostics)) from wrong
 
 
 def _data(config: RunSpec, provenance: Provenance) -> tuple[RunSpec, Data]:

@@ -24,6 +24,8 @@ from tfkit.component import (
 from tfkit.errors import Invalid
 from tfkit.spec.model_spec import VERSION
 
+MODEL = "model"
+"""The key of a run's model, which is a spec of its own."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 

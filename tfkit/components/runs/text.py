@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,7 +25,7 @@ from tfkit.component import (
     TokenizerConfig,
     slot,
 )
-from tfkit.errors import Invalid, quoted
+from tfkit.errors import Invalid, closest, quoted
 
 SHIPPED = "tinyshakespeare"
 Ids = NDArray[np.int64]
@@ -78,18 +79,26 @@ def _content(name: str) -> str:
     paths = [name] if Path(name).is_file() else sorted(glob.glob(name, recursive=True))
     files = [path for path in paths if Path(path).is_file()]
     if not files:
-        help = f"the text that comes with tfkit is `{SHIPPED}`; relative paths start at the folder of the run's file"
-        raise Invalid("files", f"there is no file {quoted(name)}", help=help)
+        near = closest(Path(name).name, os.listdir(Path(name).parent) if Path(name).parent.is_dir() else [])
+        start = "relative paths start at the folder of the run's file"
+        help = f"a file with a similar name exists: `{near}`" if near else start
+        raise Invalid("files", f"there is no file {quoted(_shown(name))}", help=help)
     return "".join(map(_read, files))
+
+
+def _shown(name: str) -> str:
+    """A path as errors show it: relative if it is below the current folder."""
+    relative = os.path.relpath(name)
+    return name if relative.startswith(os.pardir) else relative
 
 
 def _read(path: str) -> str:
     try:
         return Path(path).read_bytes().decode()
     except OSError as error:
-        raise Invalid("files", f"cannot read {quoted(path)}: {error.strerror}") from error
+        raise Invalid("files", f"cannot read {quoted(_shown(path))}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid("files", f"{quoted(path)} is not UTF-8: byte {error.start:,}") from error
+        raise Invalid("files", f"{quoted(_shown(path))} is not UTF-8: byte {error.start:,}") from error
 
 
 @dataclass(frozen=True)
