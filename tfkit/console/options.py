@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from tfkit.arguments import DTYPES as DTYPES
+from tfkit.arguments import DTYPES
 
 if TYPE_CHECKING:
     import torch
 
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
+
+Decorator: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,22 @@ def device_of(name: str) -> torch.device:
         return placement.device_of(name)
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="--device") from None
+
+
+def weights_option(help: str) -> Decorator:
+    """The option `--weights`; `help` says what it does here."""
+    return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
+
+
+def dtype_option(help: str, *, default: str | None = None) -> Decorator:
+    """The option `--dtype`."""
+    kinds = click.Choice(DTYPES)
+    return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
+
+
+def seed_option(help: str) -> Decorator:
+    """The option `--seed`."""
+    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help=help)
 
 
 batch_option = click.option(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Config, Signal, WireMarker, marker
-from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
@@ -20,7 +20,6 @@ from tfkit.spec.model_spec import InputConfig, ModelSpec
 from tfkit.spec.parts import parts
 
 C = TypeVar("C", bound=Config)
-MAX_ERRORS = 50
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
+from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
@@ -36,16 +36,9 @@ DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--format", metavar="NAME", help="The format.  [default: by the suffix of FILE]")
 @click.option("--formats", is_flag=True, help="List the formats, those of plugins too, and exit.")
-@click.option(
-    "--weights",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Safetensors, a file or folder; random unless given.",
-)
+@weights_option("Safetensors, a file or folder; random unless given.")
 @allow_change_option
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: that of the weights]"
-)
+@dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @json_option
 def export(
     reader: Reader,
