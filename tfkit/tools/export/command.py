@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, warn, weights_option
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def export(
     from tfkit.tools.export.formats import formats_of
 
     known = formats_of(reader.plugins)
-    for fault in known.faults:
-        click.echo(f"{fault.render('warning')}\n", err=True)
+    warn(known.faults)
     if formats:
         _show_formats(known, json=json)
         return
