@@ -8,7 +8,6 @@ from tfkit_moe.checks import slow_widths
 from tfkit_moe.stacked import takes_grouped
 
 import tfkit
-from tfkit.plugin.manager import available
 
 
 @pytest.mark.parametrize("width", [64, 68, 72, 100])
@@ -29,6 +28,6 @@ def test_layer_variants_too() -> None:
 
 
 def test_no_published_model_is_slow() -> None:
-    names = [name for name, spec in available().specs.files.items() if spec.plugin.startswith("tfkit-moe")]
+    names = [name for name, spec in tfkit.load_plugins().specs.files.items() if spec.plugin.startswith("tfkit-moe")]
     assert names
     assert [name for name in names if list(slow_widths(tfkit.load(name)))] == []

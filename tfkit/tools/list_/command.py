@@ -10,7 +10,6 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import Reader, json_option
-from tfkit.plugin.discover import BUILT_IN
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
@@ -54,6 +53,8 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
 
 
 def _special(one: Shipped) -> str:
+    from tfkit.plugin.discover import BUILT_IN
+
     needs = f"needs {', '.join(one.missing)}" if one.missing else ""
     origin = f"from {one.plugin}" if one.plugin not in (BUILT_IN, *one.missing) else ""
     return "; ".join(filter(None, (one.description, one.error, origin, needs)))
