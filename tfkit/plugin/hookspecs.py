@@ -144,6 +144,11 @@ def tfkit_command() -> click.Command:  # type: ignore[empty-body]
     Example:
         '''Count the layers of a spec.'''
 
+        @tfkit.command("count", examples="tfkit count gpt2")
+        @click.argument("spec")
+        def count(reader, spec: str) -> None:
+            click.echo(reader.load(spec).node("decoder").config.n_layers)
+
         @tfkit.hookimpl
         def tfkit_command() -> click.Command:
             return count
