@@ -18,6 +18,8 @@ from tfkit.console.options import PLUGINS, SETS, Reader
 from tfkit.errors import SpecError, closest
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from tfkit.plugin.commands import PluginCommand
 
 Function = Callable[..., Any]
@@ -78,6 +80,14 @@ class Group(_Help, click.Group):
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The commands and options that begin so, no command of tfkit imported."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.own if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, context, incomplete)
+        return [*(CompletionItem(name, help=_first_line(name)) for name in names), *options]
+
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -87,6 +97,8 @@ class Group(_Help, click.Group):
         found = self._of_plugins(args[1:])
         if name in found:
             return name, found[name].load(), args[1:]
+        if context.resilient_parsing:
+            return None, None, args[1:]
         known = [*self.own, *found]
         near = closest(name, known)
         hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"

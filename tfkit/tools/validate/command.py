@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option, warn
 from tfkit.errors import Diagnostic, SpecError
 
@@ -22,7 +23,7 @@ from tfkit.errors import Diagnostic, SpecError
     tfkit validate specs/*.yaml
     """,
 )
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...", shell_complete=complete_spec)
 @json_option
 def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
     from tfkit.console.output import print_json
