@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.arguments import checked
 from tfkit.console.options import PLUGINS, SETS, Reader
 from tfkit.errors import SpecError, closest
 
@@ -141,6 +142,7 @@ def _first_line(name: str) -> str:
         return file.readline().strip().strip('"')
 
 
+@checked
 def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
     """A command whose function gets a `Reader` first, made from the options for reading a spec.
 
