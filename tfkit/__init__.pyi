@@ -44,6 +44,7 @@ from tfkit.decoding.generate import Generated as Generated
 from tfkit.decoding.generate import generate as generate
 from tfkit.decoding.prepare import Prepared as Prepared
 from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
+from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
 from tfkit.errors import SpecError as SpecError
@@ -70,6 +71,8 @@ from tfkit.tools.draw.picture import draw as draw
 from tfkit.tools.eject.write import eject as eject
 from tfkit.tools.explain.explain import explain as explain
 from tfkit.tools.export.export import export as export
+from tfkit.tools.export.format import Format as Format
+from tfkit.tools.export.format import Opened as Opened
 from tfkit.tools.import_.importing import import_config as import_config
 from tfkit.tools.params.count import count_params as count_params
 from tfkit.tools.profile.models import profile as profile

@@ -25,6 +25,7 @@ from tfkit.initialize import initialize
 from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
@@ -115,9 +116,13 @@ def build(
     """
     if isinstance(spec, Graph) and sets:
         raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
-    graph, device = spec if isinstance(spec, Graph) else load(spec, sets=sets), device_of(device)
-    if weights is None and not isinstance(spec, Graph):
-        weights = weights_beside(spec)
+    device = device_of(device)
+    if isinstance(spec, Graph):
+        graph = spec
+    else:
+        plugins = load_plugins()
+        graph = load(spec, sets=sets, plugins=plugins)
+        weights = weights_beside(spec, plugins.specs) if weights is None else weights
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)

@@ -23,6 +23,9 @@ NEAR = 0.66  # the least similarity at which a name is worth suggesting
 LONGEST_NAME = 100
 MOST_NAMES = 1000
 
+MAX_ERRORS = 50
+"""Errors of one spec that are listed."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -30,16 +30,16 @@ Digests = dict[str, str]
 
 def main() -> int:
     """Compare, print."""
-    from tfkit.spec.load import shipped_specs
+    from tfkit.plugin.manager import available
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("specs", nargs="*", help="names of specs; all unless given")
-    options = parser.parse_args()
-    python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or shipped_specs()
+    options, known = parser.parse_args(), list(available().specs.files)
+    python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or known
     if not python.exists():
         parser.error(f"{options.checkout} is not a checkout with a .venv")
-    if unknown := sorted({*names} - {*shipped_specs()}):
+    if unknown := sorted({*names} - {*known}):
         parser.error(f"there is no spec named {', '.join(unknown)}")
     specs = json.dumps({name: _small(name) for name in names})
     before, after = (_digests(one, specs) for one in (str(python), sys.executable))

@@ -11,6 +11,7 @@ import transformers
 import tfkit
 from tfkit.tools.import_.importing import families
 
+from ..known import KNOWN
 from ..sampling import chosen, some
 from .case import Trial, check_cached, check_count, check_logits, check_saved
 from .cases import CASES, QUICK
@@ -30,10 +31,10 @@ def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.T
     check_saved(trial)
 
 
-@pytest.mark.parametrize("name", some(sorted(families()), 32))
+@pytest.mark.parametrize("name", some(sorted(families(KNOWN)), 32))
 def test_defaults_are_those_of_the_config_class(name: str) -> None:
     """A field that a config.json leaves out has the value that it has there."""
-    section = tfkit.load(families()[name]).spec.model.checkpoint
+    section = tfkit.load(families(KNOWN)[name]).spec.model.checkpoint
     assert section is not None
     theirs = transformers.AutoConfig.for_model(name)
     for field, rule in section.fields.items():

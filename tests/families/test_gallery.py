@@ -17,15 +17,16 @@ from torch import nn
 import tfkit
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
-from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain
 from tfkit.tools.import_.importing import families, import_config
 
+from .. import known
 from ..sampling import chosen
 from .cases import QUICK
 
 PUBLISHED = Path(__file__).parents[1] / "published"
-NAMES = [name for name in shipped_specs() if (PUBLISHED / f"{name}.json").exists()]
+NAMES = [name for name in known.NAMES if (PUBLISHED / f"{name}.json").exists()]
 AUTO = {
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
@@ -35,12 +36,12 @@ AUTO = {
 
 
 def test_the_gallery_is_large() -> None:
-    kinds = {plain(read_tree(name))["checkpoint"]["model_type"] for name in NAMES}
+    kinds = {plain(read_tree(name, known.KNOWN))["checkpoint"]["model_type"] for name in NAMES}
     assert len(NAMES) >= 100
     assert len(kinds) >= 45
 
 
-FIRST_OF_QUICK = {first for model_type, first in families().items() if model_type in QUICK}
+FIRST_OF_QUICK = {first for model_type, first in families(known.KNOWN).items() if model_type in QUICK}
 FEW = {"gpt2", "gemma3_1b", *sorted(FIRST_OF_QUICK)[::4]}
 
 
@@ -52,11 +53,11 @@ def test_the_spec_is_what_the_config_says(name: str) -> None:
     assert model.parameters, "a spec says how many parameters it has"
 
 
-KNOWN = ("bart_base", "bert_base", "deepseek_v3", "gemma3_1b", "gpt2", "llama_7b", "mixtral_8x7b", "t5_small")
+WELL_KNOWN = ("bart_base", "bert_base", "deepseek_v3", "gemma3_1b", "gpt2", "llama_7b", "mixtral_8x7b", "t5_small")
 """Most are slow: their small models have as many parameters in `test_families.py`, and their sizes are the config's."""
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, KNOWN))
+@pytest.mark.parametrize("name", chosen(NAMES, WELL_KNOWN))
 def test_parameters_are_as_many_as_in_transformers(name: str) -> None:
     model = tfkit.build(name, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == stored(model, reference(name))

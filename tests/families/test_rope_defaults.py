@@ -12,6 +12,7 @@ import transformers
 import tfkit
 from tfkit.tools.import_.importing import export_config, families, import_config
 
+from ..known import KNOWN
 from ..sampling import some
 from .llama_kin import LLAMA, LLAMA_KIN
 
@@ -29,7 +30,7 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()}), 8))
 def test_sizes_alone(name: str, tmp_path: Path) -> None:
-    section = tfkit.load(families()[name]).spec.model.checkpoint
+    section = tfkit.load(families(KNOWN)[name]).spec.model.checkpoint
     assert section is not None
     width = {"head_dim": 16} if "head_dim" in section.fields else {}
     fields = {**LLAMA, "model_type": name, "hidden_size": 64, "num_hidden_layers": 8, **width}

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.graph.expand import Graph
-from tfkit.spec.load import read_tree, shipped_specs, specs_folder
+from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain
 
+from ..known import KNOWN, NAMES
 from ..sampling import some
 from ..small_specs import SHIPPED, reduced
 
@@ -98,7 +99,7 @@ def of_kind(model: Any, prefix: str, slot: str) -> int:
 
 def test_every_spec_has_a_reference() -> None:
     published = {path.stem for path in PUBLISHED.glob("*.json")}
-    assert [name for name in shipped_specs() if name not in {*MODELS, *FORMULAS, *published}] == []
+    assert [name for name in NAMES if name not in {*MODELS, *FORMULAS, *published}] == []
     assert published.isdisjoint({*MODELS, *FORMULAS})
 
 
@@ -138,13 +139,12 @@ def test_norms_have_the_published_epsilon(name: str) -> None:
     assert epsilons(tfkit.build(name, device="meta")) == epsilons(published(name))
 
 
-@pytest.mark.parametrize("name", shipped_specs())
+@pytest.mark.parametrize("name", NAMES)
 def test_file(name: str) -> None:
-    path = specs_folder() / f"{name}.yaml"
+    path = KNOWN.files[name].path
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "# yaml-language-server: $schema=schema.json"
     assert max(map(len, lines)) <= 120
-    tree = plain(read_tree(name))
+    tree = plain(read_tree(name, KNOWN))
     assert tree["name"] == name
     assert tree["source"].startswith("https://")
     assert len(tree["description"]) <= 80
@@ -177,5 +177,6 @@ def example(graph: Graph) -> dict[str, Tensor]:
 
 def test_no_file_is_overlooked() -> None:
     """Neither a spec in a subfolder nor one with another suffix escapes the tests above."""
-    found = {path.relative_to(specs_folder()) for path in specs_folder().rglob("*.y*ml")}
-    assert found == {Path(f"{name}.yaml") for name in shipped_specs()}
+    folders = {one.path.parent for one in KNOWN.files.values()}
+    found = {path for folder in folders for path in folder.rglob("*.y*ml")}
+    assert found == {one.path for one in KNOWN.files.values()}

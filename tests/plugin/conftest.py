@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -49,19 +49,19 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Cal
     site = tmp_path / "site"
     site.mkdir()
 
-    def only_site(group: str) -> Sequence[Any]:
+    def only_site() -> importlib.metadata.EntryPoints:
         found = importlib.metadata.distributions(path=[str(site)])
-        return [point for dist in found for point in dist.entry_points if point.group == group]
+        return importlib.metadata.EntryPoints(point for dist in found for point in dist.entry_points)
 
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     monkeypatch.setattr(discover, "entry_points", only_site)
 
-    def install(name: str, version: str, text: str) -> None:
+    def install(name: str, version: str, text: str, points: str = "") -> None:
         module = name.replace("-", "_")
         (site / f"{module}.py").write_text(text)
         info = site / f"{module}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[tfkit]\n{module} = {module}\n")
+        (info / "entry_points.txt").write_text(points or f"[tfkit]\n{module} = {module}\n")
 
     return install

@@ -148,9 +148,9 @@ def test_inputs_are_as_long_as_they_say() -> None:
 
 def test_another_length_is_refused_where_it_is_asked_for() -> None:
     graph = tfkit.loads(CLASSES, plugins=PLUGINS)
-    assert tfkit.tools.cost.cost(graph).length == 64
+    assert tfkit.cost(graph).length == 64
     with pytest.raises(tfkit.SpecError, match=r"length \(32\) has no effect: .* always has 64 positions"):
-        tfkit.tools.cost.cost(graph, length=32)
+        tfkit.cost(graph, length=32)
 
 
 def test_what_comes_in_pieces_has_no_fixed_length() -> None:

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("clean")
         ("raise RuntimeError", "RuntimeError", 1),
         ("raise ValueError('two\\nlines')", "ValueError: two lines", 1),
         ("def broken(:", "SyntaxError: invalid syntax (bad.py, line 1)", 1),
-        (plugin("half", body="{}['x']"), "KeyError: 'x'", 13),
+        (plugin("half", body="{}['x']"), "`tfkit_register` failed: KeyError: 'x'", 13),
         (
             plugin("half", body="register(int)"),
-            "TypeError: register() takes a subclass of tfkit.Component, not `int`",
+            "`tfkit_register` failed: TypeError: register() takes a subclass of tfkit.Component, not `int`",
             13,
         ),
-        (plugin("half", body="raise SystemExit"), "SystemExit", 13),
+        (plugin("half", body="raise SystemExit"), "`tfkit_register` failed: SystemExit", 13),
         ("x = 1", f"it defines no hook; {HOOK}", None),
         ("def tfkit_register(register): ...", f"it does not mark its hook; {HOOK}", None),
     ],
@@ -152,7 +152,7 @@ def test_misspelt_hook(install: Callable[..., None]) -> None:
     assert str(caught.value) == inspect.cleandoc(f"""
         error: unknown hook `tfkit_regster` in plugin tfkit-one 0.1.0
            = {Path("site/tfkit_one.py").resolve()}:10
-           = known hooks: tfkit_register
+           = known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_command
            = help: a hook with a similar name exists: `tfkit_register`
     """)
 

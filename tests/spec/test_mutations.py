@@ -23,9 +23,9 @@ import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
-from tfkit.spec.load import specs_folder
 from tfkit.spec.source import parse, plain
 
+from ..known import KNOWN
 from ..small_specs import SHIPPED
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -46,7 +46,7 @@ MARKS = "{}[]:,-?!&*#|>'\"%@` \n\t\\.0aé"
 
 def small(name: str) -> str:
     """The text of a shipped spec, with few layers and so without the number of its parameters."""
-    text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    text = KNOWN.files[name].path.read_text(encoding="utf-8")
     text = re.sub(r"^parameters: .*\n", "", text, flags=re.MULTILINE)
     return re.sub(r"n_layers: (\d+)", lambda match: f"n_layers: {min(2, int(match[1]))}", text)
 

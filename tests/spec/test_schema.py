@@ -20,13 +20,14 @@ from tfkit.component import FFNConfig, Make, PositiveFloat
 from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import Registry
-from tfkit.spec.load import find_spec, parse_spec, read_spec, read_tree
+from tfkit.spec.load import parse_spec, read_spec, read_tree
 from tfkit.spec.render import SCHEMA as SCHEMA_FILE
 from tfkit.spec.render import render
 from tfkit.spec.schema import json_schema
 from tfkit.spec.source import parse, plain, read
 from tfkit.tools.list_.gallery import shipped
 
+from ..known import KNOWN
 from ..small_specs import covering_first
 
 PLUGINS = load_plugins(entry_points=False)
@@ -67,10 +68,10 @@ def test_make_writes_the_schema_that_the_specs_name(tmp_path: Path, monkeypatch:
     assert all(re.search(rf"^{goal}:.* \$\(SCHEMA\)", MAKEFILE, re.MULTILINE) for goal in ("demo", "test"))
 
 
-def test_specs_name_the_schema_beside_them() -> None:
-    for spec in (ROOT / "specs").rglob("*.yaml"):
+def test_specs_name_the_schema() -> None:
+    for spec in (one.path for one in KNOWN.files.values()):
         named = re.findall(r"^# yaml-language-server: \$schema=(.*)$", spec.read_text(encoding="utf-8"), re.MULTILINE)
-        assert [spec.parent / one for one in named] == [ROOT / "specs" / SCHEMA_FILE], spec
+        assert [(spec.parent / one).resolve() for one in named] == [ROOT / "specs" / SCHEMA_FILE], spec
 
 
 def test_it_is_the_same_each_time() -> None:
@@ -79,9 +80,9 @@ def test_it_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("name", covering_first(70))
 def test_shipped_specs_are_valid(name: str) -> None:
-    spec = plain(read(find_spec(name)))
+    spec = plain(read(KNOWN.files[name].path))
     WITH_PLUGINS.validate(spec)
-    if "requires" not in plain(read_tree(name)):
+    if "requires" not in plain(read_tree(name, KNOWN)):
         VALIDATOR.validate(spec)
 
 

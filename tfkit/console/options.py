@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from tfkit.arguments import DTYPES as DTYPES
+from tfkit.arguments import DTYPES
 
 if TYPE_CHECKING:
     import torch
 
     from tfkit.graph.expand import Graph
-    from tfkit.plugin.manager import Plugins
+    from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
+
+Decorator: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,8 @@ class Reader:
     @functools.cached_property
     def plugins(self) -> Plugins:
         """The plugins; broken ones are named on standard error."""
-        plugins = self.found
-        for broken in plugins.broken:
-            text = f"warning: plugin `{broken.name}` is left out: {broken.cause} (--disable {broken.name} hides this)"
-            click.echo(text, err=True)
-        return plugins
+        _warn(self.found.broken)
+        return self.found
 
     @functools.cached_property
     def found(self) -> Plugins:
@@ -46,18 +45,20 @@ class Reader:
         return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
 
     @functools.cached_property
-    def available(self) -> Collection[str]:
-        """The names of the plugins, none of which is loaded."""
+    def available(self) -> Available:
+        """The plugins and their specs; none is loaded."""
         from tfkit.plugin.manager import available
 
-        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+        found = available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+        _warn(found.broken)
+        return found
 
     def load(self, spec: str) -> Graph:
         """The graph of a spec; its notes go to standard error."""
         from tfkit.graph.expand import expand
         from tfkit.spec.load import is_folder, read_spec
 
-        if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec):
+        if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         read = read_spec(spec, self.plugins, sets=self.sets)
         for note in read.notes:
@@ -68,10 +69,16 @@ class Reader:
         """The weights given to a command, or those in the folder that the spec is; None for random ones."""
         from tfkit.spec.load import weights_beside
 
-        found = given if given is not None else weights_beside(spec)
+        found = given if given is not None else weights_beside(spec, self.plugins.specs)
         if found is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
         return found
+
+
+def _warn(broken: Iterable[BrokenPlugin]) -> None:
+    for one in broken:
+        text = f"warning: plugin `{one.name}` is left out: {one.cause} (--disable {one.name} hides this)"
+        click.echo(text, err=True)
 
 
 def device_of(name: str) -> torch.device:
@@ -82,6 +89,22 @@ def device_of(name: str) -> torch.device:
         return placement.device_of(name)
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="--device") from None
+
+
+def weights_option(help: str) -> Decorator:
+    """The option `--weights`; `help` says what it does here."""
+    return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
+
+
+def dtype_option(help: str, *, default: str | None = None) -> Decorator:
+    """The option `--dtype`."""
+    kinds = click.Choice(DTYPES)
+    return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
+
+
+def seed_option(help: str) -> Decorator:
+    """The option `--seed`."""
+    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help=help)
 
 
 batch_option = click.option(

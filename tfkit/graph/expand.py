@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
-from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
@@ -17,8 +17,6 @@ from tfkit.spec.changes import as_changes
 from tfkit.spec.load import Spec, parse_spec, read_spec
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-
-MAX_ERRORS = 50
 
 
 @dataclass(frozen=True)

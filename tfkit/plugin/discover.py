@@ -6,29 +6,26 @@ plugin (a broken pyproject.toml, too) shows then, and affects only that plugin.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import os
 import re
-import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from tfkit.errors import Diagnostic, SpecError
-from tfkit.plugin.registry import OWN_NAME
+from tfkit.errors import Diagnostic, SpecError, closest, listing
+from tfkit.plugin.import_code import load_file, load_points
 
-GROUP = "tfkit"
+GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
+"""The groups of entry points: modules with hooks, folders of specs, and modules that are commands."""
+GROUPS = (GROUP, SPECS, COMMANDS)
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
-ENTRY_POINT = "entry point"
+DISABLE = "TFKIT_DISABLE"
+BUILT_IN, ENTRY_POINT = "built in", "entry point"
 LAYOUTS = "a *.py file, a package, or a project whose pyproject.toml has [project.entry-points.tfkit]"
 LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
@@ -43,6 +40,23 @@ class Candidate:
     load: Callable[[], Sequence[object]]
     label: str
     """Its name in messages: `tfkit-additive 0.1.0`, or the path of a plugin that is not a distribution."""
+    points: tuple[EntryPoint, ...] = ()
+    folders: tuple[str, ...] | None = None
+    """The places of its modules; those of any other module if None."""
+
+    def named(self, group: str) -> list[EntryPoint]:
+        """Its entry points in a group."""
+        return [point for point in self.points if point.group == group]
+
+
+def wanted(
+    plugin_dirs: Iterable[Path], ambient: bool, disabled: Collection[str]
+) -> tuple[list[Candidate], tuple[str, ...]]:
+    """The plugins that were found and are not switched off, see `find_plugins`; and the names of those that are."""
+    found = find_plugins(plugin_dirs, ambient)
+    off = _switched_off([one.name for one in found], disabled)
+    names = tuple(one.name for one in found if canonical(one.name) in off)
+    return [one for one in found if canonical(one.name) not in off], names
 
 
 def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
@@ -94,14 +108,21 @@ def canonical(name: str) -> str:
 
 def _installed() -> list[Candidate]:
     points: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    every = entry_points()
+    for point in sorted((one for group in GROUPS for one in every.select(group=group)), key=lambda point: point.name):
         points.setdefault(point.dist.name if point.dist else point.name, []).append(point)
     found = []
     for name, group in sorted(points.items()):
         version = group[0].dist.version if group[0].dist else ""
-        load = partial(_load_points, group)
-        found.append(Candidate(name, version, ENTRY_POINT, load, f"{name} {version}".rstrip()))
+        found.append(_distribution(name, version, ENTRY_POINT, group, None))
     return found
+
+
+def _distribution(
+    name: str, version: str, origin: str, points: Sequence[EntryPoint], folders: tuple[str, ...] | None
+) -> Candidate:
+    load = partial(load_points, [point for point in points if point.group == GROUP], folders)
+    return Candidate(name, version, origin, load, f"{name} {version}".rstrip(), tuple(points), folders)
 
 
 def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> list[Candidate]:
@@ -147,17 +168,21 @@ def _names_modules(file: Path) -> bool:
 
 
 def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
-    """The project in a pyproject.toml, and its entry points in our group."""
+    """The project in a pyproject.toml, and its entry points in our groups."""
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    points = project.get("entry-points", {}).get(GROUP, {})
-    return project, [EntryPoint(key, value, GROUP) for key, value in points.items()]
+    groups = project.get("entry-points", {})
+    points = [(key, value, group) for group in GROUPS for key, value in groups.get(group, {}).items()]
+    for key, value, group in points:
+        if not isinstance(value, str):
+            raise ValueError(f'write [project.entry-points."{group}.{key}"], with quotes')
+    return project, [EntryPoint(*point) for point in points]
 
 
 def _candidate(path: Path) -> Candidate:
     file, own = path / "pyproject.toml", path.resolve()
     if path.is_file() or (not _names_modules(file) and (path / "__init__.py").is_file()):
         name = own.stem if path.is_file() else own.name
-        return Candidate(name, "", str(path), partial(_load_file, path), str(path))
+        return Candidate(name, "", str(path), partial(load_file, path), str(path))
     try:
         project, points = _project(file)
         if not points:
@@ -165,90 +190,28 @@ def _candidate(path: Path) -> Candidate:
     except (OSError, ValueError, AttributeError) as error:
         return Candidate(own.name, "", str(path), partial(_refuse, file, error), str(path))
     name, version = str(project.get("name", own.name)), str(project.get("version", ""))
-    load = partial(_load_project, path, points)
-    return Candidate(name, version, str(path), load, f"{name} {version}".rstrip())
+    folders = tuple(str(one.resolve()) for one in (path / "src", path) if one.is_dir())
+    return _distribution(name, version, str(path), points, folders)
 
 
 def _refuse(file: Path, error: Exception) -> Sequence[object]:
     raise ImportError(f"{file}: {error}") from error
 
 
-def _load_points(points: Iterable[EntryPoint]) -> Sequence[object]:
-    return [point.load() for point in points]
+def _switched_off(names: Sequence[str], disabled: Collection[str]) -> set[str]:
+    """The canonical names of the plugins to leave out; those in `TFKIT_DISABLE` need not exist."""
+    known = {canonical(name) for name in names}
+    unknown = [name for name in disabled if canonical(name) not in known]
+    if unknown:
+        raise SpecError(*(_unknown_plugin(name, names) for name in unknown))
+    return {canonical(name) for name in [*disabled, *os.environ.get(DISABLE, "").split(",")]} & known
 
 
-def _load_project(root: Path, points: Sequence[EntryPoint]) -> Sequence[object]:
-    """Import a project's modules under their own names, from its own folder, installed or not."""
-    importlib.invalidate_caches()
-    folders = [str(one.resolve()) for one in (root / "src", root) if one.is_dir()]
-    with _search(folders):
-        for point in points:
-            _check_place(point.module.partition(".")[0], folders)
-        return _load_points(points)
-
-
-def _check_place(name: str, folders: Sequence[str]) -> None:
-    """Raise an error unless the package is in one of the folders and no other of that name has been imported."""
-    spec = PathFinder.find_spec(name, folders)
-    if spec is None:
-        raise ModuleNotFoundError(f"no module `{name}` in {' or '.join(reversed(folders))}", name=name)
-    other = _place(getattr(sys.modules.get(name), "__spec__", None))
-    if name in sys.modules and other != _place(spec):
-        raise ImportError(f"another module `{name}` has been imported, from {other}", name=name)
-
-
-def _place(spec: Any) -> str:
-    """The file of a module; the folder of a package without `__init__.py`."""
-    place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return str(Path(place).resolve()) if place else "elsewhere"
-
-
-@contextmanager
-def _search(folders: Sequence[str]) -> Iterator[None]:
-    """Search for modules in `folders` first; afterwards `sys.path` is as before, whatever was done to it."""
-    before = sys.path[:]
-    sys.path[:0] = folders
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _load_file(path: Path) -> Sequence[object]:
-    """Import a file or a package under a name of its own; as with any import, once per process."""
-    file = (path / "__init__.py" if path.is_dir() else path).resolve()
-    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    name = f"{OWN_NAME}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
-    if name in sys.modules:
-        return [sys.modules[name]]
-    inside = [str(file.parent)] if path.is_dir() else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=inside)
-    assert spec is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        _execute(module, path)
-    except BaseException:
-        for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
-            del sys.modules[part]
-        raise
-    return [module]
-
-
-def _execute(module: ModuleType, path: Path) -> None:
-    importlib.invalidate_caches()
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    before = sys.path[:]
-    try:
-        module.__spec__.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] in _siblings(path):
-            error.add_note("a plugin of several files is a package and writes `from .module import name`")
-        raise
-    finally:
-        sys.path[:] = before
-
-
-def _siblings(path: Path) -> set[str]:
-    folder = path if path.is_dir() else path.parent
-    return {path.stem} | {one.stem for one in folder.iterdir()}
+def _unknown_plugin(name: str, names: Sequence[str]) -> Diagnostic:
+    near = closest(name, names)
+    known = f"plugins: {listing(names)}" if names else "no plugin was found"
+    return Diagnostic(
+        f"cannot switch off plugin `{name}`: there is no plugin of that name",
+        notes=(known,),
+        help=f"a plugin with a similar name exists: `{near}`" if near else None,
+    )

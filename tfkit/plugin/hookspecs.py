@@ -1,18 +1,44 @@
-"""The hooks that a plugin may implement, and the two pluggy markers for them."""
+"""The hooks that a plugin may implement: one documented function for each, and the two pluggy markers for them.
+
+A hook is a function of that name, marked with `@tfkit.hookimpl`, in a module that the plugin names in its entry point
+(or in the file that it is). It may take fewer arguments than are listed here, and no others. Every hook is optional,
+but a plugin that runs code has one at least; a marked function of another name is an error that names the nearest hook.
+
+A hook that raises, or returns something else than it should, harms only its own plugin: what it gives is left out, and
+one message names the plugin, the hook, and the file and line. Two plugins that bring the same thing (a kind, a spec, a
+format or its suffix, a command) are an error that names both; nothing wins silently.
+
+| hook | when it is called | entry point |
+|---|---|---|
+| `tfkit_register` | when the plugins are loaded | `[project.entry-points.tfkit]` |
+| `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
+| `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
+| `tfkit_checks` | by `tfkit validate` and `tfkit build`, for each spec | the same |
+| `tfkit_command` | when the command runs | `[project.entry-points."tfkit.commands"]` |
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import pluggy
 
 from tfkit.component import Component
+from tfkit.errors import Diagnostic
+
+if TYPE_CHECKING:
+    import click
+
+    from tfkit.graph.expand import Graph
+    from tfkit.tools.export.format import Format
 
 PROJECT = "tfkit"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a plugin's function `tfkit_register` as a hook."""
+"""Marks a plugin's function as a hook."""
 
 
 class Register(Protocol):
@@ -24,4 +50,100 @@ class Register(Protocol):
 
 @hookspec
 def tfkit_register(register: Register) -> None:
-    """Call `register` with the config class of each component in the plugin."""
+    """Register the components of the plugin.
+
+    Called once for each call of `tfkit.load_plugins`. If it fails, the whole plugin is left out.
+
+    Args:
+        register: takes the config class of one component.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_register(register: tfkit.Register) -> None:
+            register(DoubleGeluConfig)
+    """
+
+
+@hookspec
+def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
+    """Return the folder, or several, with the specs of the plugin: files `NAME.yaml`.
+
+    They work by their bare names wherever those of tfkit do, in `extends` too. A spec with a `checkpoint` section
+    brings a family: `tfkit import` finds it by its `model_type`.
+
+    A distribution, or a project in a plugin folder, does not need this hook. It names a folder inside its package as an
+    entry point, which is read without running any code, so that `tfkit list` finds the specs as well:
+
+        [project.entry-points."tfkit.specs"]
+        mine = "tfkit_mine.specs"                 # the folder tfkit_mine/specs of the wheel
+
+    The hook is for a plugin that is a single file, or that decides at run time; `tfkit list`, which runs no plugin,
+    does not have its specs. Called once for each call of `tfkit.load_plugins`. If it fails, or returns anything but
+    paths of folders that hold specs, the whole plugin is left out.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_specs() -> Path:
+            return Path(__file__).parent / "specs"
+    """
+
+
+@hookspec
+def tfkit_export_formats() -> Iterable[type[Format]]:  # type: ignore[empty-body]
+    """Return the formats of `tfkit export` in the plugin: subclasses of `tfkit.Format`.
+
+    Called when a model is exported, and for `tfkit export --formats`. So the modules of the formats, and what they
+    depend on, are imported inside the function. If it fails, or returns anything else, the plugin's formats are left
+    out with a warning. The built-in formats come in through this hook.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_export_formats() -> list[type[tfkit.Format]]:
+            from tfkit_mine.numpy_format import Npz
+
+            return [Npz]
+    """
+
+
+@hookspec
+def tfkit_checks(graph: Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
+    """Return warnings about a model: what is valid, and yet slow or likely not meant.
+
+    Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate` and
+    `tfkit build` for every spec without errors, before any tensor exists. If it fails, or returns anything but
+    `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is added, and the
+    name of the plugin to all.
+
+    Args:
+        graph: the spec, read and expanded. `graph.configs(MineConfig)` has all configs of a class by their paths.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
+            for path, config in graph.configs(MineConfig):
+                if config.d_ff % 64:
+                    yield tfkit.Diagnostic("widths beside the multiples of 64 are slow", path=f"{path}.d_ff")
+    """
+
+
+@hookspec
+def tfkit_command() -> click.Command:  # type: ignore[empty-body]
+    """Return a command: it runs as `tfkit NAME`.
+
+    The module with this hook, one for each command, is named in an entry point of its own group, and the entry point
+    has the name of the command:
+
+        [project.entry-points."tfkit.commands"]
+        mine = "tfkit_mine.command"
+
+    `tfkit --help` lists it with the first line of the module's docstring, and runs no plugin for that: the line is read
+    from the source. The module is imported when the command runs. If it fails, or returns anything else, the
+    command ends with one error; all others work.
+
+    Example:
+        '''Count the layers of a spec.'''
+
+        @tfkit.hookimpl
+        def tfkit_command() -> click.Command:
+            return count
+    """

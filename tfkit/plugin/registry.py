@@ -11,9 +11,8 @@ from pydantic import PydanticUserError
 
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, SpecError, listing
+from tfkit.plugin.import_code import OWN_NAME
 
-OWN_NAME = "tfkit_plugin_"
-"""The prefix of module names for plugins that are a file or a folder, and have no name of their own."""
 WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 

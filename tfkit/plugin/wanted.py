@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from tfkit.plugin.discover import PLUGIN_DIR, canonical, lying_in
-from tfkit.plugin.manager import DISABLE, Plugins
+from tfkit.plugin.discover import DISABLE, PLUGIN_DIR, canonical, lying_in
+from tfkit.plugin.manager import Plugins
 
 
 def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
@@ -20,16 +20,19 @@ def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
     `folders` are the places to look for it.
     """
     wanted = canonical(name)
-    if wanted in map(canonical, plugins.disabled):
-        return f"it is switched off: by `--disable {name}`, or by {DISABLE}"
     broken = next((one for one in plugins.broken if canonical(one.name) == wanted), None)
     if broken is not None:
         return f"it is installed and fails: {broken.cause} (`tfkit plugins` shows where)"
-    return where_it_is(name, folders)
+    return where_it_is(name, folders, plugins.disabled)
 
 
-def where_it_is(name: str, folders: Iterable[Path]) -> str:
-    """The way to load the plugin `name`, which is not loaded; `folders` are the places to look for it."""
+def where_it_is(name: str, folders: Iterable[Path], disabled: Iterable[str] = ()) -> str:
+    """The way to load the plugin `name`, which is not loaded.
+
+    `folders` are the places to look for it, `disabled` the names of plugins that were switched off.
+    """
+    if canonical(name) in map(canonical, disabled):
+        return f"it is switched off: by `--disable {name}`, or by {DISABLE}"
     if _is_installed(name):
         return "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
     path = lying_in(folders).get(canonical(name))

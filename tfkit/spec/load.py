@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.plugin import elsewhere
 from tfkit.plugin.discover import canonical
+from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.wanted import how_to_get
+from tfkit.plugin.wanted import how_to_get, where_it_is
 from tfkit.spec import source
 from tfkit.spec.folder import has_weights, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
@@ -43,32 +45,22 @@ class Spec:
         return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
-def specs_folder() -> Path:
-    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_specs"
-    return shipped if shipped.is_dir() else package.parent / "specs"
-
-
 def plugin_folders(beside: Path = Path()) -> list[Path]:
     """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
-    return [beside, beside / "plugins", Path("plugins"), shortest(specs_folder().parent / "plugins")]
+    return [beside, beside / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
 
 
-def shipped_specs() -> list[str]:
-    """The bare names of the specs that come with tfkit."""
-    return sorted(path.stem for path in specs_folder().glob("*.yaml"))
+def find_spec(
+    name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None, span: Span | None = None
+) -> Path:
+    """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
 
-
-def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
-    """The file of a spec, by its path, by the folder of a model, or by the bare name of one that comes with tfkit.
-
-    Relative paths start from the folder `beside`. A bare name that comes with tfkit is not looked for there. Raises
-    SpecError if there is no such file.
+    Relative paths start from the folder `beside`. A bare name that is known is not looked for there. Raises SpecError
+    if there is no such file.
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
-    if is_folder(text, beside=beside):
+    if is_folder(text, known, beside=beside):
         return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:
         if os.path.exists(path) or span is None:
@@ -76,30 +68,31 @@ def find_spec(name: str | os.PathLike[str], *, beside: Path | None = None, span:
         near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
-    shipped = specs_folder() / f"{text}.yaml"
-    if os.path.isfile(shipped):  # raises for a name that the system does not accept
-        return shipped
-    near = closest(text, shipped_specs())
-    raise SpecError(
-        Diagnostic(
-            f"there is no spec named {quoted(text)}",
-            span,
-            "extends" if span else "",
-            help=f"a spec with a similar name exists: `{near}`" if near else "give the path of a file: ./my_model.yaml",
-        )
-    )
+    if text in known.files:
+        return known.files[text].path
+    raise SpecError(_unknown_spec(text, known, span))
 
 
-def is_folder(name: str | os.PathLike[str], *, beside: Path | None = None) -> bool:
-    """True if the name of a spec is that of a folder, and not of a spec that comes with tfkit."""
+def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic:
+    path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
+    if plugin is not None:
+        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
+    near = closest(name, [*known.files, *elsewhere.names()])
+    similar = f"a spec with a similar name exists: `{near}`"
+    help = similar if near else "give the path of a file: ./my_model.yaml"
+    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
+
+
+def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
+    """True if the name of a spec is that of a folder, and not of a spec that is known."""
     text = os.fspath(name)
-    known = os.sep not in text and os.path.isfile(specs_folder() / f"{text}.yaml")
-    return bool(text) and not known and os.path.isdir((beside or Path()) / text)
+    return bool(text) and text not in known.files and os.path.isdir((beside or Path()) / text)
 
 
-def weights_beside(name: str | os.PathLike[str]) -> Path | None:
+def weights_beside(name: str | os.PathLike[str], known: KnownSpecs) -> Path | None:
     """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
-    return Path(name) if is_folder(name) and has_weights(Path(name)) else None
+    return Path(name) if is_folder(name, known) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
@@ -107,21 +100,22 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with every error in it.
     """
-    return resolve_spec(read_tree(name), plugins, sets=sets, file=str(shortest(find_spec(name))))
+    file = str(shortest(find_spec(name, plugins.specs)))
+    return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 
-def read_tree(name: str | os.PathLike[str], *, read: Read = source.read) -> Mapping:
+def read_tree(name: str | os.PathLike[str], known: KnownSpecs, *, read: Read = source.read) -> Mapping:
     """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
 
     `read` reads one file: a caller that reads many specs can pass one that caches.
     """
-    return _extended(find_spec(name), (), read)
+    return _extended(find_spec(name, known), (), known, read)
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
     """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
-    return resolve_spec(_with_base(root, Path(), ()), plugins, sets=sets, file=name)
+    return resolve_spec(_with_base(root, Path(), (), plugins.specs), plugins, sets=sets, file=name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
@@ -248,11 +242,13 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-def _extended(path: Path, chain: Sequence[Path], read: Read) -> Mapping:
-    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, _real(path)), read)
+def _extended(path: Path, chain: Sequence[Path], known: KnownSpecs, read: Read) -> Mapping:
+    return _with_base(read(path, name=str(shortest(path))), path.parent, (*chain, _real(path)), known, read)
 
 
-def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = source.read) -> Mapping:
+def _with_base(
+    root: Mapping, folder: Path, chain: Sequence[Path], known: KnownSpecs, read: Read = source.read
+) -> Mapping:
     """`root` merged over the spec that it extends, if any."""
     word = root.items.get("extends")
     if word is None:
@@ -260,14 +256,14 @@ def _with_base(root: Mapping, folder: Path, chain: Sequence[Path], read: Read = 
     if not isinstance(word, Scalar) or not isinstance(word.value, str):
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
-    path = find_spec(word.value, beside=folder, span=word.span)
+    path = find_spec(word.value, known, beside=folder, span=word.span)
     if _real(path) in chain:
         names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:
         raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
-    base = _extended(path, chain, read)
+    base = _extended(path, chain, known, read)
     return extended(without(base, {"parameters"}), without(root, {"extends"}))
 
 

@@ -13,7 +13,8 @@ from pydantic_core import ErrorDetails
 
 from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
-from tfkit.plugin.manager import BUILT_IN, Plugins
+from tfkit.plugin.discover import BUILT_IN
+from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, written_in
 from tfkit.spec.annotations import Shape, allowed, either
 from tfkit.spec.arithmetic import ExpressionError

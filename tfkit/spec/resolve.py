@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
-from tfkit.errors import Diagnostic, Span, closest
+from tfkit.errors import MAX_ERRORS, Diagnostic, Span, closest
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import key_errors, messages
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
@@ -28,7 +28,6 @@ from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
 MAX_VARIANTS = 100  # each is a layer of its own
 MAX_ITEMS = 4096  # items of a list of plain values
-MAX_ERRORS = 50
 INVALID: Any = object()
 
 

@@ -15,8 +15,9 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
+from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.docs import field_docs
-from tfkit.plugin.manager import BUILT_IN, Plugins
+from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.checkpoint import CheckpointConfig

@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
 from tfkit.spec import syntax
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 
 MAX_NODES = 50_000  # expanded: an alias counts as much as its content
 MAX_DEPTH = 40
-MAX_ERRORS = 50
 MERGE = "<<"
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 import tfkit
-from tfkit.spec.load import shipped_specs
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower
@@ -22,6 +21,7 @@ from tfkit.tools.list_.gallery import shipped
 from tfkit.tools.params.count import count_params
 from tfkit.tools.show.values import programs_of
 
+from ...known import KNOWN, NAMES
 from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways
 
@@ -306,8 +306,8 @@ def test_the_docs_keep_a_dozen_pictures_and_show_them() -> None:
 
 def test_the_page_of_all_pictures_shows_every_spec() -> None:
     page = draw_all.page(shipped())
-    assert {Path(name).stem for name in re.findall(r'[("]([\w.-]+\.svg)[)"]', page)} == set(shipped_specs())
-    assert all(f"### {model_type}\n" in page for model_type in families())
+    assert {Path(name).stem for name in re.findall(r'[("]([\w.-]+\.svg)[)"]', page)} == set(NAMES)
+    assert all(f"### {model_type}\n" in page for model_type in families(KNOWN))
 
 
 def test_layers_that_differ_stand_in_their_order() -> None:

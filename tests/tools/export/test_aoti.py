@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
+from tfkit.tools.export.aoti import Aoti
 from tfkit.tools.export.export import check_format, export
 
 from ...small_specs import reduced
@@ -38,7 +39,7 @@ def test_without_a_compiler_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(tfkit.SpecError, match="AOTInductor needs a C\\+\\+ compiler, but there is none"):
-        check_format(one_layer(block="encoder").meta["graph"], "aoti")
+        check_format(one_layer(block="encoder").meta["graph"], Aoti())
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tfkit.tools.export import methods, torchscript
 from tfkit.tools.export.check import _gap as gap
 from tfkit.tools.export.export import export
 from tfkit.tools.export.format import Inputs
-from tfkit.tools.export.formats import FORMATS, SUFFIXES, name_by_suffix
+from tfkit.tools.export.formats import formats_of
 from tfkit.tools.export.safetensors import Safetensors
 
 from ..conftest import CAPTIONS, DECODER
@@ -222,7 +222,12 @@ def test_a_link_stays_and_its_file_is_replaced(model: fx.GraphModule, tmp_path: 
 
 
 def test_suffixes() -> None:
-    assert {name_by_suffix(Path(f"a{suffix}")) for suffix in SUFFIXES} == {*FORMATS} - {"aoti"}  # which is a .pt2, too
+    formats = formats_of(tfkit.load_plugins(entry_points=False))
+    found = {
+        suffix: formats.choose(Path(f"a{suffix}")).name for one in formats.named.values() for suffix in one.suffixes
+    }
+    assert set(found.values()) == {*formats.named} - {"aoti"}  # which is a .pt2, too
+    assert found[".pt"] == "torchscript"
 
 
 @pytest.mark.parametrize("found", [math.nan, math.inf, -math.inf])

@@ -12,6 +12,7 @@ import torch
 import tfkit
 from tfkit.tools.export import onnx as onnx_format
 from tfkit.tools.export.export import check_format, export
+from tfkit.tools.export.onnx import Onnx
 
 from ...small_specs import covering
 from ..conftest import CAPTIONS
@@ -70,7 +71,7 @@ def test_an_operation_without_a_counterpart_is_named(tmp_path: Path, capfd: pyte
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_format, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(tfkit.SpecError, match=r"onnx needs onnxscript(.|\n)*pip install"):
-        check_format(one_layer(block="encoder").meta["graph"], "onnx")
+        check_format(one_layer(block="encoder").meta["graph"], Onnx())
 
 
 @pytest.mark.slow

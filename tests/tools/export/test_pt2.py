@@ -81,7 +81,7 @@ def test_a_component_that_cannot_be_exported_is_named_beforehand(
     model = one_layer("looking", block="encoder")
     wanted = r"ffn `looking` cannot be exported by torch\.export: .*data-dependent"
     with pytest.raises(tfkit.SpecError, match=wanted) as refused:
-        check_format(model.meta["graph"], "pt2")
+        check_format(model.meta["graph"], Pt2())
     assert refused.value.diagnostics[0].path == "graph.stack.layers.0.ffn"
     with pytest.raises(tfkit.SpecError, match=wanted):
         export(model, tmp_path / "model.pt2")

@@ -141,7 +141,7 @@ def test_a_component_that_cannot_be_scripted_is_named_before_and_while_writing(t
     graph = tfkit.load("gpt2", sets=sets, plugins=plugins)
     wanted = r"activation kind `free` cannot be scripted(.|\n)*\(graph\.decoder\.layers\.0\.ffn(.|\n)*free_words"
     with pytest.raises(tfkit.SpecError, match=wanted):
-        check_format(graph, "torchscript")
+        check_format(graph, TorchScript())
     with pytest.raises(tfkit.SpecError, match=wanted):
         export(tfkit.build(graph), tmp_path / "model.ts")
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]

@@ -30,5 +30,18 @@ def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[...
 
 
 def test_list_runs_no_plugin(run: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "tfkit_moe.py").write_text("raise SystemExit('it ran')")
-    assert "needs" not in run("list", "mixtral", "--no-plugins", "--plugin-dir", str(tmp_path))
+    points = '[project.entry-points.tfkit]\nlab = "lab"\n[project.entry-points."tfkit.specs"]\nlab = "lab.specs"\n'
+    (tmp_path / "lab/specs").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "tfkit-lab"\nversion = "0.3"\n{points}')
+    (tmp_path / "lab/__init__.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "lab/specs/lab_gpt.yaml").write_text("extends: gpt2\nname: lab_gpt\nrequires: [tfkit-other]\n")
+    text = " ".join(run("list", "lab", "--no-plugins", "--plugin-dir", str(tmp_path)).split())
+    assert "from tfkit-lab 0.3; needs tfkit-other" in text
+    assert "tfkit-other, needed by 1, is not loaded: " in text
+
+
+def test_list_names_the_specs_of_plugins_that_are_not_there(run: Callable[..., str]) -> None:
+    (found,) = json.loads(run("list", "deepseek_v3", "--json", "--disable", "tfkit-mla"))
+    assert (found["plugin"], found["model_type"], found["missing"]) == ("tfkit-mla", "deepseek_v3", ["tfkit-mla"])
+    text = run("list", "deepseek_v3", "--disable", "tfkit-mla")
+    assert "it is switched off" in text

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, device_of, json_option
+from tfkit.console.options import (
+    Reader,
+    allow_change_option,
+    device_of,
+    dtype_option,
+    json_option,
+    seed_option,
+    weights_option,
+)
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
@@ -34,25 +42,13 @@ if TYPE_CHECKING:
 @click.argument("spec")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
-@click.option(
-    "--weights",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Fill it from safetensors: a file, an index or their folder.",
-)
+@weights_option("Fill it from safetensors: a file, an index or their folder.")
 @allow_change_option
 @click.option(
     "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    metavar="TYPE",
-    help="float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]",
-)
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
-)
+@dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]")
+@seed_option("Seed of the random numbers.")
 @json_option
 def build(
     reader: Reader,

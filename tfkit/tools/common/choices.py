@@ -9,3 +9,5 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 """`adamw_float32` holds its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
+LENGTH = 2048
+"""Tokens of a sequence, unless the model is designed for fewer."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, allow_change_option, device_of, json_option
+from tfkit.console.options import Reader, allow_change_option, device_of, json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -40,13 +40,13 @@ ROWS = 12
 )
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help="The weights of both.")
+@weights_option("The weights of both.")
 @allow_change_option
 @click.option(
     "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or as many as both can]"
 )
 @click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the tokens.")
+@seed_option("Seed of the tokens.")
 @click.option(
     "--tolerance",
     default=1e-5,
@@ -109,7 +109,7 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     from tfkit.spec.load import is_folder
 
     path = Path(b)
-    if is_folder(b) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+    if is_folder(b, reader.plugins.specs) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
         return path
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, batch_option, by_option, json_option
+from tfkit.console.options import Reader, batch_option, by_option, dtype_option, json_option
 from tfkit.errors import closest
 from tfkit.tools.common.choices import MODES, OPTIMIZERS, Mode
 from tfkit.tools.common.units import flops_text, short
@@ -65,14 +65,7 @@ if TYPE_CHECKING:
     metavar="MODE",
     help="train, prefill (read a prompt) or decode (one more token).",
 )
-@click.option(
-    "--dtype",
-    default="bfloat16",
-    show_default=True,
-    type=click.Choice(DTYPES),
-    metavar="TYPE",
-    help="float32, bfloat16, float16 or float64.",
-)
+@dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
     "--device",
     metavar="NAME",

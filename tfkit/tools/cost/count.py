@@ -20,7 +20,7 @@ from tfkit.placement import AnyDtype, dtype_of
 from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.cache import cached_values
-from tfkit.tools.common.choices import Mode, Optimizer
+from tfkit.tools.common.choices import LENGTH, Mode, Optimizer
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import ComponentCost, Cost, Memory
@@ -33,7 +33,6 @@ class UncountableError(SpecError):
     """A model that does not run on the meta device; a plugin's component may not."""
 
 
-LENGTH = 2048
 _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 

@@ -29,6 +29,7 @@ class Aoti(Format):
     """The programs of `torch.export`, compiled ahead of time."""
 
     name = "aoti"
+    description = "pt2 compiled for this machine by AOTInductor"
 
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         if not has_compiler():

@@ -8,62 +8,44 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
+from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
-    from tfkit.tools.export.formats import FormatName
+    from tfkit.tools.export.formats import Formats
 
-FORMAT_NAMES = ("torchscript", "pt2", "aoti", "onnx", "safetensors")
 DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --format pt2 is its successor"
 
 
 @command(
     "export",
     notes="""
-    torchscript  loaded by C++ without Python, see tools/cpp; with cached decoding
-    pt2          torch.export: programs of tensor operations, loaded by torch
-    aoti         pt2 compiled for this machine by AOTInductor
-    onnx         for onnxruntime
-    safetensors  the weights by the model's own names, and the spec
-
     Batch and lengths are free, padding masks are inputs. FILE is read again and
     compared with the model at shapes that it was not made with; if it differs,
     the first component that does is named, and nothing is written.
     """,
     examples="""
+    tfkit export --formats
     tfkit export gpt2 --weights model.safetensors -o gpt2.pt2
     tfkit export gpt2 --weights model.safetensors --format aoti -o gpt2.pt2
     tfkit export t5_small --weights downloads/t5 --format torchscript -o t5.pt
     """,
 )
-@click.argument("spec")
-@click.option(
-    "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
-)
-@click.option(
-    "--format",
-    type=click.Choice(FORMAT_NAMES),
-    metavar="NAME",
-    help="See below.  [default: .ts, .pt2, .onnx, .safetensors]",
-)
-@click.option(
-    "--weights",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Safetensors, a file or folder; random unless given.",
-)
+@click.argument("spec", required=False)
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--format", metavar="NAME", help="The format.  [default: by the suffix of FILE]")
+@click.option("--formats", is_flag=True, help="List the formats, those of plugins too, and exit.")
+@weights_option("Safetensors, a file or folder; random unless given.")
 @allow_change_option
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: that of the weights]"
-)
+@dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @json_option
 def export(
     reader: Reader,
-    spec: str,
-    output: Path,
-    format: FormatName | None,
+    spec: str | None,
+    output: Path | None,
+    format: str | None,
+    formats: bool,
     weights: Path | None,
     allow_change: bool,
     dtype: str | None,
@@ -71,9 +53,17 @@ def export(
 ) -> None:
     from tfkit.console import output as out
     from tfkit.tools.common.atomic_files import check_file
-    from tfkit.tools.export.formats import name_by_suffix
+    from tfkit.tools.export.formats import formats_of
 
-    format = format or name_by_suffix(output)
+    known = formats_of(reader.plugins)
+    for fault in known.faults:
+        click.echo(f"{fault.render('warning')}\n", err=True)
+    if formats:
+        _show_formats(known, json=json)
+        return
+    if spec is None or output is None:
+        raise click.UsageError("a SPEC and `--output FILE` are needed")
+    chosen = known.choose(output, format)
     check_file(output, device=False)
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
@@ -85,21 +75,34 @@ def export(
     from tfkit.tools.export.export import export as write
 
     with out.stages() as stage:
-        stage(f"checking that {format} supports it")
-        check_format(graph, format)
+        stage(f"checking that {chosen.name} supports it")
+        check_format(graph, chosen)
         stage("building")
         kind = None if dtype is None else getattr(torch, dtype)
         if weights is None:
             model = build(graph, dtype=kind)
         else:
             model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
-        exported = write(model, output, format=format, stage=stage)
-    if format == "torchscript":
+        exported = write(model, output, format=chosen.name, stage=stage, plugins=reader.plugins)
+    if chosen.name == "torchscript":
         click.echo(DEPRECATED, err=True)
     if json:
         out.print_json(exported)
     else:
         _show(exported)
+
+
+def _show_formats(known: Formats, *, json: bool) -> None:
+    from tfkit.console.output import print_json, show, table
+
+    rows = [
+        (one.name, " ".join(one.suffixes), known.plugins[name], one.description) for name, one in known.named.items()
+    ]
+    columns = ["format", "suffixes", "from", "description"]
+    if json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        show(table(columns, rows))
 
 
 def _show(exported: Exported) -> None:

@@ -16,12 +16,14 @@ from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
+from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.tools.common.atomic_files import check_file, extras_of, fresh_file
 from tfkit.tools.common.comparison_inputs import example
 from tfkit.tools.common.memory import size_of
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.export.check import Check, check
-from tfkit.tools.export.formats import FormatName, format_of, name_by_suffix
+from tfkit.tools.export.format import Format
+from tfkit.tools.export.formats import formats_of
 from tfkit.wrapped import whole
 
 MARGIN = 2**24
@@ -51,7 +53,12 @@ class Exported:
 
 @checked
 def export(
-    model: BuiltModel, path: AnyPath, *, format: FormatName | None = None, stage: Callable[[str], Any] = lambda _: None
+    model: BuiltModel,
+    path: AnyPath,
+    *,
+    format: str | None = None,
+    stage: Callable[[str], Any] = lambda _: None,
+    plugins: AnyPlugins | None = None,
 ) -> Exported:
     """Write a model to a file that runs without tfkit.
 
@@ -62,37 +69,38 @@ def export(
     Args:
         model: a model that `tfkit.build` returned; it is written in eval mode.
         path: the file; its folder must exist.
-        format: `torchscript`, `pt2`, `aoti`, `onnx` or `safetensors`; that of the suffix unless given.
+        format: `torchscript`, `pt2`, `aoti`, `onnx`, `safetensors`, or one of a plugin; by the suffix unless
+            given.
         stage: called with the name of each stage as it begins.
+        plugins: those whose formats there are.
 
     Raises:
-        SpecError: the format cannot represent the model, or the file differs from it: the message names the first
-            component that does; or the file cannot be written.
+        SpecError: there is no such format; or it cannot represent the model, or the file differs from it: the message
+            names the first component that does; or the file cannot be written.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
-    name = format or name_by_suffix(path)
+    made = formats_of(plugins or load_plugins()).choose(path, format)
     check_file(path, device=False)
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
-    made = format_of(name)
     with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")
-        with _readable(path, name):
+        with _readable(path, made.name):
             _check_room(model, new.parent)
             made.write(model, example(model), new)
         stage("comparing it with the model")
-        with _readable(path, name, "read again"):
+        with _readable(path, made.name, "read again"):
             checks = check(model, made.open(new, model), made)
         parts = sorted(file.relative_to(new.parent) for file in extras_of(new).rglob("*"))
     files = [path, *(path.parent / part for part in parts)]
     size = sum(file.stat().st_size for file in files)
     largest = max((one.difference for one in checks), default=0.0)
-    return Exported(graph_of(model).name, name, tuple(map(str, files)), size, checks, largest)
+    return Exported(graph_of(model).name, made.name, tuple(map(str, files)), size, checks, largest)
 
 
-def check_format(graph: Graph, name: str) -> None:
+def check_format(graph: Graph, format: Format) -> None:
     """Raise SpecError if a format cannot represent a model, before its weights are read."""
-    reasons = format_of(name).refusals(build(graph, device="meta").eval())
+    reasons = format.refusals(build(graph, device="meta").eval())
     if reasons:
         raise SpecError(*reasons)
 

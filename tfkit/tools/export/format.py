@@ -68,15 +68,21 @@ class Opened(ABC):
 
 
 class Format(ABC):
-    """A format: its way to write a model to a file, and to read that file again.
+    """A format of `tfkit export`: its way to write a model to a file, and to read that file again.
+
+    A plugin brings formats by its hook `tfkit_export_formats`.
 
     Attributes:
         name: as in `--format`.
+        suffixes: those of files that have this format unless `--format` names another, such as `.onnx`.
+        description: its purpose in a few words, for `tfkit export --formats`.
         tolerance: the largest difference that counts as equal in float32, relative to the largest value if that is
             above 1.
     """
 
     name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    description: ClassVar[str]
     tolerance: ClassVar[float] = 1e-5
 
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:

@@ -1,45 +1,109 @@
-"""The formats by name. A format's dependencies are imported when it is used."""
+"""The formats of all plugins, by name and by suffix. A format's dependencies are imported when it is used."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.plugin.discover import DISABLE
+from tfkit.plugin.hookspecs import hookimpl
+from tfkit.plugin.manager import Plugins
 
 if TYPE_CHECKING:
     from tfkit.tools.export.format import Format
 
-FormatName: TypeAlias = Literal["torchscript", "pt2", "aoti", "onnx", "safetensors"]
-FORMATS: dict[str, tuple[str, str]] = {
-    "torchscript": ("torchscript", "TorchScript"),
-    "pt2": ("pt2", "Pt2"),
-    "aoti": ("aoti", "Aoti"),
-    "onnx": ("onnx", "Onnx"),
-    "safetensors": ("safetensors", "Safetensors"),
-}
-"""Module and class of each format."""
-SUFFIXES: dict[str, FormatName] = {
-    ".ts": "torchscript",
-    ".pt": "torchscript",
-    ".pt2": "pt2",
-    ".onnx": "onnx",
-    ".safetensors": "safetensors",
-}
+
+@hookimpl
+def tfkit_export_formats() -> list[type[Format]]:
+    """The built-in formats."""
+    from tfkit.tools.export.aoti import Aoti
+    from tfkit.tools.export.onnx import Onnx
+    from tfkit.tools.export.pt2 import Pt2
+    from tfkit.tools.export.safetensors import Safetensors
+    from tfkit.tools.export.torchscript import TorchScript
+
+    return [TorchScript, Pt2, Aoti, Onnx, Safetensors]
 
 
-def format_of(name: str) -> Format:
-    """The format of that name."""
-    module, cls = FORMATS[name]
-    made: Format = getattr(importlib.import_module(f"tfkit.tools.export.{module}"), cls)()
-    return made
+@dataclass(frozen=True)
+class Formats:
+    """The formats by name, the label of each one's plugin, and a warning for each plugin whose hook failed."""
+
+    named: Mapping[str, type[Format]]
+    plugins: Mapping[str, str]
+    faults: tuple[Diagnostic, ...]
+
+    def choose(self, path: Path, name: str | None = None) -> Format:
+        """The format of that name, or the one that the suffix of a file stands for; raises SpecError without one."""
+        found = self.named.get(name) if name is not None else self._suffixes().get(path.suffix)
+        if found is None:
+            raise SpecError(self._unknown_suffix(path) if name is None else self._unknown(name))
+        return found()
+
+    def _suffixes(self) -> dict[str, type[Format]]:
+        return {suffix: one for one in self.named.values() for suffix in one.suffixes}
+
+    def _unknown(self, name: str) -> Diagnostic:
+        near = closest(name, self.named)
+        help = f"a format with a similar name exists: `{near}`" if near else None
+        return Diagnostic(f"unknown format {quoted(name)}", notes=self._known(listing(self.named)), help=help)
+
+    def _unknown_suffix(self, path: Path) -> Diagnostic:
+        known = listing((f"{suffix} ({one.name})" for suffix, one in self._suffixes().items()), 20)
+        message = f"the suffix of {quoted(path.name)} does not name a format"
+        return Diagnostic(message, notes=self._known(known), help=f"--format {listing(self.named, 20)}")
+
+    def _known(self, text: str) -> tuple[str, ...]:
+        return (f"known: {text}", *(f"left out: {one.message}" for one in self.faults))
 
 
-def name_by_suffix(path: Path) -> FormatName:
-    """The name of the format that a file's suffix stands for; raises SpecError if there is none."""
-    if path.suffix in SUFFIXES:
-        return SUFFIXES[path.suffix]
-    known = listing(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
-    message = f"the suffix of {quoted(path.name)} does not name a format"
-    raise SpecError(Diagnostic(message, notes=(f"those that do: {known}",), help=f"--format {listing(FORMATS)}"))
+def formats_of(plugins: Plugins) -> Formats:
+    """The formats of these plugins; raises SpecError for two of one name or suffix."""
+    answers = plugins.hooks.call("tfkit_export_formats", _classes)
+    named: dict[str, type[Format]] = {}
+    owners: dict[str, str] = {}
+    suffixes: dict[str, str] = {}
+    clashes = []
+    for plugin, found in answers.given:
+        for one in found:
+            if one.name in named:
+                clashes.append(_clash(f"two formats have the name `{one.name}`", owners[one.name], plugin))
+                continue
+            for suffix in [suffix for suffix in one.suffixes if suffix in suffixes]:
+                clashes.append(_clash(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin))
+            named[one.name], owners[one.name] = one, plugin
+            suffixes |= dict.fromkeys(one.suffixes, plugin)
+    if clashes:
+        raise SpecError(*clashes)
+    return Formats(named, owners, answers.faults)
+
+
+def _classes(returned: object) -> list[type[Format]]:
+    """The reader of the hook."""
+    if not isinstance(returned, Iterable) or isinstance(returned, str):
+        raise TypeError(f"returned {type(returned).__name__}, not a list of subclasses of tfkit.Format")
+    return [_class(one) for one in returned]
+
+
+def _class(one: object) -> type[Format]:
+    from tfkit.tools.export.format import Format
+
+    if not (isinstance(one, type) and issubclass(one, Format)):
+        hint = ": return the class, not an object" if isinstance(one, Format) else ""
+        raise TypeError(f"returned `{one!r}`, not a subclass of tfkit.Format{hint}")
+    if missing := sorted(one.__abstractmethods__):
+        raise TypeError(f"returned `{one.__name__}`, which does not define {listing(f'`{name}`' for name in missing)}")
+    texts = [vars(one).get(name) for name in ("name", "description")]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise TypeError(f"returned `{one.__name__}`, which needs a `name` and a `description`")
+    suffixes: object = one.suffixes
+    if not isinstance(suffixes, tuple) or not all(str(suffix).startswith(".") for suffix in suffixes):
+        raise TypeError(f"returned `{one.__name__}`, whose `suffixes` are not like ('.onnx',)")
+    return one
+
+
+def _clash(message: str, *both: str) -> Diagnostic:
+    return Diagnostic(message, notes=both, help=f"switch one plugin off by its name: {DISABLE}=<name>")

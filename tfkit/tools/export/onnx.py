@@ -46,6 +46,8 @@ class Onnx(Format):
     """Graphs of ONNX with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "onnx"
+    suffixes = (".onnx",)
+    description = "for onnxruntime"
 
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         _check_installed()

@@ -28,6 +28,8 @@ class Pt2(Format):
     """Programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding."""
 
     name = "pt2"
+    suffixes = (".pt2",)
+    description = "torch.export: programs of tensor operations, loaded by torch"
 
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         return refusals(model)

@@ -20,6 +20,8 @@ class Safetensors(Format):
     """One file of tensors by the model's own names, its spec in the metadata: `tfkit build SPEC --weights FILE`."""
 
     name = "safetensors"
+    suffixes = (".safetensors",)
+    description = "the weights by the model's own names, and the spec"
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}

@@ -25,6 +25,8 @@ class TorchScript(Format):
     """One file with the methods of `tfkit.tools.export.methods`; its metadata are extra files."""
 
     name = "torchscript"
+    suffixes = (".ts", ".pt")
+    description = "loaded by C++ without Python, see tools/cpp; with cached decoding"
 
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
         try:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, device_of, json_option
+from tfkit.console.options import (
+    Reader,
+    allow_change_option,
+    device_of,
+    dtype_option,
+    json_option,
+    seed_option,
+    weights_option,
+)
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Asked, Job, job_of
 
@@ -45,12 +53,7 @@ TITLE = 40
     """,
 )
 @click.argument("spec")
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Safetensors, a file or folder; random unless given.",
-)
+@weights_option("Safetensors, a file or folder; random unless given.")
 @allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", multiple=True, metavar="TEXT", help="Text to continue; - for standard input; repeatable.")
@@ -92,13 +95,9 @@ TITLE = 40
 @click.option(
     "--samples", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Continuations of each prompt."
 )
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Seed of the random numbers."
-)
+@seed_option("Seed of the random numbers.")
 @click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, mps.")
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: that of the weights]"
-)
+@dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     from tfkit.console import output as out

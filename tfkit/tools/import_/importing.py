@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,14 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.fields import read_fields
 from tfkit.checkpoint.config_json.writing import write_fields
 from tfkit.component import Config
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
+from tfkit.plugin import elsewhere
+from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
+from tfkit.plugin.wanted import where_it_is
 from tfkit.spec.folder import CONFIG
-from tfkit.spec.load import Spec, find_spec, read_tree, resolve_spec, shipped_specs, specs_folder, without_idle
+from tfkit.spec.load import Spec, find_spec, plugin_folders, read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree
@@ -68,7 +71,7 @@ def import_config(
     path, plugins = Path(path), plugins or load_plugins()
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
-    family = family or family_of(config)
+    family = family or family_of(config, plugins.specs)
     tree, spec = _family(family, plugins)
     assert spec.model.checkpoint is not None
     _check_architecture(config, spec.model)
@@ -84,34 +87,42 @@ def import_config(
     return Imported(render_tree(tree), graph, str(family))
 
 
-def families() -> dict[str, str]:
-    """The specs that come with tfkit and define the fields of a config.json, by model type."""
+def families(known: KnownSpecs) -> dict[str, str]:
+    """The known specs that define the fields of a config.json, by model type."""
     found: dict[str, str] = {}
-    for name in shipped_specs():
-        text = (specs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
-        if match := _FAMILY.search(text):
+    for name, spec in known.files.items():
+        if match := _FAMILY.search(spec.path.read_text(encoding="utf-8")):
             found.setdefault(match[1], name)
     return found
 
 
-def family_of(config: Mapping) -> str:
+def family_of(config: Mapping, known: KnownSpecs) -> str:
     """The spec that defines the fields of a config.json; raises SpecError if there is none."""
     node = config.items.get("model_type")
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         message = "the file has no `model_type`, so the meaning of its fields is unknown"
         raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
-    known = families()
-    if node.value not in known:
-        near = closest(node.value, known)
-        notes = (f"known: {listing(sorted(known), 200)}",)
-        help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}"
-        raise SpecError(Diagnostic(f"unknown model type {quoted(node.value)}", node.span, "model_type", notes, help))
-    return known[node.value]
+    there = families(known)
+    if node.value not in there:
+        raise SpecError(_unknown_family(node.value, there, node.span, known))
+    return there[node.value]
+
+
+def _unknown_family(model_type: str, there: Collection[str], span: Span, known: KnownSpecs) -> Diagnostic:
+    plugin = elsewhere.plugin_of_family(model_type)
+    if plugin is not None:
+        message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
+        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        return Diagnostic(message, span, "model_type", help=help)
+    near = closest(model_type, there)
+    notes = (f"known: {listing(sorted(there), 200)}",)
+    help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}"
+    return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
 def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Spec]:
-    tree = read_tree(name)
-    spec = resolve_spec(tree, plugins, file=str(find_spec(name)))
+    tree = read_tree(name, plugins.specs)
+    spec = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs)))
     if spec.model.checkpoint is None or spec.model.checkpoint.config is None:
         message = f"{quoted(str(name))} has no `checkpoint.config` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
@@ -146,7 +157,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     span = node_of({}, graph.spec.provenance.spans[()]).span
     config = node_of(fields, span)
     assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph), plugins)
+    tree, _ = _family(_proving_family(graph, plugins.specs), plugins)
     tree = without_idle(read_fields(config, tree, section), plugins)
     again = resolve_spec(tree, plugins, file=CONFIG).model
     changed = list(_differences(model.graph, again.graph, ""))
@@ -157,11 +168,11 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     return fields
 
 
-def _proving_family(graph: Graph) -> str:
+def _proving_family(graph: Graph, known: KnownSpecs) -> str:
     """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
     section = graph.spec.model.checkpoint
     assert section is not None
-    shipped = families().get(section.model_type)
+    shipped = families(known).get(section.model_type)
     if shipped is None and not Path(graph.spec.file).is_file():
         message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))

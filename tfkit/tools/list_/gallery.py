@@ -1,24 +1,26 @@
-"""The specs that come with tfkit, listed without building any."""
+"""The specs that have a bare name, listed without building any or running a plugin; those of missing plugins too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from tfkit.plugin.discover import canonical
-from tfkit.plugin.manager import available
-from tfkit.spec.load import read_tree, shipped_specs
+from tfkit.errors import SpecError
+from tfkit.plugin import elsewhere
+from tfkit.plugin.discover import BUILT_IN, canonical
+from tfkit.plugin.manager import Available, available
+from tfkit.spec.load import Read, read_tree
 from tfkit.spec.source import plain, read
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A spec that comes with tfkit.
+    """A spec that has a bare name.
 
     Attributes:
-        kind: `decoder`, `encoder`, or `encoder-decoder`.
+        plugin: the label of the plugin that brings it, or `built in`; its name if it is not available.
+        kind: `decoder`, `encoder`, or `encoder-decoder`; empty if the spec cannot be read.
         parameters: their number, if it is stated.
         model_type: the family of its published checkpoint, if it has one.
         requires: the plugins that its components come from.
@@ -26,6 +28,7 @@ class Shipped:
     """
 
     name: str
+    plugin: str
     kind: str
     parameters: int | None
     description: str | None
@@ -33,34 +36,53 @@ class Shipped:
     source: str | None
     requires: tuple[str, ...]
     missing: tuple[str, ...]
+    error: str | None = None
+    """The reason why it cannot be read, such as a spec of another plugin that it extends."""
 
 
-def shipped(words: Collection[str] = (), there: Collection[str] | None = None) -> list[Shipped]:
-    """Every spec that comes with tfkit and has all of these words in its name, kind, family, plugins or description.
+def shipped(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
+    """Every known spec that has all of these words in its name, kind, family, plugins or description.
 
-    `there` are the canonical names of the available plugins; those that would be loaded unless given.
+    `plugins` are the available ones; those that would be loaded unless given.
     """
-    there = available() if there is None else there
+    there = plugins or available()
     remembering = cache(read)  # the files that many others extend
-    found = [_shipped(name, plain(read_tree(name, read=remembering)), there) for name in shipped_specs()]
+    found = [_shipped(name, there, remembering) for name in there.specs.files]
+    found = sorted([*found, *_absent(there)], key=lambda one: one.name)
     return [one for one in found if all(word.casefold() in _text(one) for word in words)]
 
 
-def _shipped(name: str, spec: dict[str, Any], there: Collection[str]) -> Shipped:
+def _shipped(name: str, there: Available, read: Read) -> Shipped:
+    plugin = there.specs.files[name].plugin
+    try:
+        spec = plain(read_tree(name, there.specs, read=read))
+    except SpecError as wrong:
+        return Shipped(name, plugin, "", None, None, None, None, (), (), wrong.diagnostics[0].message)
     blocks = {node.get("block") for node in spec["graph"].values() if isinstance(node, dict)}
     kind = "encoder-decoder" if {"encoder", "decoder"} <= blocks else "encoder" if "encoder" in blocks else "decoder"
     checkpoint, requires = spec.get("checkpoint") or {}, tuple(spec.get("requires") or ())
     return Shipped(
         name=name,
+        plugin=plugin,
         kind=kind,
         parameters=spec.get("parameters"),
         description=spec.get("description"),
         model_type=checkpoint.get("model_type"),
         source=spec.get("source"),
         requires=requires,
-        missing=tuple(plugin for plugin in requires if canonical(plugin) not in there),
+        missing=tuple(plugin for plugin in requires if canonical(plugin) not in there.names),
     )
 
 
+def _absent(there: Available) -> Iterator[Shipped]:
+    """The specs of tfkit's own plugins that are not available."""
+    for plugin, specs in elsewhere.specs().items():
+        if plugin not in there.names:
+            for name in specs.keys() - there.specs.files.keys():
+                yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))
+
+
 def _text(one: Shipped) -> str:
-    return " ".join(filter(None, (one.name, one.kind, one.model_type, one.description, *one.requires))).casefold()
+    plugin = None if one.plugin == BUILT_IN else one.plugin
+    texts = (one.name, one.kind, one.model_type, one.description, plugin, *one.requires)
+    return " ".join(filter(None, texts)).casefold()

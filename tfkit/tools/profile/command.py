@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, batch_option, by_option, json_option
+from tfkit.console.options import (
+    Reader,
+    allow_change_option,
+    batch_option,
+    by_option,
+    device_of,
+    dtype_option,
+    json_option,
+    weights_option,
+)
 from tfkit.errors import printable
 from tfkit.tools.common.choices import MODES
 
@@ -61,14 +70,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     metavar="MODE",
     help="The kind of step: train, prefill or decode.",
 )
-@click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    type=click.Choice(DTYPES),
-    metavar="TYPE",
-    help="Type of weights and activations: float32, bfloat16, float16, float64.",
-)
+@dtype_option("Type of weights and activations: float32, bfloat16, float16, float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
 @batch_option
 @click.option("--length", type=click.IntRange(min=1), metavar="N", help="Tokens of each; 128, or max_len if less.")
@@ -79,12 +81,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     "--warmup", default=2, show_default=True, type=click.IntRange(min=0), metavar="N", help="Steps before them."
 )
 @by_option
-@click.option(
-    "--weights",
-    metavar="FILE",
-    type=click.Path(exists=True, path_type=Path),
-    help="Weights to run with; random ones unless given.",
-)
+@weights_option("Weights to run with; random ones unless given.")
 @allow_change_option
 @click.option(
     "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all results to this folder."
@@ -141,8 +138,6 @@ def profile(
 
 def _device(name: str | None) -> Any:
     """The device of that name, which must be available; wrong usage if nothing can run on it."""
-    from tfkit.console.options import device_of
-
     if name is None:
         return None
     if name == "meta":

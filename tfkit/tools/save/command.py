@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, allow_change_option, json_option
+from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
 from tfkit.errors import printable
 
 
@@ -26,12 +26,7 @@ from tfkit.errors import printable
     """,
 )
 @click.argument("spec")
-@click.option(
-    "--weights",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="A file or a folder; those of SPEC if it is a folder.",
-)
+@weights_option("A file or a folder; those of SPEC if it is a folder.")
 @allow_change_option
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
@@ -39,9 +34,7 @@ from tfkit.errors import printable
 @click.option(
     "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
 )
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: as they are]"
-)
+@dtype_option("float32, bfloat16 ...  [default: as they are]")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @json_option
 def save(

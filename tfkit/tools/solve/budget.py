@@ -12,7 +12,7 @@ from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
 from tfkit.placement import AnyDtype, dtype_of
-from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.choices import LENGTH, Mode
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.params.count import active_of
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from tfkit.tools.cost.result import Cost
 
 Of = Literal["params", "active", "flops", "memory"]
-
-LENGTH = 2048
-"""Tokens of a sequence, unless the model is designed for fewer."""
 
 
 class Measured(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import DTYPES, Reader, json_option
+from tfkit.console.options import Reader, dtype_option, json_option
 from tfkit.console.output import WIDTH
 from tfkit.errors import printable
 from tfkit.tools.common.choices import MODES, OPTIMIZERS
@@ -83,7 +83,7 @@ _NEEDS = {
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Sequences in memory.  [default: 1]")
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
 @click.option("--mode", type=click.Choice(MODES), metavar="MODE", help="train, prefill or decode.  [default: train]")
-@click.option("--dtype", type=click.Choice(DTYPES), metavar="TYPE", help="float32, bfloat16 ...  [default: bfloat16]")
+@dtype_option("float32, bfloat16 ...  [default: bfloat16]")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
 @click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")

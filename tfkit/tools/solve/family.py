@@ -74,8 +74,8 @@ class Family:
     """
 
     def __init__(self, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> None:
-        self.spec, self.plugins, self.file = spec, plugins, str(find_spec(spec))
-        self.tree = read_tree(spec)
+        self.spec, self.plugins, self.file = spec, plugins, str(find_spec(spec, plugins.specs))
+        self.tree = read_tree(spec, plugins.specs)
         self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         every = list(sets)
         given = {one: self._path(one) for one in every}

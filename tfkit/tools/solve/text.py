@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import SUFFIXES, find_spec, is_folder, read_tree
 from tfkit.spec.merge import assign, word_key
@@ -28,25 +29,27 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **kn
         plugins: those that the spec needs.
         known: further values at the top of the spec.
     """
-    base = read_tree(spec)
+    base = read_tree(spec, plugins.specs)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed = base
     for one in sets:
         changed = assign(changed, one, fields)
     tree = _difference(base, changed, ())
     name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
-    head = node_of({"tfkit": 1, "extends": _reference(spec, path.parent), "name": name, **known}, base.span)
+    head = node_of(
+        {"tfkit": 1, "extends": _reference(spec, path.parent, plugins.specs), "name": name, **known}, base.span
+    )
     assert isinstance(head, Mapping)
     return schema_line(path.parent) + render_tree(
         Mapping({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span)
     )
 
 
-def _reference(spec: str, folder: Path) -> str:
+def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
     """The reference of a spec in `folder` to another one."""
-    if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec):
+    if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec, specs):
         return spec
-    relative = os.path.relpath(find_spec(spec).resolve(), folder.resolve())
+    relative = os.path.relpath(find_spec(spec, specs).resolve(), folder.resolve())
     return relative if os.sep in relative else f".{os.sep}{relative}"
 
 

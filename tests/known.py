@@ -1,0 +1,8 @@
+"""The specs with a bare name: those of tfkit, and those of the plugins in this repository."""
+
+from __future__ import annotations
+
+from tfkit.plugin.manager import available
+
+KNOWN = available().specs
+NAMES = list(KNOWN.files)

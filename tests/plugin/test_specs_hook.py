@@ -1,0 +1,141 @@
+"""Specs of plugins: a folder that a distribution or a project declares, and the hook `tfkit_specs`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfkit.errors import SpecError
+from tfkit.plugin.known_specs import known_specs, own_specs
+from tfkit.plugin.manager import available
+from tfkit.spec.load import find_spec, read_tree
+from tfkit.spec.source import plain
+from tfkit.tools.list_.gallery import shipped
+
+from .written import HEAD, causes, load, origins, write
+
+pytestmark = pytest.mark.usefixtures("clean")
+POINTS = '[project.entry-points."tfkit.specs"]\nlab = "tfkit_lab.specs"\n'
+HOOK = f"{HEAD}from pathlib import Path\n@hookimpl\ndef tfkit_specs():\n"
+
+
+def project(points: str = POINTS) -> None:
+    """A project of specs, with code that must not run."""
+    write("lab/pyproject.toml", f'[project]\nname = "tfkit-lab"\nversion = "0.3"\n{points}')
+    write("lab/src/tfkit_lab/__init__.py", "raise AssertionError('imported')")
+    write("lab/src/tfkit_lab/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
+
+
+def test_without_a_plugin_they_are_those_of_tfkit() -> None:
+    assert known_specs().files["gpt2"].path == own_specs() / "gpt2.yaml"
+    assert {one.plugin for one in known_specs().files.values()} == {"built in"}
+
+
+def test_of_a_project_without_running_it() -> None:
+    project()
+    there = available(plugin_dirs="lab", entry_points=False)
+    spec = there.specs.files["lab_gpt"]
+    assert (spec.plugin, spec.path) == ("tfkit-lab 0.3", Path("lab/src/tfkit_lab/specs/lab_gpt.yaml").resolve())
+    assert plain(read_tree("lab_gpt", there.specs))["d_model"] == 768
+    assert "tfkit_lab" not in sys.modules
+
+
+def test_of_a_distribution(install: Callable[..., None]) -> None:
+    install("tfkit-lab", "0.3", "raise AssertionError('imported')", "[tfkit.specs]\nlab = tfkit_pack.specs\n")
+    write("site/tfkit_pack/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
+    (found,) = (one for one in shipped() if one.name == "lab_gpt")
+    assert (found.plugin, found.model_type, found.kind) == ("tfkit-lab 0.3", "gpt2", "decoder")
+    assert load(entry_points=True).specs.files["lab_gpt"].plugin == "tfkit-lab 0.3"
+
+
+def test_of_a_hook() -> None:
+    write("one.py", f"{HOOK}    return Path(__file__).parent / 'mine'\n")
+    write("mine/mine.yaml", "extends: gpt2\nname: mine\n")
+    plugins = load("one.py")
+    assert plugins.specs.files["mine"].plugin == "one.py"
+    assert find_spec("mine", plugins.specs) == Path("mine/mine.yaml").resolve()
+    assert "mine" not in available(plugin_dirs="one.py", entry_points=False).specs.files
+
+
+def test_the_specs_of_a_plugin_whose_code_fails_are_data() -> None:
+    project(f'{POINTS}[project.entry-points.tfkit]\nlab = "tfkit_lab"\n')
+    plugins = load("lab")
+    assert causes(plugins) == {"tfkit-lab": "AssertionError: imported"}
+    assert "lab_gpt" in plugins.specs.files
+
+
+def test_switched_off() -> None:
+    project()
+    assert "lab_gpt" not in load("lab", disabled=["tfkit-lab"]).specs.files
+
+
+# ---- faults ----
+
+
+@pytest.mark.parametrize(
+    ("body", "cause", "line"),
+    [
+        ("{}['x']", "`tfkit_specs` failed: KeyError: 'x'", 8),
+        ("raise SystemExit(3)", "`tfkit_specs` failed: SystemExit: 3", 8),
+        ("return 3", "`tfkit_specs` returned int, not the path of a folder", 6),
+        ("return 'specs'", "`tfkit_specs` returned str, not the path of a folder", 6),
+        ("return ['specs']", "`tfkit_specs` returned str among its paths", 6),
+        ("return Path('no')", "`tfkit_specs` returned no, which is not a folder that holds *.yaml", 6),
+    ],
+)
+def test_a_hook_that_fails_leaves_out_its_plugin(body: str, cause: str, line: int) -> None:
+    write("plugins/bad.py", f"{HOOK}    {body}\n")
+    write("plugins/good.py", f"{HOOK}    yield Path(__file__).parent / 'good'\n")
+    write("plugins/good/good.yaml", "extends: gpt2\nname: good\n")
+    plugins = load("plugins/bad.py", "plugins/good.py")
+    assert list(origins(plugins)) == ["tfkit", "good"]
+    assert "good" in plugins.specs.files
+    (broken,) = plugins.broken
+    assert (broken.cause, broken.where) == (cause, f"{Path('plugins/bad.py').resolve()}:{line}")
+
+
+@pytest.mark.parametrize(
+    ("points", "cause"),
+    [
+        (POINTS.replace('.specs"\n', '.nowhere"\n'), "ModuleNotFoundError: there is no folder `tfkit_lab/nowhere`"),
+        (POINTS.replace("tfkit_lab", "tfkit_bal"), "ModuleNotFoundError: no module `tfkit_bal` in "),
+        (POINTS.replace('.specs"\n', '"\n'), "ImportError: the folder "),
+        (
+            POINTS.replace('"tfkit.specs"', "tfkit.specs"),
+            "ImportError: lab/pyproject.toml: write [project.entry-points.",
+        ),
+    ],
+)
+def test_a_wrong_declaration_leaves_out_its_plugin(points: str, cause: str) -> None:
+    project(points)
+    (broken,) = load("lab").broken
+    assert broken.cause.startswith(cause)
+
+
+def test_a_wrong_declaration_is_found_without_running_anything() -> None:
+    project(POINTS.replace("tfkit_lab", "tfkit_bal"))
+    there = available(plugin_dirs="lab", entry_points=False)
+    assert [one.name for one in there.broken] == ["tfkit-lab"]
+    assert there.specs.files == known_specs().files
+
+
+@pytest.mark.parametrize("ask", [load, lambda folder: available(plugin_dirs=folder, entry_points=False)])
+def test_two_specs_of_one_name_name_both(ask: Callable[..., object]) -> None:
+    project()
+    own = write("lab/src/tfkit_lab/specs/gpt2.yaml", "extends: llama_7b\nname: gpt2\n").resolve()
+    with pytest.raises(SpecError) as caught:
+        ask("lab")
+    (wrong,) = caught.value.diagnostics
+    assert wrong.message == "there are two specs named `gpt2`"
+    assert wrong.notes == (f"built in: {own_specs() / 'gpt2.yaml'}", f"tfkit-lab 0.3: {own}")
+
+
+def test_a_spec_that_cannot_be_read_is_listed_with_the_cause() -> None:
+    project()
+    write("lab/src/tfkit_lab/specs/far.yaml", "extends: elsewhere\nname: far\n")
+    found = {one.name: one for one in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
+    assert found["far"].error == "there is no spec named `elsewhere`"
+    assert found["lab_gpt"].error is None

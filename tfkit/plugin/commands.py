@@ -1,0 +1,120 @@
+"""The commands of plugins, found without running any: `tfkit --help` shows their names and first lines.
+
+A command is an entry point in the group `tfkit.commands`: its name, and the module that has the hook `tfkit_command`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.plugin.discover import COMMANDS, DISABLE, Candidate, canonical, wanted
+
+if TYPE_CHECKING:
+    import click
+
+
+@dataclass(frozen=True)
+class PluginCommand:
+    """A command of a plugin.
+
+    Attributes:
+        name: the word after `tfkit`.
+        plugin: the label of the plugin; of both, if two have a command of this name.
+        summary: the first line of its module's docstring; empty if it cannot be read.
+        load: imports the module and returns the command; raises SpecError if it cannot.
+    """
+
+    name: str
+    plugin: str
+    summary: str
+    load: Callable[[], click.Command]
+
+
+def plugin_commands(
+    plugin_dirs: Iterable[Path] = (),
+    entry_points: bool = True,
+    disabled: Collection[str] = (),
+    built_in: Collection[str] = (),
+) -> Mapping[str, PluginCommand]:
+    """The commands of plugins by name, sorted. No plugin code runs.
+
+    Args:
+        plugin_dirs: folders of plugins, beside those of TFKIT_PLUGIN_DIR.
+        entry_points: also those that are installed or in TFKIT_PLUGIN_DIR, as `tfkit.load_plugins` says.
+        disabled: names of plugins to leave out, beside those of TFKIT_DISABLE.
+        built_in: the names of tfkit's own commands. One of them, or two of one name, are a command that only fails.
+    """
+    found: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
+    for candidate in wanted(plugin_dirs, entry_points, disabled)[0]:
+        for point in candidate.named(COMMANDS):
+            found.setdefault(point.name, []).append((candidate, point))
+    return {name: _command(name, owners, name in built_in) for name, owners in sorted(found.items())}
+
+
+def _command(name: str, owners: Collection[tuple[Candidate, EntryPoint]], is_built_in: bool) -> PluginCommand:
+    labels = [*(["tfkit"] if is_built_in else []), *(candidate.label for candidate, _ in owners)]
+    if len(labels) > 1:
+        return PluginCommand(name, ", ".join(labels), "", partial(_refuse, name, labels))
+    ((candidate, point),) = owners
+    return PluginCommand(name, candidate.label, _summary(candidate, point), partial(_load, candidate, point))
+
+
+def _summary(candidate: Candidate, point: EntryPoint) -> str:
+    """The first line of the module's docstring, from its source."""
+    from tfkit.plugin.import_code import source_of
+
+    try:
+        tree = ast.parse(source_of(point.module, candidate.folders).read_bytes())
+    except (ImportError, OSError, SyntaxError, ValueError):  # `load` says why
+        return ""
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
+    from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
+    from tfkit.plugin.import_code import load_points
+
+    hooks = Hooks()
+    try:
+        for part in load_points([point], candidate.folders):
+            if misspelt := hooks.add(part, candidate, "tfkit_command()"):
+                raise SpecError(*misspelt)
+        found = hooks.call_one(candidate, "tfkit_command", _is_command)
+    except SpecError:
+        raise
+    except (Exception, SystemExit) as error:
+        cause = str(error) if isinstance(error, HookError | NoHookError) else in_words(error)
+        place = error.where if isinstance(error, HookError) else where(error)
+        raise SpecError(_broken(candidate, point, cause, place)) from error
+    if not found:
+        cause = f"`{point.module}` has no hook `tfkit_command`, or it returned None"
+        raise SpecError(_broken(candidate, point, cause, ""))
+    return found[0]
+
+
+def _is_command(returned: object) -> click.Command:
+    import click
+
+    if not isinstance(returned, click.Command):
+        raise TypeError(f"returned {type(returned).__name__}, not a click.Command")
+    return returned
+
+
+def _broken(candidate: Candidate, point: EntryPoint, cause: str, place: str) -> Diagnostic:
+    return Diagnostic(
+        f"the command `{point.name}` of plugin {candidate.label} cannot be loaded: {cause}",
+        notes=(place,) if place else (),
+        help=f"to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
+    )
+
+
+def _refuse(name: str, labels: Collection[str]) -> click.Command:
+    help = f"switch one plugin off by its name: {DISABLE}=<name>"
+    raise SpecError(Diagnostic(f"there are two commands named `{name}`", notes=tuple(labels), help=help))

@@ -1,0 +1,169 @@
+"""Calls of hooks, one plugin at a time: a failure is one plugin's own, and every call is on record."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+from tfkit.errors import Diagnostic, closest, listing
+from tfkit.plugin import hookspecs
+from tfkit.plugin.discover import DISABLE, Candidate, canonical
+
+T = TypeVar("T")
+HOOKS = [name for name in vars(hookspecs) if name.startswith("tfkit_")]
+
+
+class HookError(Exception):
+    """A hook failed: its text is the cause, in one line, `where` the file and line."""
+
+    def __init__(self, hook: str, cause: str, where: str) -> None:
+        super().__init__(f"`{hook}` {cause}")
+        self.where = where
+
+
+class NoHookError(Exception):
+    """A module named as a plugin implements no hook; its text says all there is to say."""
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """A call of a plugin's hook: `gave` is what it returned, or the error."""
+
+    hook: str
+    plugin: str
+    gave: object
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """The values that plugins returned for a hook, each with its plugin's label; a warning for each that failed."""
+
+    given: tuple[tuple[str, T], ...]
+    faults: tuple[Diagnostic, ...]
+
+
+class Hooks:
+    """The hooks of the plugins of one call of `load_plugins`."""
+
+    def __init__(self) -> None:
+        self.calls: list[HookCall] = []
+        self._parts: list[tuple[object, Candidate]] = []
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+
+    def add(self, part: object, candidate: Candidate, wanted: str = "tfkit_register(register)") -> list[Diagnostic]:
+        """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
+
+        Raises NoHookError for one without any; `wanted` is the hook that it then most likely lacks.
+        """
+        self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")
+        callers = self._manager.get_hookcallers(part) or ()
+        if not callers:
+            what = "does not mark its hook" if any(hasattr(part, hook) for hook in HOOKS) else "defines no hook"
+            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def {wanted}`")
+        self._parts.append((part, candidate))
+        return [
+            _misspelt(candidate, caller.name, impl)
+            for caller in callers
+            for impl in caller.get_hookimpls()
+            if impl.plugin is part and not caller.has_spec() and not impl.optionalhook
+        ]
+
+    def remove(self, candidate: Candidate) -> None:
+        """Take a plugin out: its hooks are not called any more."""
+        for part, _ in [one for one in self._parts if one[1] is candidate]:
+            self._manager.unregister(part)
+        self._parts = [one for one in self._parts if one[1] is not candidate]
+
+    def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
+        """Call a hook of every plugin.
+
+        Args:
+            hook: its name.
+            read: makes what is used of what a plugin returned; raises TypeError where it cannot.
+            **arguments: those of the hook.
+        """
+        given, faults = [], []
+        for candidate in dict.fromkeys(owner for _, owner in self._parts):
+            try:
+                given += [(candidate.label, value) for value in self.call_one(candidate, hook, read, **arguments)]
+            except HookError as error:
+                faults.append(_fault(candidate, error))
+        return Answers(tuple(given), tuple(faults))
+
+    def call_one(self, candidate: Candidate, hook: str, read: Callable[[Any], T], **arguments: Any) -> list[T]:
+        """The values that the parts of one plugin return for a hook; raises HookError."""
+        found = []
+        for part in [part for part, owner in self._parts if owner is candidate]:
+            for impl in self._implementations(part, hook):
+                try:
+                    value = self._value(impl, hook, read, arguments)
+                except HookError as error:
+                    self.calls.append(HookCall(hook, candidate.label, error))
+                    raise
+                self.calls.append(HookCall(hook, candidate.label, value))
+                found += [] if value is None else [value]
+        return found
+
+    def _implementations(self, part: object, hook: str) -> list[pluggy.HookImpl]:
+        callers = [one for one in self._manager.get_hookcallers(part) or () if one.name == hook]
+        return [impl for caller in callers for impl in caller.get_hookimpls() if impl.plugin is part]
+
+    def _value(self, impl: pluggy.HookImpl, hook: str, read: Callable[[Any], T], arguments: dict[str, Any]) -> T | None:
+        others = self._manager.get_plugins() - {impl.plugin}
+        try:
+            (value,) = self._manager.subset_hook_caller(hook, others)(**arguments) or (None,)
+            value = list(value) if isinstance(value, Iterator) else value
+        except (Exception, SystemExit) as error:
+            raise HookError(hook, f"failed: {in_words(error)}", where(error)) from error
+        if value is None:
+            return None
+        try:
+            return read(value)
+        except TypeError as error:
+            raise HookError(hook, str(error), _place(impl)) from error
+
+
+def in_words(error: BaseException) -> str:
+    """The error in one line: `KeyError: 'x'`."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def where(error: BaseException) -> str:
+    """The innermost line outside tfkit's plugin machinery, Python's and pluggy's; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    machinery = [f"{Path(file).parent}{os.sep}" for file in (__file__, pluggy.__file__, importlib.__file__)]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *machinery))]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _place(impl: pluggy.HookImpl) -> str:
+    code = inspect.unwrap(impl.function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _fault(candidate: Candidate, error: HookError) -> Diagnostic:
+    return Diagnostic(
+        f"plugin {candidate.label}: {error}",
+        notes=(error.where,) if error.where else (),
+        help=f"it is left out; to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
+    )
+
+
+def _misspelt(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:
+    near = closest(name, HOOKS)
+    return Diagnostic(
+        f"unknown hook `{name}` in plugin {candidate.label}",
+        notes=(_place(impl), f"known hooks: {listing(HOOKS)}"),
+        help=f"a hook with a similar name exists: `{near}`" if near else None,
+    )

@@ -1,0 +1,128 @@
+"""Importing the code of a plugin: an entry point, a project in a plugin folder, a single file or package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OWN_NAME = "tfkit_plugin_"
+"""The prefix of module names for plugins that are a file or a folder, and have no name of their own."""
+
+
+def load_points(points: Iterable[EntryPoint], folders: Sequence[str] | None) -> Sequence[object]:
+    """Import what entry points name: from `folders` alone, installed or not, or by the path of Python."""
+    if folders is None:
+        return [point.load() for point in points]
+    importlib.invalidate_caches()
+    with _search(folders):
+        for point in points:
+            _check_place(point.module.partition(".")[0], folders)
+        return [point.load() for point in points]
+
+
+def load_file(path: Path) -> Sequence[object]:
+    """Import a file or a package under a name of its own; as with any import, once per process."""
+    file = (path / "__init__.py" if path.is_dir() else path).resolve()
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"{OWN_NAME}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
+    if name in sys.modules:
+        return [sys.modules[name]]
+    inside = [str(file.parent)] if path.is_dir() else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=inside)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        _execute(module, path)
+    except BaseException:
+        for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
+            del sys.modules[part]
+        raise
+    return [module]
+
+
+def source_of(module: str, folders: Sequence[str] | None) -> Path:
+    """The file of a module, found without running any code; raises ModuleNotFoundError."""
+    top, *parts = module.split(".")
+    spec = _found(top, folders)
+    if not parts and spec.origin:
+        return Path(spec.origin)
+    for base in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    raise ModuleNotFoundError(f"there is no module `{module}`", name=module)
+
+
+def folder_of(package: str, folders: Sequence[str] | None) -> Path:
+    """The folder that has the dotted name of a package, found without running any code; raises ModuleNotFoundError."""
+    top, *parts = package.split(".")
+    spec = _found(top, folders)
+    for path in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
+        if path.is_dir():
+            return path
+    raise ModuleNotFoundError(f"there is no folder `{'/'.join([top, *parts])}`", name=package)
+
+
+def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec:
+    """The place of a module at the top; in `folders`, or by the path of Python."""
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
+    if spec is None:
+        place = f" in {' or '.join(reversed(folders))}" if folders else ""
+        raise ModuleNotFoundError(f"no module `{name}`{place}", name=name)
+    return spec
+
+
+def _check_place(name: str, folders: Sequence[str]) -> None:
+    """Raise an error unless the package is in one of the folders and no other of that name has been imported."""
+    spec = _found(name, folders)
+    other = _place(getattr(sys.modules.get(name), "__spec__", None))
+    if name in sys.modules and other != _place(spec):
+        raise ImportError(f"another module `{name}` has been imported, from {other}", name=name)
+
+
+def _place(spec: Any) -> str:
+    """The file of a module; the folder of a package without `__init__.py`."""
+    place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return str(Path(place).resolve()) if place else "elsewhere"
+
+
+@contextmanager
+def _search(folders: Sequence[str]) -> Iterator[None]:
+    """Search for modules in `folders` first; afterwards `sys.path` is as before, whatever was done to it."""
+    before = sys.path[:]
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _execute(module: ModuleType, path: Path) -> None:
+    importlib.invalidate_caches()
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    before = sys.path[:]
+    try:
+        module.__spec__.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in _siblings(path):
+            error.add_note("a plugin of several files is a package and writes `from .module import name`")
+        raise
+    finally:
+        sys.path[:] = before
+
+
+def _siblings(path: Path) -> set[str]:
+    folder = path if path.is_dir() else path.parent
+    return {path.stem} | {one.stem for one in folder.iterdir()}

@@ -1,0 +1,88 @@
+"""The specs with a bare name: those of tfkit, and those of plugins.
+
+A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which is found without running
+any code; one that cannot returns folders from its hook `tfkit_specs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.plugin.discover import BUILT_IN, DISABLE, SPECS, Candidate
+from tfkit.plugin.import_code import folder_of
+
+
+@dataclass(frozen=True)
+class SpecPath:
+    """A folder of specs, or the file of one, and the label of the plugin that brings it."""
+
+    path: Path
+    plugin: str
+
+
+@dataclass(frozen=True)
+class KnownSpecs:
+    """The specs by their bare names. `disabled` are the names of plugins that were switched off."""
+
+    files: Mapping[str, SpecPath]
+    disabled: tuple[str, ...] = ()
+
+
+def own_specs() -> Path:
+    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    packed = package / "_specs"
+    return packed if packed.is_dir() else package.parent / "specs"
+
+
+def known_specs(folders: Iterable[SpecPath] = (), disabled: Sequence[str] = ()) -> KnownSpecs:
+    """The specs in these folders and in tfkit's own; raises SpecError for two of one name."""
+    files: dict[str, SpecPath] = {}
+    clashes = []
+    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]):
+        for path in _specs_in(folder.path):
+            new = SpecPath(path, folder.plugin)
+            if path.stem in files:
+                clashes.append(_clash(path.stem, files[path.stem], new))
+            files.setdefault(path.stem, new)
+    if clashes:
+        raise SpecError(*clashes)
+    return KnownSpecs(dict(sorted(files.items())), tuple(disabled))
+
+
+def declared(candidate: Candidate) -> list[SpecPath]:
+    """The folders in a plugin's entry points; raises ImportError where there is none, or it holds no spec."""
+    folders = []
+    for point in candidate.named(SPECS):
+        path = folder_of(point.value, candidate.folders)
+        if not any(_specs_in(path)):
+            raise ImportError(f"the folder {path}, which it declares for `{SPECS}`, holds no *.yaml")
+        folders.append(SpecPath(path, candidate.label))
+    return folders
+
+
+def spec_folders(plugin: str, returned: object) -> list[SpecPath]:
+    """The folders that a hook `tfkit_specs` returned; raises TypeError for anything else."""
+    paths = [returned] if isinstance(returned, Path) else returned
+    if not isinstance(paths, Iterable) or isinstance(paths, str):
+        raise TypeError(f"returned {type(returned).__name__}, not the path of a folder")
+    found = list(paths)
+    for path in found:
+        if not isinstance(path, Path):
+            raise TypeError(f"returned {type(path).__name__} among its paths")
+        if not any(_specs_in(path)):
+            raise TypeError(f"returned {path}, which is not a folder that holds *.yaml")
+    return [SpecPath(path, plugin) for path in found]
+
+
+def _specs_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*.yaml") if path.is_file())
+
+
+def _clash(name: str, *both: SpecPath) -> Diagnostic:
+    help = f"rename one of the two, or switch one plugin off by its name: {DISABLE}=<name>"
+    notes = tuple(f"{one.plugin}: {one.path}" for one in both)
+    return Diagnostic(f"there are two specs named `{name}`", notes=notes, help=help)
