@@ -19,6 +19,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
 
 TEMPLATE = Path(__file__).parent / "template"
+CACHES = re.compile(r"\..*|__pycache__")
 WORDS = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 LONGEST = 24
 NOT_IN_YAML = ("null", "true", "false")
@@ -68,8 +69,10 @@ def _taken(names: PluginNames, plugins: Plugins) -> str | None:
     known = {canonical(name): name for name in others}
     if names.distribution in known:
         return f"there is a plugin {known[names.distribution]}"
-    kind = plugins.registry.find("ffn", names.word)
-    return None if kind is None else f"it is an ffn kind of {kind}"
+    kind, spec = plugins.registry.find("ffn", names.word), plugins.specs.files.get(f"{names.word}_tiny")
+    if spec is not None:
+        return f"there is a spec {spec.path.stem}, {spec.plugin}"
+    return None if kind is None else f"it is an ffn kind, {kind.plugin}"
 
 
 def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
@@ -94,11 +97,12 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
 
 
 def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
-    """The files of the project. In the template, `dot-` at the beginning of a name stands for a dot."""
+    """The files of the project. In the template, `dot-` begins the names of hidden files; others are caches."""
     for path in TEMPLATE.rglob("*"):
-        if path.is_file() and path.parent.name != "__pycache__":
-            parts = [re.sub("^dot-", ".", names.rendered(part)) for part in path.relative_to(TEMPLATE).parts]
-            yield Path(*parts), names.rendered(path.read_text(encoding="utf-8"))
+        parts = path.relative_to(TEMPLATE).parts
+        if path.is_file() and not any(map(CACHES.fullmatch, parts)):
+            place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
+            yield place, names.rendered(path.read_text(encoding="utf-8"))
 
 
 def installed_from() -> str:

@@ -9,7 +9,8 @@ from tfkit_template import TemplateConfig
 
 
 def test_it_keeps_every_promise() -> None:
-    check_component(TemplateConfig, within=["decoder"])  # without `within`: in an encoder and beside a memory, too
+    """In a decoder; without `within` in an encoder and beside a memory, too."""
+    check_component(TemplateConfig, within=["decoder"])
 
 
 def test_it_is_its_formula() -> None:
