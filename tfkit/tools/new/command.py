@@ -1,4 +1,4 @@
-"""Write a new plugin: a project with a component, a spec and tests."""
+"""Write the project of a new plugin: a component, a spec, tests."""
 
 from __future__ import annotations
 
