@@ -6,12 +6,15 @@ import gc
 import os
 from collections.abc import Callable
 from difflib import unified_diff
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
 
 from tests.texts import PAIR, TINY
 from tfkit.cli import main
+from tfkit.plugin import discover
+from tfkit.spec import source
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
 GOLDEN = Path(__file__).parent / "golden"
@@ -19,6 +22,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now")
+
+
+def pytest_configure() -> None:
+    """Look once for what is installed, and read a text once: most tests load a spec, and many load the same."""
+    discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
+    source.parse = lru_cache(maxsize=1000)(source.parse)
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,8 @@ from tfkit.testing import (
     example_inputs,
 )
 
+from ..sampling import some
+
 HEAD = "tfkit: 1\nname: test\nd_model: 16\n"
 STACK = "n_layers: 2, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}"
 
@@ -200,7 +202,7 @@ ARRANGED = {
 
 @pytest.mark.parametrize("pattern", ARRANGED)
 def test_variants_stand_where_the_pattern_says(pattern: str) -> None:
-    model = build(VARIANTS % pattern)
+    model = tfkit.build(tfkit.loads(HEAD + VARIANTS % pattern), device="meta")
 
     def variant(layer: Any) -> str:
         if hasattr(layer.ffn, "gate_up"):
@@ -210,6 +212,11 @@ def test_variants_stand_where_the_pattern_says(pattern: str) -> None:
         return "base" if layer.attention.rotate is None else "local"
 
     assert " ".join(map(variant, model.decoder.layers)) == ARRANGED[pattern]
+
+
+@pytest.mark.parametrize("pattern", some(ARRANGED, 1))
+def test_variants_read_no_later_token_and_are_scripted(pattern: str) -> None:
+    model = build(VARIANTS % pattern)
     check_causal(model, {"tokens": tokens()}, along="tokens")
     check_script(model, {"tokens": tokens()})
 

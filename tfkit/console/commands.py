@@ -6,16 +6,19 @@ import builtins
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfkit.console.options import PLUGINS, SETS, Reader
 from tfkit.errors import SpecError, closest
+
+if TYPE_CHECKING:
+    from tfkit.plugin.commands import PluginCommand
 
 Function = Callable[..., Any]
 ROOMS = "tfkit.tools"
@@ -44,36 +47,74 @@ class Command(_Help, click.Command):
 
 
 class Group(_Help, click.Group):
-    """Commands in sections, each imported when it is used; an unknown word is answered with the most similar one."""
+    """Commands in sections, each imported when it is used; an unknown word is answered with the most similar one.
+
+    A word that is not in a section is a command of a plugin; none is imported to list them.
+    """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sections = sections
+        self.own = [name for names in sections.values() for name in names]
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [name for names in self.sections.values() for name in names]
+        return [*self.own, *(name for name in self._of_plugins() if name not in self.own)]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(context):
+        if name not in self.own:
             return None
         made: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
         return made
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.list_commands(context)))
-        for title, names in self.sections.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), _first_line(name)) for name in names])
+        lines = {title: [(name, _first_line(name)) for name in names] for title, names in self.sections.items()}
+        try:
+            lines["Plugins"] = [(one.name, _summary(one, self.own)) for one in self._of_plugins().values()]
+        except SpecError as wrong:  # help must not fail
+            click.echo(str(wrong), err=True)
+        width = max(len(name) for rows in lines.values() for name, _ in rows)
+        for title, rows in lines.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, known = args[0], self.list_commands(context)
-        if name not in known and not name.startswith("-"):
-            near = closest(name, known)
-            hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
-            context.fail(f"there is no command '{name}'{hint}")
-        return super().resolve_command(context, args)
+        name = args[0]
+        if name in self.own or name.startswith("-"):
+            return super().resolve_command(context, args)
+        found = self._of_plugins(args[1:])
+        if name in found:
+            return name, found[name].load(), args[1:]
+        known = [*self.own, *found]
+        near = closest(name, known)
+        hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
+        return context.fail(f"there is no command '{name}'{hint}")
+
+    def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
+        """The commands of the plugins that these arguments of a command choose."""
+        from tfkit.plugin.commands import plugin_commands
+
+        free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+        options = click.Command(None, params=plugin_options(), context_settings=free)
+        given = options.make_context("", list(args), resilient_parsing=True).params
+        return plugin_commands(given["plugin_dir"] or (), not given["no_plugins"], given["disable"] or (), self.own)
+
+
+def _summary(one: PluginCommand, own: Collection[str]) -> str:
+    what = "hidden by tfkit's own command" if one.name in own else one.summary
+    return f"{what} ({one.plugin.removeprefix('tfkit, ')})".strip()
+
+
+def plugin_options() -> list[click.Parameter]:
+    """The options that choose plugins."""
+
+    def options() -> None: ...
+
+    for option in reversed(PLUGINS):
+        option(options)
+    return list(reversed(options.__dict__["__click_params__"]))
 
 
 def _room(name: str) -> str:

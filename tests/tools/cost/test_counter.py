@@ -62,14 +62,14 @@ def counted(graph: Graph) -> tuple[int, int]:
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-@pytest.mark.parametrize("name", quick(*SAMPLE))
+@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "gemma2_2b", "mixtral_8x7b"))
 def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     graph = load(name)
     found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32).total
     assert (found.flops_forward, found.flops_backward) == counted(graph)
 
 
-@pytest.mark.parametrize("name", quick(*SAMPLE, "albert_base"))
+@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b", "albert_base"))
 def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None:
     graph = load(name)
     options: dict[str, Any] = {"batch": B, "length": T, "memory_length": memory_length(graph)}

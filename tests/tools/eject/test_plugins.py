@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,13 @@ def graph_with(
     (folder / "odd.py").write_text(text, encoding="utf-8")
     (folder / "mine.yaml").write_text(SPEC, encoding="utf-8")
     return tfkit.load(folder / "mine.yaml", plugins=load_plugins(plugin_dirs=[folder]))
+
+
+@cache
+def ejected() -> tuple[tfkit.Graph, str]:
+    """A small GPT-2, and its file."""
+    graph = reduced("gpt2")
+    return graph, eject(graph)
 
 
 @pytest.mark.parametrize(
@@ -202,21 +210,20 @@ def test_a_type_has_a_name_in_the_file(alone: Alone, said: str, written: str, tm
     ],
 )
 def test_a_file_must_run_alone(alone: Alone, change: tuple[str, str], why: str) -> None:
-    graph = reduced("gpt2")
-    text = eject(graph)
+    graph, text = ejected()
     assert change[0] in text
     with pytest.raises(tfkit.SpecError, match=re.escape(why)):
         check(graph, text.replace(*change, 1), alone)
 
 
 def test_a_file_that_ends_its_process_is_found() -> None:
+    graph, _ = ejected()
     with pytest.raises(tfkit.SpecError, match="the process that ran it ended with status 3"):
-        check(reduced("gpt2"), "import os\n\nos._exit(3)\n")
+        check(graph, "import os\n\nos._exit(3)\n")
 
 
 def test_a_bug_in_the_file_is_found(alone: Alone) -> None:
-    graph = reduced("gpt2")
-    text = eject(graph)
+    graph, text = ejected()
     check(graph, text, alone)
     assert "x = x + " in text
     with pytest.raises(tfkit.SpecError, match="computes something else"):

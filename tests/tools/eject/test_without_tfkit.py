@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "gpt2.py"
@@ -19,6 +20,7 @@ assert "tfkit" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_gpt2_runs_in_a_process_without_tfkit() -> None:
     packages = str(Path(torch.__file__).parents[1])
     command = [sys.executable, "-I", "-S", "-c", RUN, packages, str(EXAMPLE)]

@@ -95,9 +95,9 @@ def test_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "each token reads itself and the 511 before it" in gemma
     assert "in the pattern [local*5, base]: 22 local, 4 base" in gemma
     assert "the layers share one set of weights, each used 12 times in a row" in text_of(capsys, "albert_base")
-    assert "- each token reads all tokens" in text_of(capsys, "bert_base")
-    assert "cache" not in text_of(capsys, "bert_base")
-    assert "671.0B parameters, 37.6B of them for each token" in text_of(capsys, "deepseek_v3")
+    bert = text_of(capsys, "bert_base")
+    assert "- each token reads all tokens" in bert
+    assert "cache" not in bert
 
 
 def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

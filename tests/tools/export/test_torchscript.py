@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import fx
 
 import tfkit
+from tfkit.builder import graph_of
 from tfkit.spec.render import render
-from tfkit.tools.export.export import check_format, export
+from tfkit.tools.export.export import Exported, check_format, export
 from tfkit.tools.export.torchscript import TorchScript
 
 from ...small_specs import covering, reduced
@@ -45,30 +47,38 @@ SMALL = (
 )
 
 
-def test_a_weight_is_in_the_file_once_and_by_its_name(tmp_path: Path) -> None:
-    model = tfkit.build(small(vocab_size=20_000))
-    exported = export(model, tmp_path / "model.pt")
+@pytest.fixture(scope="module")
+def model() -> fx.GraphModule:
+    """A model whose tokens are larger than all else in its file."""
+    return tfkit.build(small(vocab_size=20_000)).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(model: fx.GraphModule, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nobody is warned
+        return export(model, tmp_path_factory.mktemp("exported") / "model.pt")
+
+
+def test_a_weight_is_in_the_file_once_and_by_its_name(model: fx.GraphModule, exported: Exported) -> None:
     loaded = torch.jit.load(exported.files[0])
     assert dict(loaded.state_dict()).keys() == dict(model.state_dict()).keys()
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 120_000
 
 
-def test_the_file_says_what_it_is(tmp_path: Path) -> None:
-    graph = small()
-    export(tfkit.build(graph), tmp_path / "model.ts")
+def test_the_file_says_what_it_is(model: fx.GraphModule, exported: Exported) -> None:
+    graph = graph_of(model)
     said = {"spec": "", "inputs": "", "outputs": "", "name": "", "tfkit": ""}
-    torch.jit.load(str(tmp_path / "model.ts"), _extra_files=said)
+    torch.jit.load(exported.files[0], _extra_files=said)
     assert said["inputs"] == b"tokens tokens_mask"
     assert said["outputs"] == b"logits"
     assert said["spec"].decode() == render(graph.spec.model)  # type: ignore[attr-defined]
     assert tfkit.loads(said["spec"].decode()).nodes == graph.nodes  # type: ignore[attr-defined]
 
 
-def test_the_state_is_the_callers(tmp_path: Path) -> None:
+def test_the_state_is_the_callers(model: fx.GraphModule, exported: Exported) -> None:
     """Two states of one file do not know of each other, and a copied one goes on alone."""
-    model = tfkit.build(small()).eval()
-    export(model, tmp_path / "model.ts")
-    loaded = torch.jit.load(str(tmp_path / "model.ts"))
+    loaded = torch.jit.load(exported.files[0])
     tokens = torch.arange(20).view(2, 10)
     first, other = loaded.start(2, 12), loaded.start(2, 12)
     loaded.step(first, tokens[:, :5])
@@ -83,9 +93,8 @@ def test_the_state_is_the_callers(tmp_path: Path) -> None:
     ("rows", "columns", "why"),
     [(2, 5, "5 more tokens do not fit: 0 of 4 places"), (3, 1, "3 rows of tokens"), (2, 0, "at least one token")],
 )
-def test_wrong_pieces_are_refused(tmp_path: Path, rows: int, columns: int, why: str) -> None:
-    export(tfkit.build(small()), tmp_path / "model.ts")
-    loaded = torch.jit.load(str(tmp_path / "model.ts"))
+def test_wrong_pieces_are_refused(exported: Exported, rows: int, columns: int, why: str) -> None:
+    loaded = torch.jit.load(exported.files[0])
     with pytest.raises(torch.jit.Error, match=why):
         loaded.step(loaded.start(2, 4), torch.zeros(rows, columns, dtype=torch.long))
 
@@ -95,13 +104,6 @@ def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
     loaded = torch.jit.load(str(tmp_path / "model.ts"))
     with pytest.raises(torch.jit.Error, match="has 3 rows, but the batch has 2"):
         loaded.start(2, 4, torch.zeros(3, 5, dtype=torch.long))
-
-
-def test_nobody_is_warned(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        export(tfkit.build(small()), tmp_path / "model.ts")
-    assert not caught
 
 
 PLUGIN = """\

@@ -89,12 +89,17 @@ def test_naps_are_found_where_they_are(
 ) -> None:
     plant(forward, nap)
     plant(backward, NapInBackward.apply)
-    parts = by_path(profile(name))
-    assert parts[forward].calls == runs
-    found = {(part.path, phase): getattr(part, phase) for part in parts.values() for phase in ("forward", "backward")}
-    for place in ((forward, "forward"), (backward, "backward")):
-        assert found.pop(place) == pytest.approx(runs * NAP, abs=0.5 * NAP)
-    assert max(found.values()) < 0.5 * NAP
+
+    def are_found() -> bool:
+        parts = by_path(profile(name))
+        assert parts[forward].calls == runs
+        found = {
+            (path, phase): getattr(part, phase) for path, part in parts.items() for phase in ("forward", "backward")
+        }
+        naps = [found.pop((forward, "forward")), found.pop((backward, "backward"))]
+        return naps == pytest.approx([runs * NAP] * 2, abs=0.5 * NAP) and max(found.values()) < 0.5 * NAP
+
+    assert any(are_found() for _ in range(TRIES))
 
 
 @pytest.mark.parametrize("mode", ["prefill", slow("decode")])

@@ -33,15 +33,12 @@ graph:
 Run = Callable[..., Profile]
 
 
-def test_every_step_is_announced(profile: Run) -> None:
-    seen: list[tuple[int, int]] = []
-    profile("small", on_step=lambda done, of: seen.append((done, of)))
-    settings = Settings(torch.device("cpu"), "train", torch.float32, False, 2, 2, 1, None, False)
-    assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
-
-
 def test_what_a_profile_says(profile: Run) -> None:
-    found = profile("pair", mode="decode", length=9, batch=3, dtype=torch.bfloat16)
+    seen: list[tuple[int, int]] = []
+    options = {"mode": "decode", "length": 9, "batch": 3, "dtype": torch.bfloat16}
+    found = profile("pair", **options, on_step=lambda done, of: seen.append((done, of)))
+    settings = Settings(torch.device("cpu"), "decode", torch.bfloat16, False, 3, 2, 1, None, False)
+    assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
     assert (found.name, found.device, found.mode, found.dtype) == ("pair", "cpu", "decode", "bfloat16")
     assert (found.batch, found.length, found.tokens) == (3, 9, 3)
     assert len(found.plain_steps) == 2

@@ -24,6 +24,16 @@ def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
     assert os.stat(spec).st_mode == os.stat(weights).st_mode
 
 
+def test_the_tokenizer_of_the_weights_comes_along(small: tfkit.Graph, tmp_path: Path) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    for name in ("tokenizer.json", "merges.txt", "README.md"):
+        (published / name).write_text(name)
+    files = save(tfkit.build(small), out, beside=published / "model.safetensors")
+    assert {path.name for path in files} == {"spec.yaml", "model.safetensors", "tokenizer.json", "merges.txt"}
+    assert [(out / name).read_text() for name in ("tokenizer.json", "merges.txt")] == ["tokenizer.json", "merges.txt"]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("before", ["nothing", "a model"])
 @pytest.mark.parametrize("when", ["writing", "renaming"])
