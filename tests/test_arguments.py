@@ -68,6 +68,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Loss": (tfkit.Loss, {"model": MODEL}),
     "adamw": (tfkit.adamw, {"model": MODEL, "lr": -1.0, "weight_decay": -1.0}),
     "build": (tfkit.build, {"spec": GRAPH, "device": "meta"}),
+    "command": (tfkit.command, {"name": "mine", "examples": "tfkit mine"}),
     "compare": (tfkit.compare, {"a": GRAPH, "b": GRAPH, "weights": "nowhere.safetensors"}),
     "cost": (tfkit.cost, {"graph": GRAPH, "length": 4}),
     "count_params": (tfkit.count_params, {"graph": GRAPH}),

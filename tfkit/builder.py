@@ -26,7 +26,7 @@ from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
-from tfkit.promises import check_promises
+from tfkit.promises import check_layers, check_promises
 from tfkit.spec.load import weights_beside
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
@@ -122,7 +122,8 @@ def build(
     else:
         plugins = load_plugins()
         graph = load(spec, sets=sets, plugins=plugins)
-        weights = weights_beside(spec, plugins.specs) if weights is None else weights
+        if weights is None and not isinstance(spec, Mapping):
+            weights = weights_beside(spec, plugins.specs)
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)
@@ -179,6 +180,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
         model = assemble(graph, **options)
         if dtype is not None:
             model.to(dtype)
+    check_layers(model, graph)
     _check_count(model, graph)
     return model
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import Command, Group
+from tfkit.console.completion import VARIABLE, answer
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import FirstLossWarning, SpecError, quoted
 
@@ -49,6 +50,9 @@ SECTIONS = {
     Exit status: 0; 1 if a spec is wrong or cannot be built; 2 for wrong usage.
     With --json, standard output is always one JSON document: the result, or
     {"errors": [...]} with exit status 1. Warnings go to standard error.
+
+    In bash, the key Tab completes commands, specs and the paths of --set after
+    eval "$(_TFKIT_COMPLETE=bash_source tfkit)"; zsh_source and fish_source exist.
     """,
 )
 @click.option(
@@ -77,6 +81,8 @@ def _version(context: click.Context, option: click.Parameter, wanted: bool) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, that of the process unless given; returns the exit status."""
+    if arguments is None and VARIABLE in os.environ:
+        return answer(cli, os.environ[VARIABLE])
     if arguments is None:
         gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
     try:

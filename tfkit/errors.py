@@ -29,10 +29,14 @@ MAX_ERRORS = 50
 
 @dataclass(frozen=True)
 class Source:
-    """A text that positions point into: a spec file, or one `--set` argument. Errors show `name`."""
+    """A text that positions point into: a spec file, or one `--set` argument. Errors show `name`.
+
+    A mapping given in Python is a source too: `text` has one line for each of its values, and `paths` their paths.
+    """
 
     name: str
     text: str = field(repr=False)
+    paths: tuple[str, ...] = field(default=(), repr=False)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -62,6 +66,18 @@ class Span:
     column: int
     length: int = 1
 
+    @property
+    def place(self) -> str:
+        """The position in words: `file:line:column`; in a mapping, the path."""
+        if self.source.paths:
+            return self.source.paths[self.line - 1] or self.source.name
+        return f"{self.source.name}:{self.line}:{self.column}"
+
+    @property
+    def number(self) -> str:
+        """The number of the line; empty in a mapping, which has none."""
+        return "" if self.source.paths else str(self.line)
+
 
 @dataclass(frozen=True)
 class Diagnostic:
@@ -80,9 +96,9 @@ class Diagnostic:
     def render(self, level: str = "error") -> str:
         """The text that a user sees: several lines, none of which ends in a line break or in blanks."""
         span = self.span
-        margin = " " * (len(str(span.line)) + 1 if span else 2)
-        where = [f"{span.source.name}:{span.line}:{span.column}"] if span else []
-        where += [f"({self.path})"] if self.path else []
+        margin = " " * (len(span.number or " ") + 1 if span else 2)
+        where = [span.place] if span else []
+        where += [f"({self.path})"] if self.path and self.path not in where else []
         lines = [f"{level}: {self.message}"]
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
         lines += _excerpt(span, margin) if span else []
@@ -91,12 +107,13 @@ class Diagnostic:
         return "\n".join(printable(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The diagnostic as data, for `--json`. Without a position, file, line and column are None."""
+        """The diagnostic as data, for `--json`. Without a position in a text, file, line and column are None."""
+        span = self.span if self.span and self.span.number else None
         return {
             "message": self.message,
-            "file": self.span.source.name if self.span else None,
-            "line": self.span.line if self.span else None,
-            "column": self.span.column if self.span else None,
+            "file": span.source.name if span else None,
+            "line": span.line if span else None,
+            "column": span.column if span else None,
             "path": self.path,
             "notes": list(self.notes),
             "help": self.help,
@@ -234,8 +251,8 @@ def _excerpt(span: Span, margin: str) -> list[str]:
     shown = "".join(cells[before:after])
     indent = len(left) + sum(map(_width, cells[before : start - first]))
     carets = sum(map(_width, cells[start - first : min(end - first, after)]))
-    bar = f"{margin} |"
-    return [bar, f" {span.line} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
+    bar, head = f"{margin} |", f" {span.number}".ljust(len(margin))
+    return [bar, f"{head} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
 
 
 def _wrapped(text: str, start: str) -> list[str]:

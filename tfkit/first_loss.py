@@ -13,14 +13,14 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
+from tfkit.component import Call, Head, Layer, Layers, NormConfig, Projection, Scale
 from tfkit.errors import FirstLossWarning
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.tables import table_owner
-from tfkit.nn import StackedLinear
+from tfkit.nn import Linear, StackedLinear
 
 DEFAULT = "fan_in"
 FAR = 1.0
@@ -80,20 +80,19 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
 
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
     """The expected first loss of each head over a vocabulary; weights are as `tfkit.build` fills them."""
-    heads = [node for node in graph.nodes if node.output.type == "logits" and hasattr(node.config, "vocab_size")]
-    return [_loss(model, graph, node) for node in heads if _matrix(model, graph, node) is not None]
+    heads = [(node, head) for node in graph.nodes if (head := node.config.head()) is not None]
+    found = [(node, head, _matrix(model, graph, node)) for node, head in heads]
+    return [_loss(model, graph, node, head, weight) for node, head, weight in found if weight is not None]
 
 
-def _loss(model: nn.Module, graph: Graph, node: Node) -> FirstLoss:
-    weight, config, tie = _matrix(model, graph, node), node.config, node.wires.get("tie")
-    assert weight is not None
+def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor) -> FirstLoss:
     assert node.output.width is not None
+    tie = node.wires.get("tie")
     owner = table_owner(graph, tie) if isinstance(tie, str) else None
     stream = _stream(model, graph, str(node.wires["input"]), owner)
-    if getattr(config, "transform", None) is not None or getattr(config, "d_embed", None):
+    if not head.direct:
         stream = Stream(1.0, 0.0)  # another dense layer is between: its rows are not those of the table
-    factor = _deviation(weight) * (getattr(config, "scale", None) or 1.0)
-    cap = getattr(config, "softcap", None) or math.inf
+    factor, cap = _deviation(weight) * head.scale, head.softcap or math.inf
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
     own = min(factor * weight.size(1) * stream.own, cap)
     even = math.log(node.output.width)
@@ -117,42 +116,47 @@ def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Str
     """The output of a node; for an unknown kind, vectors of size one without any share of their token."""
     if name in graph.inputs:
         return Stream(1.0, 0.0)
-    node, module = graph.node(name), model.get_submodule(name)
-    config: Any = node.config
+    node = graph.node(name)
     if node.config.table() is not None:
-        return _embedded(module, config, table_owner(graph, name) == owner, model, graph, name)
-    if hasattr(config, "plan") and hasattr(config, "steps"):
-        return _stacked(module, config, _stream(model, graph, str(node.wires["input"]), owner), "memory" in node.wires)
+        return _embedded(model, graph, node, owner)
+    if node.stack is not None:
+        return _stacked(model, node, node.stack, _stream(model, graph, str(node.wires["input"]), owner))
     return Stream(1.0, 0.0)
 
 
-def _embedded(module: nn.Module, config: Any, same: bool, model: nn.Module, graph: Graph, name: str) -> Stream:
-    table = model.get_parameter(f"{table_owner(graph, name)}.tokens.weight")
-    scale = getattr(config, "scale", None) or 1.0
-    size = _deviation(table) * (config.d_model**0.5 if scale == "sqrt_d_model" else scale)
-    stream = Stream(size, size if same and not getattr(config, "d_embed", None) else 0.0)
-    if (position := getattr(config, "position", None)) is not None:
-        tables = [one.weight for one in module.get_submodule("position").modules() if isinstance(one, nn.Embedding)]
-        stream = stream.plus(_deviation(tables[0]) if tables else math.sqrt(0.5) if position else 0.0)
-    return stream.normed() if getattr(config, "norm", None) is not None else stream
+def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> Stream:
+    own = table_owner(graph, node.name)
+    size = _deviation(model.get_parameter(f"{own}.tokens.weight"))
+    stream = Stream(size, size if own == owner else 0.0)
+    for stage in node.config.after_table():
+        if isinstance(stage, Scale):
+            stream = stream.times(stage.number)
+        elif isinstance(stage, Projection):
+            stream = Stream(stream.size, 0.0)
+        elif isinstance(stage, Call) and isinstance(stage.config, NormConfig):
+            stream = stream.normed()
+        elif isinstance(stage, Call):
+            module = model.get_submodule(f"{node.name}.{stage.name}")
+            tables = [one.weight for one in module.modules() if isinstance(one, nn.Embedding)]
+            stream = stream.plus(_deviation(tables[0]) if tables else math.sqrt(0.5))
+    return stream
 
 
-def _stacked(module: nn.Module, config: Any, stream: Stream, memory: bool) -> Stream:
-    added: dict[str, list[float | None]] = {}
-    for index, (name, layer) in enumerate(config.plan()):
-        steps = layer.steps(memory=memory)
-        if name not in added:
-            parts = module.get_submodule(f"layers.{index}")
-            added[name] = [_gain(parts.get_submodule(step.name), step.sublayer) for step in steps]
-        for _ in range(config.repeats()):
-            stream = _through(layer, steps, added[name], stream)
-    return stream.normed() if config.closing_norm() is not None else stream
+def _stacked(model: nn.Module, node: Node, stack: Layers, stream: Stream) -> Stream:
+    gains: dict[str, list[float | None]] = {}
+    for index, layer in enumerate(stack.layers):
+        if layer.name not in gains:
+            parts = model.get_submodule(f"{node.name}.layers.{index}")
+            gains[layer.name] = [_gain(parts.get_submodule(step.name), step.role) for step in layer.steps]
+        for _ in range(stack.repeats):
+            stream = _through(layer, gains[layer.name], stream)
+    return stream.normed() if stack.final_norm is not None else stream
 
 
-def _through(layer: Any, steps: list[Any], gains: list[float | None], stream: Stream) -> Stream:
+def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
     """The stream after a layer: each sublayer's output for vectors of size one, if it reads such, is added to it."""
-    first = 1.0 if layer.norm_of_input() is not None else stream.size
-    for step, gain in zip(steps, gains, strict=True):
+    first = 1.0 if layer.input_norm is not None else stream.size
+    for step, gain in zip(layer.steps, gains, strict=True):
         size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
         given = 1.0 if step.norm_out is not None or gain is None else gain * size
         base = stream.normed() if step.residual.onto == "normed" else stream
@@ -161,7 +165,7 @@ def _through(layer: Any, steps: list[Any], gains: list[float | None], stream: St
     return stream
 
 
-def _gain(module: nn.Module, sublayer: str) -> float | None:
+def _gain(module: nn.Module, role: str) -> float | None:
     """The size of a sublayer's output for vectors of size one; None if its last layer is not known."""
     layers = list(_linear(module))
     last = [(weight, residual) for weight, residual in layers if residual]
@@ -169,14 +173,14 @@ def _gain(module: nn.Module, sublayer: str) -> float | None:
         return None
     first = [weight for weight, residual in layers if not residual]
     inner = _gain_of(first[-1]) if first else 1.0
-    inner *= ACTIVATED if sublayer == "ffn" else AVERAGED
+    inner *= ACTIVATED if role == "ffn" else AVERAGED
     return inner * _gain_of(last[-1][0])
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
     for one in module.modules():
         if isinstance(one, nn.Linear | StackedLinear):
-            yield one.weight, bool(getattr(one, "residual", False))
+            yield one.weight, isinstance(one, Linear | StackedLinear) and one.residual
 
 
 def _gain_of(weight: Tensor) -> float:

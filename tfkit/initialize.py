@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.tables import heads_of_tables
-from tfkit.nn import StackedLinear
+from tfkit.nn import Linear, StackedLinear
 
 
 def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
     """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
     init = graph.spec.model.init
     tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
-    depths = {node.name: getattr(node.config, "n_layers", None) for node in graph.nodes}
+    depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in model.named_modules():
             if isinstance(module, nn.Linear | StackedLinear):
-                residual = getattr(module, "residual", False)
+                residual = isinstance(module, Linear | StackedLinear) and module.residual
                 for i, part in enumerate(_matrices(module)):
                     generator = generator_of(seed, f"{path}.weight.{i}", part.device)
                     depth = depths.get(path.partition(".")[0])
@@ -60,7 +60,7 @@ def _is_filled_above(model: nn.Module, path: str) -> bool:
 
 def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
     """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
-    parts = getattr(module, "parts", None)
+    parts = module.parts if isinstance(module, Linear | StackedLinear) else None
     for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
         yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
 

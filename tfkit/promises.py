@@ -26,7 +26,7 @@ from tfkit.component import (
     ScoreBiasConfig,
     Signal,
 )
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
@@ -60,6 +60,19 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
         model(**made)
     if watch.broken:
         raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
+
+
+def check_layers(model: fx.GraphModule, graph: Graph) -> None:
+    """Raise SpecError if a stack describes layers or modules other than those that it has."""
+    for node in graph.nodes:
+        if node.stack is not None:
+            names = {name for name, _ in model.get_submodule(node.name).named_modules()}
+            missing, further = sorted(node.stack.modules() - names), f"layers.{len(node.stack.layers)}"
+            wrong = f"describes layers with modules that it does not have: {listing(missing)}" if missing else None
+            if further in names:
+                wrong = f"has a module `{further}`, but its `stack` leaves it out"
+            if wrong is not None:
+                raise SpecError(Broken(node.name, node.config, wrong).diagnostic(graph))
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,50 @@ def test_what_was_built_can_be_saved_in_the_published_layout(folder: Path, run: 
     assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
+def test_diff(folder: Path, run: Run, golden: Golden) -> None:
+    """The values that a spec and a config.json have and the other does not, whichever comes first."""
+    run("import", "theirs", "-o", "my.yaml")
+    assert run("diff", "my.yaml", "theirs").startswith("no value differs")
+    changes = ["--set", "decoder.attention.n_heads=2", "--set", "decoder.ffn.d_ff=64", "--set", "logits.tie=null"]
+    golden("published/diff", run("diff", "my.yaml", "theirs", *changes))
+    found = json.loads(run("diff", "theirs/config.json", "my.yaml", *changes, "--json"))
+    (heads,) = [one for one in found["differences"] if one["path"].endswith("n_heads")]
+    assert (found["a"], found["b"]) == ("theirs/config.json", "my.yaml")
+    assert (heads["before"], heads["after"]) == ("4", "2")
+    assert found["parameters"] == [28192, tfkit.count_params(tfkit.load("my.yaml", sets=changes[1::2])).total]
+
+
+def test_a_folder_with_a_spec_is_that_spec(folder: Path, run: Run) -> None:
+    run("import", "theirs", "-o", "theirs/spec.yaml", "--name", "of_the_spec")
+    assert "of_the_spec" in run("diff", "gpt2", "theirs")
+    assert "of_the_spec" not in run("diff", "gpt2", "theirs/config.json")
+
+
+WRONG_DIFFS = {
+    "family_without_a_config": (["gpt2", "gpt2_medium", "--family", "gpt2"], 2),
+    "set_without_a_spec": (["theirs", "theirs", "--set", "decoder.n_layers=1"], 2),
+    "family_without_a_section": (["gpt2", "theirs", "--family", "plain.yaml"], 1),
+    "no_config": (["gpt2", "elsewhere"], 1),
+    "no_such_file": (["gpt2", "theirs/confg.json"], 1),
+    "no_such_type": (["gpt2", "odd"], 1),
+    "no_data": (["gpt2", "broken.json"], 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DIFFS)
+def test_a_wrong_diff(name: str, folder: Path, run: Run, golden: Golden) -> None:
+    arguments, status = WRONG_DIFFS[name]
+    for one in ("elsewhere", "odd"):
+        Path(one).mkdir()
+    Path("elsewhere/model.safetensors").touch()
+    Path("odd/config.json").write_text('{"model_type": "gtp2"}', encoding="utf-8")
+    Path("plain.yaml").write_text("extends: gpt2\nname: plain\ncheckpoint: null\n", encoding="utf-8")
+    Path("broken.json").write_text('{"model_type": ', encoding="utf-8")
+    text = run("diff", *arguments, status=status, stderr=True)
+    text = re.sub(r"= known: .*?\n   = help", "= known: ...\n   = help", text, flags=re.DOTALL)
+    golden(f"published/diff_{name}", text)
+
+
 def test_compare(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run("import", "theirs", "-o", "my.yaml")
     assert main(["compare", "my.yaml", "theirs"]) == 0

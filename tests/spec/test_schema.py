@@ -33,7 +33,7 @@ PLUGINS = load_plugins(entry_points=False)
 SCHEMA = json_schema(PLUGINS)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 ROOT = Path(__file__).parents[2]
-TEXTS = [path.read_text(encoding="utf-8") for path in (ROOT / "specs").rglob("*.yaml")]
+TEXTS = [one.path.read_text(encoding="utf-8") for one in KNOWN.files.values()]
 INSTALLED = load_plugins()
 REQUIRES = re.compile(r"^requires: \[(.+)\]$", re.MULTILINE)
 NEEDED = sorted({name for text in TEXTS for names in REQUIRES.findall(text) for name in names.split(", ")})

@@ -4,7 +4,8 @@ A component is a pydantic config and the `nn.Module` that the config builds. The
 that the component fills, its `kind` is the name under which a spec asks for it, and its fields are the keys of the YAML
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
-`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph.
+`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
+`stack.py` what tools read of a block's layers.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
@@ -52,3 +53,15 @@ from tfkit.component.slots import RotaryConfig as RotaryConfig
 from tfkit.component.slots import ScoreBiasConfig as ScoreBiasConfig
 from tfkit.component.slots import TemperatureConfig as TemperatureConfig
 from tfkit.component.slots import divisors as divisors
+from tfkit.component.stack import Call as Call
+from tfkit.component.stack import Dropout as Dropout
+from tfkit.component.stack import Head as Head
+from tfkit.component.stack import Layer as Layer
+from tfkit.component.stack import Layers as Layers
+from tfkit.component.stack import Learned as Learned
+from tfkit.component.stack import Lookup as Lookup
+from tfkit.component.stack import Projection as Projection
+from tfkit.component.stack import ResidualConfig as ResidualConfig
+from tfkit.component.stack import Scale as Scale
+from tfkit.component.stack import Stage as Stage
+from tfkit.component.stack import Step as Step

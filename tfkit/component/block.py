@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from tfkit.component.config import Component, Make
+from tfkit.component.stack import Head, Layers, Stage
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
@@ -121,6 +122,18 @@ class BlockConfig(Component):
 
     def table(self) -> Signal | None:
         """The token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
+        return None
+
+    def after_table(self) -> tuple[Stage, ...]:
+        """The stages after the token table, in order, of a block that has one."""
+        return ()
+
+    def stack(self) -> Layers | None:
+        """The layers of a stack; None for every other block. The block's module holds them as `layers`."""
+        return None
+
+    def head(self) -> Head | None:
+        """The head over a vocabulary, if the block is one."""
         return None
 
 

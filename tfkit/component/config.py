@@ -138,6 +138,8 @@ class Component(Config):
     slot: ClassVar[str]
     role: ClassVar[str] = "has a place of its own"
     """The place in the model where it acts, for slots with components that act in different places."""
+    drawn_apart: ClassVar[bool] = False
+    """True if a picture shows the modules inside it one by one, such as a router and its experts."""
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:

@@ -54,6 +54,11 @@ class FFNConfig(Component):
     d_model: Shared[Dim]
     """Width of the residual stream."""
 
+    @property
+    def hidden_width(self) -> int | None:
+        """Width of the hidden layer; None if there is not exactly one."""
+        return None
+
     @abstractmethod
     def build(self, make: Make) -> nn.Module:
         """Build the module."""

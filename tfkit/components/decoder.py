@@ -25,6 +25,10 @@ class DecoderConfig(StackConfig):
     def default_mask(self) -> MaskConfig:
         return MaskConfig(right=0)
 
+    @property
+    def prefix_input(self) -> str | None:
+        return self.prefix
+
     def check(self) -> None:
         """Refuse a decoder that looks ahead, and a prefix beside a memory."""
         super().check()

@@ -6,23 +6,29 @@ d_embed: https://arxiv.org/abs/1909.11942. Tables: https://arxiv.org/abs/1810.04
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfkit import component
 from tfkit.component import (
     BlockConfig,
+    Call,
     Dim,
+    Dropout,
     Immaterial,
     InputPositionConfig,
+    Lookup,
     Make,
     MaskedWire,
     NormConfig,
     Pieces,
     PositiveFloat,
     Probability,
+    Projection,
+    Scale,
     Shared,
     Signal,
     Signals,
@@ -128,6 +134,27 @@ class EmbeddingConfig(BlockConfig):
     def table(self) -> Signal:
         return Signal("table", width=self.d_embed or self.d_model, rows=self.vocab_size)
 
+    def after_table(self) -> tuple[component.Stage, ...]:
+        return tuple(one for stage in self.stages or self._default_stages() for one in self._described(stage))
+
+    def _described(self, stage: Stage) -> Iterator[component.Stage]:
+        if stage == "scale":
+            yield Scale(self._factor(), root_of=self.d_model if self.scale == "sqrt_d_model" else None)
+        elif stage == "position" and self.position is not None:
+            yield Call("position", self.position)
+        elif stage == "tables":
+            yield from (Lookup(f"tables.{name}", rows) for name, rows in (self.tables or {}).items())
+        elif stage == "norm" and self.norm is not None:
+            yield Call("norm", self.norm)
+        elif stage == "dropout":
+            yield Dropout(self.dropout)
+        elif stage == "project":
+            yield Projection("project", self._width(stage), self.d_model)
+
+    def _factor(self) -> float:
+        """The factor of the token vectors."""
+        return self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale or 1.0
+
     def output(self, inputs: Signals) -> Signal:
         tokens = expect(inputs, "input", "tokens")
         table = inputs.get("tie")
@@ -174,8 +201,7 @@ class EmbeddingConfig(BlockConfig):
     def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None) -> Value:
         width = self._width(stage)
         if stage == "scale":
-            factor = self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale
-            return program.apply("scaled", operator.mul, x, factor)
+            return program.apply("scaled", operator.mul, x, self._factor())
         if stage == "position" and self.position is not None:
             positions = program.call("positions", Positions(), x, mask, past)
             added = program.call("position", make(self.position, width), positions)

@@ -85,6 +85,10 @@ class DenseConfig(FFNConfig):
         """The biases of the linear layers as a mapping."""
         return DenseBiases(up=self.bias, down=self.bias) if isinstance(self.bias, bool) else self.bias
 
+    @property
+    def hidden_width(self) -> int:
+        return self.d_ff
+
     def build_activation(self, make: Make) -> nn.Module:
         """The activation between the linear layers."""
         raise NotImplementedError

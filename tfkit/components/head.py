@@ -13,6 +13,7 @@ from tfkit.component import (
     BlockConfig,
     Config,
     Dim,
+    Head,
     Immaterial,
     Make,
     MaskedWire,
@@ -85,6 +86,9 @@ class LMHeadConfig(BlockConfig):
             "soft-cap": self.softcap is not None,
         }
         return f"Vectors to logits over the vocabulary: {', '.join(step for step, there in steps.items() if there)}."
+
+    def head(self) -> Head:
+        return Head(self.scale or 1.0, self.softcap, direct=self.transform is None and self.d_embed is None)
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)

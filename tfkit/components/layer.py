@@ -15,7 +15,6 @@ Parallel: https://arxiv.org/abs/2204.02311.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -26,14 +25,18 @@ from tfkit.component import (
     Dim,
     FFNConfig,
     Immaterial,
+    Layer,
     Make,
+    MaskConfig,
     NormConfig,
     Probability,
+    ResidualConfig,
     Shared,
+    Step,
     optional_slot,
     slot,
 )
-from tfkit.components.residual import ResidualConfig, add
+from tfkit.components.residual import add
 from tfkit.errors import Invalid
 from tfkit.nn import Context, Program, Value, cache_of_next
 
@@ -58,19 +61,6 @@ class SublayerConfig(Config):
     """Addition to the residual stream; the stack's unless given."""
     reads: Literal["previous", "input"] | None = None
     """Input of the sublayer: the sum so far, or the layer's input, after `input_norm`."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A sublayer with all its settings decided."""
-
-    name: str
-    sublayer: SublayerName
-    norm_in: NormConfig | None
-    norm_out: NormConfig | None
-    norm_after: NormConfig | None
-    residual: ResidualConfig
-    reads_input: bool
 
 
 class LayerConfig(Config):
@@ -102,6 +92,8 @@ class LayerConfig(Config):
         super().check()
         self._check_cross_attention()
         self._check_parts()
+        if self.place_of_cross_attention() is not None and self.cross() is None:
+            return  # every stack refuses this layer
         steps = self.steps(memory=self.cross_attention is not None)
         self._check_residuals(steps)
         if any(step.reads_input for step in steps):
@@ -141,7 +133,7 @@ class LayerConfig(Config):
             own = self.sublayers is not None and self.sublayers[index].residual is not None
             place = f"sublayers.{index}.residual.onto" if own else "residual.onto"
             if step.reads_input:
-                message = f"`{step.sublayer}` reads the layer's input: added to that, it would drop what came before"
+                message = f"`{step.role}` reads the layer's input: added to that, it would drop what came before"
                 raise Invalid(place, message)
             bare[place] = bare.get(place, True) and step.norm_in is None
         for place in (place for place, without in bare.items() if without):
@@ -161,53 +153,41 @@ class LayerConfig(Config):
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
-    def attention_of(self, sublayer: SublayerName) -> AttentionConfig:
-        """The config of one of the two attentions; the layer must have it."""
-        attention = self.attention if sublayer == "attention" else self.cross()
-        assert attention is not None
-        return attention
+    def order(self, *, memory: bool) -> tuple[SublayerConfig, ...]:
+        """The sublayers in order; with cross-attention if there is a `memory`."""
+        if self.sublayers is not None:
+            return self.sublayers
+        present: dict[SublayerName, bool] = {
+            "attention": self.attention is not None,
+            "cross_attention": memory,
+            "ffn": self.ffn is not None,
+        }
+        return tuple(SublayerConfig(sublayer=name) for name, there in present.items() if there)
 
-    def cached(self, sublayer: SublayerName, *, memory: bool) -> list[tuple[int, int]]:
-        """Heads and width of each tensor that the attentions called `name` cache of every token, in their order.
-
-        Raises `Invalid` when one cannot be decoded token by token.
-        """
-        found: list[tuple[int, int]] = []
-        for step in self.steps(memory=memory):
-            if step.sublayer != sublayer:
-                continue
-            attention = self.attention_of(sublayer)
-            if attention.cached is None:
-                raise Invalid(
-                    sublayer, f"attention `{attention.kind_name()}` caches nothing of the tokens that it reads"
-                )
-            found += attention.cached
-        return found
-
-    def steps(self, *, memory: bool) -> list[Step]:
-        """The layer's program with the placement spelled out; with cross-attention if there is a `memory`."""
-        given = self.sublayers
-        if given is None:
-            present: list[SublayerName] = ["attention"] if self.attention else []
-            present += ["cross_attention"] if memory else []
-            present += ["ffn"] if self.ffn else []
-            given = tuple(SublayerConfig(sublayer=name) for name in present)
+    def steps(self, *, memory: bool, mask: MaskConfig | None = None) -> list[Step]:
+        """The layer's program with the placement spelled out; `mask` is that of an attention without its own."""
         seen: dict[str, int] = {}
-        return [self._step(sublayer, seen) for sublayer in given]
+        return [self._step(sublayer, seen, mask) for sublayer in self.order(memory=memory)]
 
-    def _step(self, given: SublayerConfig, seen: dict[str, int]) -> Step:
-        seen[given.sublayer] = seen.get(given.sublayer, 0) + 1
-        count = seen[given.sublayer]
+    def _step(self, given: SublayerConfig, seen: dict[str, int], mask: MaskConfig | None) -> Step:
+        name = given.sublayer
+        count = seen[name] = seen.get(name, 0) + 1
         preset = self.placement
         parallel = preset in ("parallel", "parallel_two_norms")
+        config = {"attention": self.attention, "cross_attention": self.cross(), "ffn": self.ffn}[name]
+        assert config is not None
+        own = config.mask if isinstance(config, AttentionConfig) else None
         return Step(
-            name=given.sublayer if count == 1 else f"{given.sublayer}_{count}",
-            sublayer=given.sublayer,
+            name=name if count == 1 else f"{name}_{count}",
+            config=config,
+            reads_memory=name == "cross_attention",
+            reads_input=given.reads == "input" if given.reads else parallel,
+            mask=own or mask if name == "attention" else None,
             norm_in=self._norm(given.norm_in, preset in ("pre", "sandwich", "parallel_two_norms")),
             norm_out=self._norm(given.norm_out, preset in ("sandwich", "output")),
             norm_after=self._norm(given.norm_after, preset == "post"),
+            dropout=self.dropout,
             residual=given.residual or self.residual or ResidualConfig(),
-            reads_input=given.reads == "input" if given.reads else parallel,
         )
 
     def _norm(self, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
@@ -217,59 +197,60 @@ class LayerConfig(Config):
             return self.norm if given else None
         return given
 
-    def norm_of_input(self) -> NormConfig | None:
-        """The norm between the layer's input and the sublayers that read it."""
-        return self._norm(self.input_norm, self.placement == "parallel")
+    def described(self, name: str, *, memory: bool, mask: MaskConfig) -> Layer:
+        """The layer as data, as variant `name` of its stack."""
+        steps = tuple(self.steps(memory=memory, mask=mask))
+        norm = self._norm(self.input_norm, self.placement == "parallel")
+        return Layer(
+            config=self,
+            steps=steps,
+            name=name,
+            input_norm=norm if any(step.reads_input for step in steps) else None,
+            placement=None if self.sublayers else self.placement,
+        )
 
 
-def build_layer(layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None, causal: bool) -> nn.Module:
     """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
-    program, width = Program(), layer.d_model
+    program = Program()
     x = program.input("x")
     contexts = {"attention": program.input("context", Context)}
     if d_memory is not None:
         contexts["cross_attention"] = program.input("cross_context", Context)
-    steps = layer.steps(memory=d_memory is not None)
-    layer_input, norm = x, layer.norm_of_input()
-    if norm is not None and any(step.reads_input for step in steps):
-        layer_input = program.call("input_norm", make(norm, width), x)
+    layer_input = x
+    if layer.input_norm is not None:
+        layer_input = program.call("input_norm", make(layer.input_norm, d_model), x)
     seen: dict[str, int] = {}
-    for step in steps:
+    for step in layer.steps:
         y = layer_input if step.reads_input else x
         if step.norm_in is not None:
-            y = program.call(f"{step.name}_norm_in", make(step.norm_in, width), y)
+            y = program.call(f"{step.name}_norm_in", make(step.norm_in, d_model), y)
         onto = y if step.residual.onto == "normed" else x
-        module = _build_sublayer(step.sublayer, layer, make, d_memory=d_memory, causal=causal)
-        if step.sublayer == "ffn":
-            y = program.call(step.name, module, y)
-        else:
-            y = program.call(step.name, module, y, _context(program, step, layer, contexts, seen))
+        module = _build_sublayer(step, make, d_memory=d_memory, causal=causal)
+        context = _context(program, step, contexts, seen)
+        y = program.call(step.name, module, y) if context is None else program.call(step.name, module, y, context)
         if step.norm_out is not None:
-            y = program.call(f"{step.name}_norm_out", make(step.norm_out, width), y)
-        if layer.dropout:
-            y = program.call(f"{step.name}_dropout", nn.Dropout(layer.dropout), y)
-        x = add(program, step.name, step.residual, onto, y, width)
+            y = program.call(f"{step.name}_norm_out", make(step.norm_out, d_model), y)
+        if step.dropout:
+            y = program.call(f"{step.name}_dropout", nn.Dropout(step.dropout), y)
+        x = add(program, step, onto, y, d_model)
         if step.norm_after is not None:
-            x = program.call(f"{step.name}_norm_after", make(step.norm_after, width), x)
+            x = program.call(f"{step.name}_norm_after", make(step.norm_after, d_model), x)
     return program.build(x, "Layer")
 
 
-def _context(
-    program: Program, step: Step, layer: LayerConfig, contexts: Mapping[str, Value], seen: dict[str, int]
-) -> Value:
+def _context(program: Program, step: Step, contexts: Mapping[str, Value], seen: dict[str, int]) -> Value | None:
     """The context of an attention; if a layer has several of a kind, each caches tensors of its own."""
-    context, before = contexts[step.sublayer], seen.get(step.sublayer, 0)
-    seen[step.sublayer] = before + len(layer.attention_of(step.sublayer).cached or ())
+    if not isinstance(step.config, AttentionConfig):
+        return None
+    context, before = contexts[step.role], seen.get(step.role, 0)
+    seen[step.role] = before + len(step.config.cached or ())
     return program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context
 
 
-def _build_sublayer(
-    name: SublayerName, layer: LayerConfig, make: Make, *, d_memory: int | None, causal: bool
-) -> nn.Module:
-    if name == "ffn":
-        assert layer.ffn is not None
-        return make(layer.ffn)
-    attention = layer.attention_of(name)
-    if name == "attention":
-        return make(attention, d_memory=None, causal=causal)
-    return make(attention, d_memory=d_memory, causal=False)
+def _build_sublayer(step: Step, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+    if not isinstance(step.config, AttentionConfig):
+        return make(step.config)
+    if step.reads_memory:
+        return make(step.config, d_memory=d_memory, causal=False)
+    return make(step.config, d_memory=None, causal=causal)

@@ -77,6 +77,16 @@ class LayersConfig(Config):
         cycle = [name for name, times in runs for _ in range(times)]
         return [cycle[i % length] for i in range(n)]
 
+    def period(self) -> tuple[int | None, int]:
+        """The number of layers after which the pattern repeats, None if it fixes their number; and the least number."""
+        if self.groups is not None:
+            return self.groups, self.groups
+        if isinstance(self.pattern, dict):
+            ends = [int(end) for key in self.pattern if key != "rest" for end in key.lstrip("-").split("-")]
+            return (1 if "rest" in self.pattern else None), max(ends, default=0) + 2
+        length = sum(times for _, times in (_repeated(i, word) for i, word in enumerate(self.pattern or ())))
+        return (length, length) if length else (1, 1)
+
 
 def _repeated(index: int, word: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\w+)(?:\*([1-9]\d{0,3}))?", word)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionBackend,
+    AttentionConfig,
     BlockConfig,
     Cached,
     Count,
+    Layer,
+    Layers,
     Make,
     MaskConfig,
     MaskedWire,
@@ -52,6 +56,11 @@ class StackConfig(LayerConfig, BlockConfig):
         """The extent of attention without a `mask` of its own."""
         return MaskConfig()
 
+    @property
+    def prefix_input(self) -> str | None:
+        """The input of lengths that says how many first tokens every query reads."""
+        return None
+
     def check(self) -> None:
         """Refuse groups that do not divide the layers, patterns that do not fit them, and variants of another width."""
         super().check()
@@ -83,7 +92,7 @@ class StackConfig(LayerConfig, BlockConfig):
                     "cross-attention needs a memory to read",
                     help=f"add `memory: NODE` to the {self.kind_name()}",
                 )
-            if self.memory is not None and any(s.sublayer == "cross_attention" for s in layer.steps(memory=True)):
+            if self.memory is not None and any(s.sublayer == "cross_attention" for s in layer.order(memory=True)):
                 reads = True
                 if layer.cross() is None:
                     raise Invalid(f"{path}cross_attention", "a layer that reads a memory needs an attention to do so")
@@ -139,56 +148,88 @@ class StackConfig(LayerConfig, BlockConfig):
         """The class of the module that runs the layers."""
         return MemoryStack if "memory" in inputs else Stack
 
-    def context_key(self, layer: LayerConfig, inputs: Signals, backend: AttentionBackend = "sdpa") -> ContextKey:
+    def context_key(self, layer: LayerConfig, backend: AttentionBackend = "sdpa") -> ContextKey:
         """The key under which a layer's self-attention shares its context with those of other layers."""
         given = layer.attention.mask if layer.attention else None
         mask = given or self.default_mask()
-        return ContextKey.of(layer.attention, mask, prefix="prefix" in inputs, backend=backend)
+        return ContextKey.of(layer.attention, mask, prefix=self.prefix_input is not None, backend=backend)
+
+    def _contexts(self, backend: AttentionBackend = "sdpa") -> list[tuple[str, ContextKey]]:
+        """The context of each layer with weights of its own: its name, which layers with equal keys share, and key."""
+        names: dict[ContextKey, str] = {}
+        found = []
+        for number, (name, layer) in enumerate(self.plan()):
+            key = self.context_key(layer, backend)
+            alone = key.position is not None and not key.position.is_shared
+            if alone or key not in names:
+                # TorchScript cannot read an attribute again if its name is a keyword: `global`.
+                names[key] = str(number) if alone else f"{name}_" if keyword.iskeyword(name) else name
+            found.append((names[key], key))
+        return found
 
     def pieces(self, inputs: Signals) -> Pieces:
         for path, layer in self.distinct():
-            if layer.attention is not None and not self.context_key(layer, inputs).mask.causal:
+            if layer.attention is not None and not self.context_key(layer).mask.causal:
                 raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
-        memory = "memory" in inputs
         caches: list[tuple[Cached, ...]] = []
         memory_caches: list[tuple[Cached, ...]] = []
-        for _, layer in self.plan():
-            window = self.context_key(layer, inputs).window
-            own = tuple(Cached(*one, window) for one in layer.cached("attention", memory=memory))
-            cross = tuple(Cached(*one) for one in layer.cached("cross_attention", memory=memory))
+        for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
+            own = _cached(described, memory=False, window=self.context_key(layer).window)
             caches += [own] * self.repeats()
-            memory_caches += [cross] * self.repeats() if memory else []
+            memory_caches += [_cached(described, memory=True)] * self.repeats() if self.memory else []
         return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def repeats(self) -> int:
         """The number of times in a row that each layer runs."""
         return self.n_layers // len(self.plan())
 
+    def stack(self) -> Layers:
+        memory, mask = self.memory is not None, self.default_mask()
+        variants = {name: layer.described(name, memory=memory, mask=mask) for name, layer in dict(self.plan()).items()}
+        pairs = zip(self.plan(), self._contexts(), strict=True)
+        period, least = (1, 1) if self.layers is None else self.layers.period()
+        return Layers(
+            layers=tuple(replace(variants[name], context=f"shared.{context}") for (name, _), (context, _) in pairs),
+            repeats=self.repeats(),
+            final_norm=self.closing_norm(),
+            pattern=self.layers.pattern if self.layers else None,
+            period=period,
+            least=least,
+            prefix=self.prefix_input,
+            told=frozenset({*LayerConfig.model_fields, "layers", "final_norm"}),
+        )
+
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         memory: Signal | None = inputs.get("memory")
         d_memory = None if memory is None else memory.width
         shared: dict[str, AttentionContext] = {}
-        names: dict[ContextKey, str] = {}
-        layers, context_names = [], []
-        for number, (name, layer) in enumerate(self.plan()):
-            key = self.context_key(layer, inputs, make.attention_backend)
-            alone = key.position is not None and not key.position.is_shared
-            if alone or key not in names:
-                # TorchScript cannot read an attribute again if its name is a keyword: `global`.
-                names[key] = str(number) if alone else f"{name}_" if keyword.iskeyword(name) else name
-                shared[names[key]] = key.build(make)
-            context_names.append(names[key])
-            layers.append(build_layer(layer, make, d_memory=d_memory, causal=key.flag))
-        norm = self.closing_norm()
+        contexts, layers = self._contexts(make.attention_backend), []
+        stack = self.stack()
+        for layer, (name, key) in zip(stack.layers, contexts, strict=True):
+            if name not in shared:
+                shared[name] = key.build(make)
+            layers.append(build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag))
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(
             shared={name: shared[name] for name in order},
             layers=layers,
-            contexts=[order.index(name) for name in context_names],
-            repeats=self.repeats(),
+            contexts=[order.index(name) for name, _ in contexts],
+            repeats=stack.repeats,
             recompute=make.recompute,
-            final_norm=None if norm is None else make(norm, self.d_model),
+            final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
         )
+
+
+def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached, ...]:
+    """The tensors that the attentions of a layer cache of every token of its input, or of its memory."""
+    found: list[Cached] = []
+    for step in layer.steps:
+        if isinstance(step.config, AttentionConfig) and step.reads_memory == memory:
+            if step.config.cached is None:
+                message = f"attention `{step.config.kind_name()}` caches nothing of the tokens that it reads"
+                raise Invalid(step.role, message)
+            found += [Cached(*one, window) for one in step.config.cached]
+    return tuple(found)
 
 
 class Stack(nn.Module):

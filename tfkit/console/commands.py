@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.arguments import checked
 from tfkit.console.options import PLUGINS, SETS, Reader
 from tfkit.errors import SpecError, closest
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from tfkit.plugin.commands import PluginCommand
 
 Function = Callable[..., Any]
@@ -78,6 +81,14 @@ class Group(_Help, click.Group):
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The commands and options that begin so, no command of tfkit imported."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.own if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, context, incomplete)
+        return [*(CompletionItem(name, help=_first_line(name)) for name in names), *options]
+
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -87,6 +98,8 @@ class Group(_Help, click.Group):
         found = self._of_plugins(args[1:])
         if name in found:
             return name, found[name].load(), args[1:]
+        if context.resilient_parsing:
+            return None, None, args[1:]
         known = [*self.own, *found]
         near = closest(name, known)
         hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
@@ -129,6 +142,7 @@ def _first_line(name: str) -> str:
         return file.readline().strip().strip('"')
 
 
+@checked
 def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
     """A command whose function gets a `Reader` first, made from the options for reading a spec.
 

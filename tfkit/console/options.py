@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from tfkit.arguments import DTYPES
+from tfkit.console.completion import complete_change
 from tfkit.errors import Diagnostic
 
 if TYPE_CHECKING:
@@ -127,7 +128,14 @@ allow_change_option = click.option(
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
 _FOLDER = click.Path(exists=True, path_type=Path)
 SETS = [
-    click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the spec; repeatable."),
+    click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="PATH=VALUE",
+        shell_complete=complete_change,
+        help="Change a value of the spec; repeatable.",
+    ),
 ]
 PLUGINS = [
     click.option(

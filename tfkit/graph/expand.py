@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import OWN_MASK, BlockConfig, Signal, WireMarker, marker
+from tfkit.component import OWN_MASK, BlockConfig, Layers, Signal, WireMarker, marker
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
-from tfkit.spec.load import Spec, parse_spec, read_spec
+from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
+
+AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
+"""A spec that is not loaded yet, as users pass it."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Node:
     wires: Mapping[str, str | list[str]]
     signals: Mapping[str, Any]
     output: Signal
+    stack: Layers | None = None
+    """The layers of a stack; None for every other block."""
 
     @property
     def makes_mask(self) -> bool:
@@ -35,7 +41,7 @@ class Node:
         return self.output.mask == f"{self.name}_mask"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A model as a graph: the input of `build`."""
 
@@ -57,15 +63,31 @@ class Graph:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return found
 
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"
+
+    def _repr_svg_(self) -> str | None:
+        """The picture that a notebook shows; None, for the text, if the model cannot be drawn."""
+        import tfkit
+
+        try:
+            return tfkit.draw(self)._repr_svg_()
+        except Exception:
+            return None
+
 
 @checked
-def load(spec: AnyPath, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
-    """Read a spec by its path or by the bare name of one that comes with tfkit.
+def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
+    """Read a spec by its path or by the bare name of one that comes with tfkit, or take it as a mapping.
 
-    `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values. Raises
-    SpecError with every error in the spec, before any tensor exists.
+    A mapping has the keys and values of a spec's YAML; what it extends is found from the current folder. Text in it is
+    an unquoted word of YAML. `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of
+    paths to values. Raises SpecError with every error in the spec, before any tensor exists.
     """
-    return expand(_warned(read_spec(spec, plugins or load_plugins(), sets=as_changes(sets))))
+    plugins, changes = plugins or load_plugins(), as_changes(sets)
+    if isinstance(spec, Mapping):
+        return expand(_warned(take_spec(spec, plugins, sets=changes)))
+    return expand(_warned(read_spec(spec, plugins, sets=changes)))
 
 
 @checked
@@ -214,7 +236,7 @@ class _Expansion:
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask")
             outputs[name] = output
-            nodes.append(Node(name, config, wires[name], signals, output))
+            nodes.append(Node(name, config, wires[name], signals, output, self._ask(name, "stack", config.stack)))
         return nodes
 
     def _signals(
@@ -249,16 +271,17 @@ class _Expansion:
 
     def _tables(self) -> dict[str, Signal]:
         """The token table of each node that has one."""
-        found = {}
-        for name, config in self.model.graph.items():
-            try:
-                table = config.table()
-            except Exception as wrong:  # a plugin's block
-                self.errors.append(crashed(type(config), "`table`", wrong, ("graph", name), self.spec.provenance))
-                continue
-            if table is not None:
-                found[name] = table
-        return found
+        asked = {name: self._ask(name, "table", config.table) for name, config in self.model.graph.items()}
+        return {name: table for name, table in asked.items() if table is not None}
+
+    def _ask(self, name: str, what: str, method: Callable[[], T]) -> T | None:
+        """The answer of a block; None after an error in a plugin's."""
+        try:
+            return method()
+        except Exception as wrong:
+            config, path = type(self.model.graph[name]), ("graph", name)
+            self.errors.append(crashed(config, f"`{what}`", wrong, path, self.spec.provenance))
+            return None
 
     def _outputs(self) -> tuple[str, ...]:
         if self.model.outputs is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, TypeAlias
 
-from tfkit.graph.expand import Graph, load
+from tfkit.graph.expand import AnySource, Graph, load
 
 AnySpec: TypeAlias = Annotated[
-    Graph | str | os.PathLike[str], "a spec: its name, its path, or what `tfkit.load` returned"
+    Graph | AnySource, "a spec: its name, its path, a mapping, or what `tfkit.load` returned"
 ]
 
 

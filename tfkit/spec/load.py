@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get, where_it_is
 from tfkit.spec import source
+from tfkit.spec.data import read_data
 from tfkit.spec.folder import has_weights, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
@@ -116,6 +118,12 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
     """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
     return resolve_spec(_with_base(root, Path(), (), plugins.specs), plugins, sets=sets, file=name)
+
+
+def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
+    """Resolve a spec given as a mapping, as `read_spec` does a file."""
+    root = read_data(data)
+    return resolve_spec(_with_base(root, Path(), (), plugins.specs), plugins, sets=sets, file=root.span.source.name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:

@@ -19,7 +19,7 @@ from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.import_.importing import families
 from tfkit.tools.list_.gallery import shipped
 from tfkit.tools.params.count import count_params
-from tfkit.tools.show.values import programs_of
+from tfkit.tools.show.steps import programs_of
 
 from ...known import KNOWN, NAMES
 from ...small_specs import FEW, covering

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 import tfkit
+from tfkit.errors import ranges
 from tfkit.tools.diff.differences import differences
-from tfkit.tools.show.values import programs_of, ranges, values_of
+from tfkit.tools.show.steps import programs_of
+from tfkit.tools.show.values import values_of
 
 STACK = """\
 tfkit: 1

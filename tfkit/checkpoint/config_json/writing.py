@@ -7,7 +7,7 @@ from typing import Any
 
 from tfkit.checkpoint.config_json import layer_types, per_layer, rope
 from tfkit.checkpoint.config_json.reading import case_of
-from tfkit.component import Component, Config, SharedMarker, marker
+from tfkit.component import BlockConfig, Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.spec.arithmetic import Number, evaluate
 from tfkit.spec.checkpoint import CheckpointConfig, FieldConfig
@@ -72,14 +72,21 @@ class _Writing:
         elif rule.layers or rule.first or rule.every:
             if rule.layers is None and layer_types.listing_of(self.rules, str(rule.set)):
                 return
-            said = layer_types.write([variant for variant, _ in self.value(str(rule.set)).plan()], rule)
+            said = layer_types.write(self._variants(str(rule.set)), rule)
             if not isinstance(said, list) or said != layer_types.cycled(rule.default, len(said)):
                 self.fields[name] = said
         elif rule.each is not None:
-            names = [variant for variant, _ in self.value(str(rule.set)).plan()]
-            self.fields[name] = per_layer.write(names, rule, self.value)
+            self.fields[name] = per_layer.write(self._variants(str(rule.set)), rule, self.value)
         elif rule.read is None or rule.write is not None:
             self._copy(name, rule)
+
+    def _variants(self, path: str) -> list[str]:
+        """The variant of each layer of a stack."""
+        block = self.value(path)
+        stack = block.stack() if isinstance(block, BlockConfig) else None
+        if stack is None:
+            raise Invalid("", f"{quoted(path)} is not a stack of layers")
+        return [layer.name for layer in stack.layers]
 
     def _copy(self, name: str, rule: FieldConfig) -> None:
         found = {path: self.value(path) for path in rule.paths}

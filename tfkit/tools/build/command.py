@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import (
     Reader,
     allow_change_option,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     tfkit build llama3_405b --device meta
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @weights_option("Fill it from safetensors: a file, an index or their folder.")

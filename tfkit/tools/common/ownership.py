@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from torch import fx, nn
+from torch import fx
 
 from tfkit.builder import graph_of
 from tfkit.component import Component
+from tfkit.graph.expand import Node
 
 By = Literal["component", "node", "layer"]
 """The unit of a table's rows."""
@@ -59,15 +60,17 @@ def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
+    stacks = {node.name for node in nodes if node.stack is not None}
+    roles = dict(_roles(nodes))
     parts = {}
     for path in modules:
         node = path.partition(".")[0]
         if node not in blocks:
             continue
         owner, slot = _owner(path, components)
-        component = _component(owner, slot, blocks[node])
+        component = blocks[node] if slot == "block" else roles.get(owner, slot)
         label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
-        parts[path] = Ownership(component, label, owner, node, _layer(path, modules[node]))
+        parts[path] = Ownership(component, label, owner, node, _layer(path, node in stacks))
     return parts
 
 
@@ -81,12 +84,13 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
     rows: dict[str, list[Item]] = {}
     for item in items:
         rows.setdefault(getattr(item, by), []).append(item)
-    for name in sorted(rows, key=_rank) if by == "component" else rows:
+    for name in sorted(rows, key=rank) if by == "component" else rows:
         labels = {item.label for item in rows[name]}
         yield name, labels.pop() if by == "component" and len(labels) == 1 else name, rows[name]
 
 
-def _rank(component: str) -> int:
+def rank(component: str) -> int:
+    """The place of a component's row among those of others."""
     return ORDER.index(component) if component in ORDER else len(ORDER) + (component == HEAD)
 
 
@@ -97,16 +101,15 @@ def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
     return path, components[path].slot if path else "block"
 
 
-def _component(owner: str, slot: str, block: str) -> str:
-    if slot == "block":
-        return block
-    if slot == "attention" and owner.rpartition(".")[2].startswith("cross_attention"):
-        return "cross_attention"
-    return slot
+def _roles(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
+    """The role of each sublayer, by its path."""
+    for node in nodes:
+        for number, layer in enumerate(node.stack.layers if node.stack else ()):
+            yield from ((f"{node.name}.layers.{number}.{step.name}", step.role) for step in layer.steps)
 
 
-def _layer(path: str, node: nn.Module) -> str:
+def _layer(path: str, in_stack: bool) -> str:
     """The layer of a stack; for its other children their names; a whole node if it has no layers."""
     if match := _LAYER.match(path):
         return match[1]
-    return ".".join(path.split(".")[:2]) if hasattr(node, "layers") else path.partition(".")[0]
+    return ".".join(path.split(".")[:2]) if in_stack else path.partition(".")[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, allow_change_option, device_of, json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ ROWS = 12
     tfkit compare out1 out2
     """,
 )
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", shell_complete=complete_spec)
+@click.argument("b", metavar="B", shell_complete=complete_spec)
 @weights_option("The weights of both.")
 @allow_change_option
 @click.option(

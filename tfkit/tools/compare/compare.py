@@ -135,7 +135,7 @@ def compare(
         SpecError: the weights do not fit, or B cannot be read; or the two cannot be given the same inputs.
     """
     a, device = as_graph(a), device_of(device)
-    b = as_graph(b) if isinstance(b, Graph) or is_spec(b) else Path(b)
+    b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
     folder = b if isinstance(b, Path) and os.path.isdir(b) else None
     source = folder if weights is None else Path(weights)
     second = b if isinstance(b, Graph) else a

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_slot
 from tfkit.console.options import Reader, json_option
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     tfkit components attention gqa
     """,
 )
-@click.argument("slot", required=False)
-@click.argument("kind", required=False)
+@click.argument("slot", required=False, shell_complete=complete_slot)
+@click.argument("kind", required=False, shell_complete=complete_slot)
 @json_option
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
     from tfkit.console.output import print_json

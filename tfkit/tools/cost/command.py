@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, batch_option, by_option, dtype_option, json_option
 from tfkit.errors import closest
 from tfkit.tools.common.choices import MODES, OPTIMIZERS, Mode
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     tfkit cost my_model.yaml --by layer --recompute
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @batch_option
 @click.option(
     "--length",

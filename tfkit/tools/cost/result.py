@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.html_table import html_table
 from tfkit.tools.common.ownership import By, in_rows
+from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.devices import Device
 
 
@@ -197,6 +199,15 @@ class Cost:
                 transfer += moved / device.bandwidth
                 seconds += max(flops / peak, moved / device.bandwidth)
         return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        columns = ("component", "FLOPs", "bytes moved", "parameters")
+        rows = [
+            (row.label, flops_text(row.flops), bytes_text(row.traffic), f"{row.parameters:,}")
+            for row in (*self.rows(), self.total)
+        ]
+        return html_table(f"{self.name}: {self.mode}, {self.dtype}", columns, rows)
 
 
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:

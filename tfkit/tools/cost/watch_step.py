@@ -11,10 +11,11 @@ from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tfkit.builder import graph_of
+from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels
 from tfkit.tools.cost.layers import Layers
-from tfkit.tools.cost.mask_share import EVERYTHING, Extent, extents
+from tfkit.tools.cost.mask_share import EVERYTHING, hidden_share
 from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
 from tfkit.tools.cost.steps import Step
 
@@ -57,10 +58,10 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
     return _gathered(watch, layers)
 
 
-def layers_of(model: fx.GraphModule) -> set[str]:
-    """The paths of all layers of stacks."""
-    stacks = [(node.name, getattr(model.get_submodule(node.name), "layers", None)) for node in graph_of(model).nodes]
-    return {f"{name}.layers.{i}" for name, layers in stacks for i in range(len(layers or ()))}
+def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
+    """All layers of stacks, by their paths."""
+    stacks = [(node.name, node.stack.layers) for node in graph_of(model).nodes if node.stack is not None]
+    return {f"{name}.layers.{i}": layer for name, layers in stacks for i, layer in enumerate(layers)}
 
 
 def frames_of(model: fx.GraphModule) -> list[str]:
@@ -74,23 +75,21 @@ class _Hooks:
 
     def __init__(self, model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self.parts = owners_of(model)
-        self.extents = extents(graph_of(model))
         self.watch, self.layers, self.model = watch, layers, model
 
     def place(self) -> None:
         """Register the hooks."""
         layers = layers_of(self.model)
+        steps = {f"{path}.{step.name}": step for path, layer in layers.items() for step in layer.steps}
         for path in frames_of(self.model):
             if path in layers:
-                self.layers.take_over(path, self.modules[path], self.extents.get(path))
+                masks = tuple(step.mask for step in layers[path].steps)
+                self.layers.take_over(path, self.modules[path], masks)
                 continue
             self._frame(path)
-            core = self.modules.get(f"{path}.core")
-            if core is not None and self.parts[path].component in ("attention", "cross_attention"):
-                part = self.parts[path]
-                own = part.component == "attention"
-                self._core(core, self.extents.get(part.layer, EVERYTHING) if own else EVERYTHING)
+            core, step = self.modules.get(f"{path}.core"), steps.get(path)
+            if core is not None and step is not None and isinstance(step.config, AttentionConfig):
+                self._core(core, step.mask or EVERYTHING)
 
     def _frame(self, path: str) -> None:
         def enter(module: nn.Module, args: Any) -> None:
@@ -98,9 +97,9 @@ class _Hooks:
 
         self._hook(self.modules[path], enter)
 
-    def _core(self, core: nn.Module, extent: Extent) -> None:
+    def _core(self, core: nn.Module, mask: MaskConfig) -> None:
         def enter(module: nn.Module, args: Any) -> None:
-            hidden = extent.hidden(args[0].size(-2), args[1].size(-2))
+            hidden = hidden_share(mask, args[0].size(-2), args[1].size(-2))
             self.watch.enter(self.watch.place._replace(hidden=hidden))
 
         self._hook(core, enter)

@@ -1,14 +1,19 @@
-"""Show the differences between two specs."""
+"""Show the differences between two specs or published models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
+
+if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
 
 
 @command(
@@ -16,19 +21,38 @@ from tfkit.console.options import Reader, json_option
     notes="""
     A value that several components inherit is one line, and `name`, `source` and
     `description` are left out. The exit status is 0 whether they differ or not.
+
+    A and B are specs or published models: a config.json, or a folder with one and
+    without a spec, is read as `tfkit import` reads it; --set does not change it.
     """,
     examples="""
     tfkit diff gpt2 gpt2_medium
     tfkit diff llama2_70b llama3_70b --json
+    tfkit diff my_llama.yaml downloads/Llama-3.2-1B
     """,
 )
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=complete_spec)
+@click.argument("after", metavar="B", shell_complete=complete_spec)
+@click.option(
+    "--family",
+    metavar="SPEC",
+    shell_complete=complete_spec,
+    help="The spec that defines the fields of a config.json.  [default: by model_type]",
+)
 @json_option
-def diff(reader: Reader, before: str, after: str, json: bool) -> None:
+def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:
     from tfkit.console.output import print_json, retitled
 
-    a, b = retitled([reader.load(before), reader.load(after)], (before, after))
+    published = [_is_published(reader, one) for one in (before, after)]
+    if family is not None and not any(published):
+        raise click.UsageError("--family has no effect: neither A nor B has a config.json")
+    if reader.sets and all(published):
+        raise click.UsageError("--set has no effect: A and B are published models")
+    graphs = [
+        _imported(reader, one, family) if theirs else reader.load(one)
+        for one, theirs in zip((before, after), published, strict=True)
+    ]
+    a, b = retitled(graphs, (before, after))
     from tfkit.tools.diff.differences import differences
     from tfkit.tools.params.count import count_params
 
@@ -37,6 +61,22 @@ def diff(reader: Reader, before: str, after: str, json: bool) -> None:
         print_json({"a": a.name, "b": b.name, "differences": found, "parameters": counts})
     else:
         _show_differences(found, (a.name, b.name), counts)
+
+
+def _is_published(reader: Reader, name: str) -> bool:
+    """True for a config.json, and for a folder that has one but not a spec."""
+    from tfkit.spec.folder import CONFIG, SPEC
+    from tfkit.spec.load import is_folder
+
+    folder = Path(name)
+    alone = is_folder(name, reader.plugins.specs) and (folder / CONFIG).exists() and not (folder / SPEC).exists()
+    return alone or name.endswith(".json")
+
+
+def _imported(reader: Reader, config: str, family: str | None) -> Graph:
+    from tfkit.tools.import_.importing import import_config
+
+    return import_config(config, family=family, plugins=reader.plugins).graph
 
 
 def _show_differences(found: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:

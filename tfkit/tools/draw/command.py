@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.errors import printable
 
@@ -33,7 +34,7 @@ ENDINGS = (".svg", ".png", ".html")
     tfkit draw my_model.yaml -o my_model.html
     """,
 )
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
 @click.option(
     "-o",
     "--output",

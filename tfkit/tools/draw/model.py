@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfkit.component import Component, Signal, WireMarker, marker
+from tfkit.component import (
+    Call,
+    Component,
+    Dropout,
+    Lookup,
+    PositionConfig,
+    Projection,
+    Scale,
+    Signal,
+    WireMarker,
+    marker,
+)
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
@@ -14,8 +25,6 @@ from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, W
 from tfkit.tools.draw.stack import norm_box, tower
 from tfkit.tools.show.values import number
 
-STAGES = {"scale": "scale", "position": "position", "tables": "tables", "norm": "norm", "project": "d_embed"}
-"""The usual order of the steps after an embedding, each with the field that requests it."""
 SIZES = ("d_model", "vocab_size", "max_len")
 
 
@@ -27,8 +36,8 @@ def scene_of(graph: Graph) -> Scene:
     lowest = {column[0] for column in columns} - beside.keys()
     nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in beside.items()}
     for node, key in zip(graph.nodes, _keys(graph), strict=True):
-        if hasattr(node.config, "plan"):
-            nodes[node.name] = tower(node, key, counts)
+        if node.stack is not None:
+            nodes[node.name] = tower(node, node.stack, key, counts)
         else:
             nodes[node.name] = _chain(node, key, counts)
     model = graph.spec.model
@@ -59,7 +68,7 @@ def _keys(graph: Graph) -> list[str]:
 
 def _facts(graph: Graph) -> Iterator[Note]:
     for name in SIZES:
-        given = (getattr(node.config, name, None) for node in graph.nodes)
+        given = (dict(node.config).get(name) for node in graph.nodes)
         values = sorted({value for value in given if value is not None})
         if values:
             text = " / ".join(f"{value:,}" for value in values)
@@ -109,7 +118,7 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...]) -> Iterator[Wire]
                     if (one, node.name) in standing or node.name in lowest:
                         yield Wire(one, node.name, "up")
                 else:
-                    yield Wire(one, node.name, "memory" if field == "memory" else "side")
+                    yield Wire(one, node.name, "memory" if wire is not None and wire.whole and wire.mask else "side")
 
 
 def _read(graph: Graph, node: Node) -> str:
@@ -134,16 +143,12 @@ def _axes(signal: Signal) -> str:
 
 def _chain(node: Node, key: str, counts: ParameterCounts) -> Chain:
     """A node that is not a stack. An embedding is recognized by its table, everything else by its modules."""
-    if node.config.table() is not None:
-        items = tuple(_embedding(node, key, counts))
-    else:
-        items = tuple(_modules(node, key, counts))
-    return Chain(key, node.name, items, counts.take(node.name))
+    table = node.config.table()
+    items = _modules(node, key, counts) if table is None else _embedding(node, table, key, counts)
+    return Chain(key, node.name, tuple(items), counts.take(node.name))
 
 
-def _embedding(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
-    config: Any = node.config
-    table = config.table()
+def _embedding(node: Node, table: Signal, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
     yield Box(
         key=f"{key}/tokens",
         role="embedding",
@@ -151,30 +156,26 @@ def _embedding(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box | 
         notes=(Note("table", f"{table.rows:,} × {table.width:,}"),),
         parameters=counts.take(f"{node.name}.tokens"),
         tied="tie" in node.wires,
-        tip=tip_of(config),
+        tip=tip_of(node.config),
     )
-    for stage in getattr(config, "stages", None) or STAGES:
-        if getattr(config, STAGES.get(stage, stage), None) is not None:
-            yield from _stage(stage, node, key, counts)
+    for stage in node.config.after_table():
+        if isinstance(stage, Scale):
+            yield Mark(f"{key}/scale", f"× √{stage.root_of:,}" if stage.root_of else f"× {number(stage.number)}")
+        elif not isinstance(stage, Dropout):
+            path = f"{node.name}.{stage.name}"
+            yield _stage(stage, f"{key}/{stage.name.replace('.', '/')}", counts.label(path), counts.take(path))
 
 
-def _stage(stage: str, node: Node, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
-    config: Any = node.config
-    path, here = f"{node.name}.{stage}", f"{key}/{stage}"
-    if stage == "scale":
-        root = config.scale == "sqrt_d_model"
-        yield Mark(here, f"× √{config.d_model:,}" if root else f"× {number(config.scale)}")
-    elif stage == "norm":
-        yield norm_box(config.norm, here, counts.label(path), counts.take(path))
-    elif stage == "position":
-        yield Added(component_box(config.position, here, f"{config.position.kind_name()} positions", counts.take(path)))
-    elif stage == "tables":
-        for name, rows in config.tables.items():
-            title, count = _words(name), counts.take(f"{path}.{name}")
-            yield Added(Box(f"{here}/{name}", "embedding", title, (Note("table", f"{rows:,} rows"),), parameters=count))
-    elif stage == "project":
-        widths = Note("widths", f"{config.d_embed:,} → {config.d_model:,}")
-        yield Box(here, "step", "projection", (widths,), parameters=counts.take(path))
+def _stage(stage: Call | Lookup | Projection, key: str, label: str, parameters: int) -> Box | Added:
+    if isinstance(stage, Projection):
+        widths = Note("widths", f"{stage.d_in:,} → {stage.d_out:,}")
+        return Box(key, "step", "projection", (widths,), parameters=parameters)
+    if isinstance(stage, Lookup):
+        notes = (Note("table", f"{stage.rows:,} rows"),)
+        return Added(Box(key, "embedding", _words(stage.name.rpartition(".")[2]), notes, parameters=parameters))
+    if isinstance(stage.config, PositionConfig):
+        return Added(component_box(stage.config, key, f"{stage.config.kind_name()} positions", parameters))
+    return norm_box(stage.config, key, label, parameters)
 
 
 def component_box(config: Component, key: str, title: str, parameters: int) -> Box:
@@ -196,7 +197,7 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
         path = f"{node.name}.{name}"
         component = counts.components.get(path)
         if component is not None and component.slot == "norm":
-            yield norm_box(component, f"{key}/{name}", counts.label(path), counts.take(path))  # type: ignore[arg-type]
+            yield norm_box(component, f"{key}/{name}", counts.label(path), counts.take(path))
         elif component is not None:
             yield component_box(component, f"{key}/{name}", _words(name), counts.take(path))
         else:

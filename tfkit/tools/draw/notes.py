@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfkit.component import (
+    AttentionConfig,
     Component,
     Config,
     MaskConfig,
+    NormConfig,
     PatchMarker,
     SharedMarker,
     WireMarker,
@@ -32,8 +34,8 @@ def notes_of(config: Config) -> Iterator[Note]:
             yield from window_of(value)
         elif not isinstance(value, Config):
             yield Note(name, fact(name, value))
-    if getattr(config, "d_head", 0) is None and "d_head" in type(config).model_fields:
-        yield Note("d_head", f"d_head {getattr(config, 'head_width')}")  # noqa: B009  a property of attentions alone
+    if isinstance(config, AttentionConfig) and "d_head" in type(config).model_fields and config.d_head is None:
+        yield Note("d_head", f"d_head {config.head_width}")
 
 
 def chips_of(config: Config) -> Iterator[Chip]:
@@ -86,7 +88,6 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _described(name: str, config: Config) -> str:
     """`rope: theta 10,000, linear`; the field's name appears only if the slot's is not enough."""
-    own = isinstance(config, Component)
     words = name.replace("_", " ")
     if isinstance(config, Component):
         words = config.kind_name() if name == config.slot else f"{words} {config.kind_name()}"
@@ -98,7 +99,7 @@ def _described(name: str, config: Config) -> str:
             facts.append(f"{value.kind_name()} {key.replace('_', ' ')}")
         else:
             facts.append(_described(key, value))
-    if own and getattr(config, "slot", None) == "norm":
+    if isinstance(config, NormConfig):
         return words
     return f"{words}: {', '.join(facts)}" if facts else words
 

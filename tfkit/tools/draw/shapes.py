@@ -116,7 +116,7 @@ class Picture:
     y: float
     width: float
     height: float
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape, ...] = field(repr=False)
     title: str
     description: str
 
@@ -129,3 +129,9 @@ class Picture:
                 pending += reversed(shape.shapes)
             else:
                 yield shape
+
+    def _repr_svg_(self) -> str:
+        """The picture that a notebook shows."""
+        from tfkit.tools.draw.svg import to_svg
+
+        return to_svg(self)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.errors import printable
 
@@ -27,7 +28,7 @@ from tfkit.errors import printable
     tfkit eject my_model.yaml | less
     """,
 )
-@click.argument("spec", metavar="SPEC")
+@click.argument("spec", metavar="SPEC", shell_complete=complete_spec)
 @click.option(
     "-o",
     "--output",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.ejected_class import CONFIG, Class
@@ -66,10 +66,10 @@ def _variant(path: str, graph: Graph) -> str:
     """The name of the variant of the layers around a module."""
     node, _, rest = path.partition(".")
     words = rest.split(".")
-    plan: Callable[[], list[tuple[str, object]]] | None = getattr(graph.node(node).config, "plan", None)
-    if plan is None or words[0] != "layers" or len(words) < 2:
+    stack = graph.node(node).stack
+    if stack is None or words[0] != "layers" or len(words) < 2:
         return ""
-    return plan()[int(words[1])][0]
+    return stack.layers[int(words[1])].name
 
 
 def _title(words: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.console.output import WIDTH
 from tfkit.tools.common.units import bytes_text, scaled, short
@@ -33,7 +34,7 @@ INDENT = "  "
     tfkit explain my_model.yaml --set decoder.attention.kind=mqa
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @json_option
 def explain(reader: Reader, spec: str, json: bool) -> None:
     from tfkit.console.output import print_json

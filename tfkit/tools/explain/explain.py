@@ -91,8 +91,8 @@ def _input(graph: Graph, name: str, signal: Signal) -> str:
 
 def _node(graph: Graph, node: Node) -> Explanation:
     """A node in words."""
-    if hasattr(node.config, "plan"):
-        part = explain_stack(node)
+    if node.stack is not None:
+        part = explain_stack(node, node.stack)
     else:
         part = explain_component(
             node.name, node.config, facts=tuple(_facts(graph, node)), leave_out=frozenset({"vocab_size"})

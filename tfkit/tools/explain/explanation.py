@@ -117,15 +117,14 @@ def _fact(config: Config, name: str, value: Any) -> str:
     else:
         text = number(value)
         shown = f"{name} {text if len(text) <= 60 else f'{text[:56]} ...'}"
-        width = getattr(config, "d_model", None)
-        if name == "d_ff" and width and isinstance(config, FFNConfig):
-            shown += f", {value / width:.3g} x d_model"
+        if name == "d_ff" and isinstance(config, FFNConfig):
+            shown += f", {value / config.d_model:.3g} x d_model"
     return " ".join([f"{shown}: {words}" if words else shown, *field_papers(config, name, value)])
 
 
-def explain_attention(name: str, config: AttentionConfig, default_mask: MaskConfig | None) -> Explanation:
+def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | None) -> Explanation:
     """An attention: its heads, its cache per token, and the tokens that a token reads, in plain words."""
-    facts, mask = [_heads(config)], config.mask or default_mask
+    facts = [_heads(config)]
     if mask is not None:
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:

@@ -4,157 +4,128 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from tfkit.component import Component
+from tfkit.component import AttentionConfig, Component, Config, Layer, Layers
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
+from tfkit.tools.common.ownership import rank
 from tfkit.tools.explain.explanation import Explanation, differing, explain_attention, explain_component, many
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of
-from tfkit.tools.show.values import number
+from tfkit.tools.show.steps import as_sentences
 
-SLOTS = ("attention", "cross_attention", "ffn")
-NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
-STACK = frozenset({*SLOTS, "norm", "layers", "placement", "residual", "sublayers", "final_norm", "input_norm"})
 FEW = 28
 """The longest list of layers, in letters, that is written out; a pattern may have twice as many."""
 
 
-def explain_stack(node: Node) -> Explanation:
+def explain_stack(node: Node, stack: Layers) -> Explanation:
     """A stack of layers."""
-    config: Any = node.config
-    plan = [(name, layer) for name, layer in config.plan() for _ in range(config.repeats())]
-    own = explain_component(node.name, config, leave_out=STACK)
-    facts = [_size(config), *_sharing(config, plan), *own.facts]
-    parts = [part for slot in SLOTS for part in _slot_parts(slot, config, node, plan)]
+    own = explain_component(node.name, node.config, leave_out=stack.told)
+    roles = dict.fromkeys(step.role for layer in stack.layers for step in layer.steps)
+    parts = [part for role in sorted(roles, key=rank) for part in _parts(role, stack)]
     return Explanation(
         node.name,
-        config.kind_name(),
-        says=doc_of(config),
-        papers=papers_of(config),
-        facts=tuple(facts),
-        steps=tuple(_programs(config, plan, memory="memory" in node.wires)),
-        parts=(*parts, *_norms(config, plan, memory="memory" in node.wires), *own.parts),
+        node.config.kind_name(),
+        says=doc_of(node.config),
+        papers=papers_of(node.config),
+        facts=(_size(node, stack), *_sharing(node.config, stack), *own.facts),
+        steps=tuple(_programs(node.config, stack)),
+        parts=(*parts, *_norms(stack), *own.parts),
     )
 
 
-def _size(config: Any) -> str:
-    return f"{many(config.n_layers, 'layer')} on a residual stream of width {config.d_model:,}"
+def _size(node: Node, stack: Layers) -> str:
+    return f"{many(stack.depth, 'layer')} on a residual stream of width {node.output.width:,}"
 
 
-def _sharing(config: Any, plan: Sequence[tuple[str, Any]]) -> Iterator[str]:
+def _sharing(config: Config, stack: Layers) -> Iterator[str]:
     """The ways in which layers differ or share."""
-    if config.repeats() > 1:
-        sets = "one set of weights" if len(config.plan()) == 1 else f"{len(config.plan())} sets of weights"
-        papers = field_papers(config.layers, "groups", None)
-        yield " ".join([f"the layers share {sets}, each used {config.repeats()} times in a row", *papers])
-    names = [name for name, _ in plan]
-    if len(set(names)) > 1:
-        pattern = config.layers.pattern
-        papers = field_papers(config.layers, "pattern", None)
-        listed = ", ".join(pattern) if isinstance(pattern, tuple) else ""
+    if stack.repeats > 1:
+        sets = "one set of weights" if len(stack.layers) == 1 else f"{len(stack.layers)} sets of weights"
+        words = f"the layers share {sets}, each used {stack.repeats} times in a row"
+        yield " ".join([words, *_papers(config, "groups")])
+    if len(stack.variants) > 1:
+        listed = ", ".join(stack.pattern) if isinstance(stack.pattern, tuple) else ""
         repeated = f", in the pattern [{listed}]" if 0 < len(listed) <= 2 * FEW else ""
-        yield " ".join([f"layers of {len(set(names))} variants{repeated}: {_counts(names)}", *papers])
+        counts = ", ".join(f"{len(indices) * stack.repeats} {name}" for name, indices in stack.variants.items())
+        yield " ".join([f"layers of {len(stack.variants)} variants{repeated}: {counts}", *_papers(config, "pattern")])
 
 
-def _counts(names: Sequence[str]) -> str:
-    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+def _papers(config: Config, field: str) -> tuple[str, ...]:
+    """The papers of a field of a config, or of a mapping in it."""
+    inside = [value for _, value in config if isinstance(value, Config) and not isinstance(value, Component)]
+    return next((papers for one in (config, *inside) if (papers := field_papers(one, field, None))), ())
 
 
-def _where(names: set[str], plan: Sequence[tuple[str, Any]]) -> str:
+def _where(names: set[str], stack: Layers) -> str:
     """The layers of these variants: their numbers if those are few, else their variants; empty for all."""
-    indices = [i for i, (name, _) in enumerate(plan) if name in names]
-    if len(indices) == len(plan):
+    found = sorted(index for name in names for index in stack.variants[name])
+    if len(found) == len(stack.layers):
         return ""
+    indices = [index * stack.repeats + run for index in found for run in range(stack.repeats)]
     text = ranges(indices)
     sorts = " and ".join(sorted(names))
     what = f"layer{'' if len(indices) == 1 else 's'} {text}" if len(text) <= FEW else f"{len(indices)} layers"
     return f"{what} ({sorts})"
 
 
-def _slot_parts(slot: str, config: Any, node: Node, plan: Sequence[tuple[str, Any]]) -> Iterator[Explanation]:
-    """The component in a slot, once for all layers if it is the same; for others the differences."""
+def _firsts(stack: Layers) -> Iterator[Layer]:
+    """The first layer of each variant."""
+    return (stack.layers[indices[0]] for indices in stack.variants.values())
+
+
+def _parts(role: str, stack: Layers) -> Iterator[Explanation]:
+    """The components of a role, each once for all layers that have it; of further ones the differences."""
     found: list[tuple[Explanation, set[str]]] = []
-    for name in dict.fromkeys(name for name, _ in plan):
-        layer = next(layer for other, layer in plan if other == name)
-        part = _slot_part(slot, config, layer, memory="memory" in node.wires)
-        if part is None:
-            continue
-        same = next((names for known, names in found if known == part), None)
-        if same is not None:
-            same.add(name)
-        else:
-            found.append((part, {name}))
-    found.sort(key=lambda one: -sum(name in one[1] for name, _ in plan))
+    for layer in _firsts(stack):
+        for part in dict.fromkeys(_explained(layer, role)):
+            same = next((names for known, names in found if known == part), None)
+            if same is not None:
+                same.add(layer.name)
+            else:
+                found.append((part, {layer.name}))
+    found.sort(key=lambda one: -sum(len(stack.variants[name]) for name in one[1]))
     for index, (part, names) in enumerate(found):
         shown = differing(part, found[0][0]) if index else part
-        layers = tuple(number for number, (name, _) in enumerate(config.plan()) if name in names)
-        everywhere = len(layers) == len(config.plan())
-        yield replace(shown, where=_where(names, plan), layers=() if everywhere else layers)
+        layers = tuple(sorted(number for name in names for number in stack.variants[name]))
+        everywhere = len(layers) == len(stack.layers)
+        yield replace(shown, where=_where(names, stack), layers=() if everywhere else layers)
 
 
-def _slot_part(slot: str, config: Any, layer: Any, *, memory: bool) -> Explanation | None:
-    if not any(step.sublayer == slot for step in layer.steps(memory=memory)):
-        return None
-    if slot == "ffn":
-        return explain_component(slot, layer.ffn)
-    return explain_attention(slot, layer.attention_of(slot), config.default_mask() if slot == "attention" else None)
+def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
+    for step in layer.steps:
+        if step.role == role and isinstance(step.config, AttentionConfig):
+            yield explain_attention(role, step.config, step.mask)
+        elif step.role == role:
+            yield explain_component(role, step.config)
 
 
-def _norms(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[Explanation]:
+def _norms(stack: Layers) -> Iterator[Explanation]:
     """The norms of the residual stream, each kind once."""
     norms: dict[str, Component] = {}
-    for _, layer in {name: (name, layer) for name, layer in plan}.values():
-        for step in layer.steps(memory=memory):
-            for norm in (step.norm_in, step.norm_out, step.norm_after, layer.norm_of_input()):
+    for layer in _firsts(stack):
+        for step in layer.steps:
+            for norm in (step.norm_in, step.norm_out, step.norm_after, layer.input_norm):
                 if norm is not None:
                     norms.setdefault(norm.kind_name(), norm)
-    if (last := config.closing_norm()) is not None:
-        norms.setdefault(last.kind_name(), last)
-    for norm in norms.values():
-        yield explain_component("norm", norm)
+    if stack.final_norm is not None:
+        norms.setdefault(stack.final_norm.kind_name(), stack.final_norm)
+    yield from (explain_component("norm", norm) for norm in norms.values())
 
 
-def _programs(config: Any, plan: Sequence[tuple[str, Any]], *, memory: bool) -> Iterator[str]:
+def _programs(config: Config, stack: Layers) -> Iterator[str]:
     """The steps of the layers, a line each; those of layers that differ one after the other."""
-    programs: dict[tuple[str, ...], set[str]] = {}
-    for name, layer in plan:
-        programs.setdefault(tuple(_steps(layer, memory=memory)), set()).add(name)
-    for steps, names in programs.items():
-        where = _where(names, plan)
-        preset = "" if config.sublayers or not config.norm else _placement(config)
-        yield f"{f'Layers: {where}' if where else 'Each layer'}{preset}:"
+    programs: dict[tuple[str, ...], list[Layer]] = {}
+    for layer in _firsts(stack):
+        programs.setdefault(tuple(as_sentences(layer)), []).append(layer)
+    for steps, layers in programs.items():
+        where = _where({layer.name for layer in layers}, stack)
+        yield f"{f'Layers: {where}' if where else 'Each layer'}{_placement(config, layers)}:"
         yield from (f"{index}. {step}" for index, step in enumerate(steps, 1))
-    if (norm := config.closing_norm()) is not None:
-        yield f"After the last layer: {norm.kind_name()}."
+    if stack.final_norm is not None:
+        yield f"After the last layer: {stack.final_norm.kind_name()}."
 
 
-def _placement(config: Any) -> str:
-    papers = field_papers(config, "placement", config.placement)
-    return f", placement {config.placement}{''.join(f', {link}' for link in papers)}"
-
-
-def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
-    """The steps of a layer as sentences."""
-    steps, norm = layer.steps(memory=memory), layer.norm_of_input()
-    both = "" if norm is None else " normalized"
-    if norm is not None and any(step.reads_input for step in steps):
-        yield f"normalize the layer's input ({norm.kind_name()})"
-    for step in steps:
-        words = [f"normalize ({step.norm_in.kind_name()})"] if step.norm_in is not None else []
-        source = f" of the layer's{both} input" if step.reads_input else ""
-        source += " to the memory" if step.sublayer == "cross_attention" else ""
-        words.append(f"{NAMES[step.sublayer]}{source}")
-        words += [f"normalize ({step.norm_out.kind_name()})"] if step.norm_out is not None else []
-        words += [f"drop {layer.dropout:.0%}"] if layer.dropout else []
-        words.append(_add(step.residual))
-        words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
-        yield ", ".join(words)
-
-
-def _add(residual: Any) -> str:
-    """The addition of a sublayer's output, in words."""
-    scale = "" if residual.scale == 1 else f"{number(residual.scale)} times "
-    learned = "" if residual.learned == "none" else f"a learned {residual.learned} times "
-    what = f"{scale}{learned}it " if scale or learned else ""
-    return f"add {what}to {'the normalized value' if residual.onto == 'normed' else 'the stream'}"
+def _placement(config: Config, layers: Sequence[Layer]) -> str:
+    word = layers[0].placement
+    papers = field_papers(config, "placement", word)
+    return "" if word is None else f", placement {word}{''.join(f', {link}' for link in papers)}"

@@ -43,7 +43,7 @@ def papers_of(config: Config) -> tuple[str, ...]:
         return tuple(own)
     word = str(cls.model_fields[cls.word_key].default) if cls.word_key in cls.model_fields else ""
     known = _links(_module_doc(cls))
-    stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(getattr(cls, "slot", "-"))
+    stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(cls.slot if issubclass(cls, Component) else "-")
     names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
     named = [link for label, link in known if _names(label, names)]
     whole = [link for label, link in known if not label] if isinstance(config, Component) else []

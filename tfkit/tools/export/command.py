@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
-from tfkit.errors import printable
+from tfkit.errors import SpecError, printable
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
     from tfkit.tools.export.formats import Formats
 
 DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --format pt2 is its successor"
+
+
+def _complete_format(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from tfkit.tools.export.formats import formats_of
+
+    try:
+        known = formats_of(reader_of(context).found).named
+    except SpecError:  # the command says what is wrong
+        return []
+    return [name for name in known if name.startswith(incomplete)]
 
 
 @command(
@@ -32,9 +43,14 @@ DEPRECATED = "note: torch no longer develops TorchScript; if C++ can load it, --
     tfkit export t5_small --weights downloads/t5 --format torchscript -o t5.pt
     """,
 )
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=complete_spec)
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--format", metavar="NAME", help="The format.  [default: by the suffix of FILE]")
+@click.option(
+    "--format",
+    metavar="NAME",
+    shell_complete=_complete_format,
+    help="The format.  [default: by the suffix of FILE]",
+)
 @click.option("--formats", is_flag=True, help="List the formats, those of plugins too, and exit.")
 @weights_option("Safetensors, a file or folder; random unless given.")
 @allow_change_option

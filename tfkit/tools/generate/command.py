@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import (
     Reader,
     allow_change_option,
@@ -52,7 +53,7 @@ TITLE = 40
     tfkit generate gpt2 --tokens 464,3290 --max-new-tokens 5
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @weights_option("Safetensors, a file or folder; random unless given.")
 @allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")

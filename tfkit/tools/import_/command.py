@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.errors import printable
 
@@ -27,7 +28,12 @@ from tfkit.errors import printable
 )
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the spec to this file.")
-@click.option("--family", metavar="SPEC", help="The spec that defines the fields.  [default: by model_type]")
+@click.option(
+    "--family",
+    metavar="SPEC",
+    shell_complete=complete_spec,
+    help="The spec that defines the fields.  [default: by model_type]",
+)
 @click.option("--name", metavar="NAME", help="The name of the model.  [default: its folder]")
 @json_option
 def import_(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.console.output import merged
 from tfkit.errors import ranges
@@ -32,7 +33,7 @@ SIDE_BY_SIDE = 2
     tfkit params my_model.yaml --by layer --set decoder.ffn.d_ff=4096
     """,
 )
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...", shell_complete=complete_spec)
 @click.option(
     "--by",
     default="component",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.cache import CacheSize, cache_size
+from tfkit.tools.common.html_table import html_table
 from tfkit.tools.common.ownership import Ownership, in_rows, owners_of
 
 By = Literal["component", "node", "layer", "module"]
@@ -46,6 +48,12 @@ class Params:
     """Notes about tied or shared weights."""
     cache: CacheSize | None
     """The cache of one sequence."""
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        total = Row("total", "total", self.total, self.non_embedding)
+        rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
+        return html_table(self.name, (self.by, "parameters", "non-embedding"), rows)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
         trainable=sum(weight.count for weight in weights if weight.trainable),
         active=sum(weight.active for weight in weights),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
-        notes=(*_tied(graph, model), *_repeated(graph, model)),
+        notes=(*_tied(graph, model), *_repeated(graph)),
         cache=cache_size(graph),
     )
 
@@ -128,11 +136,9 @@ def _tied(graph: Graph, model: Any) -> list[str]:
     return notes
 
 
-def _repeated(graph: Graph, model: Any) -> list[str]:
+def _repeated(graph: Graph) -> Iterator[str]:
     """Stacks that run layers several times with the same weights."""
-    notes = []
     for node in graph.nodes:
-        runs, layers = getattr(node.config, "n_layers", None), getattr(model.get_submodule(node.name), "layers", None)
-        if runs is not None and layers is not None and len(layers) < runs:
-            notes.append(f"shared: {node.name} runs {runs} layers with the weights of {len(layers)}, counted once")
-    return notes
+        if node.stack is not None and node.stack.repeats > 1:
+            depth, sets = node.stack.depth, len(node.stack.layers)
+            yield f"shared: {node.name} runs {depth} layers with the weights of {sets}, counted once"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import (
     Reader,
     allow_change_option,
@@ -60,7 +61,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     tfkit profile llama3_8b --device cuda --dtype bfloat16 --batch 4
     """,
 )
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
 @click.option(
     "--mode",

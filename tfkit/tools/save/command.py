@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
 from tfkit.errors import printable
 
@@ -25,7 +26,7 @@ from tfkit.errors import printable
     tfkit save out --layout huggingface -o published
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @weights_option("A file or a folder; those of SPEC if it is a folder.")
 @allow_change_option
 @click.option(

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.show.values import Program, Value
+    from tfkit.tools.show.steps import Program
+    from tfkit.tools.show.values import Value
 
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
@@ -29,13 +31,14 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
     tfkit show my_model.yaml --set decoder.placement=sandwich
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @json_option
 def show(reader: Reader, spec: str, json: bool) -> None:
     from tfkit.console.output import print_json
 
     graph = reader.load(spec)
-    from tfkit.tools.show.values import programs_of, values_of
+    from tfkit.tools.show.steps import programs_of
+    from tfkit.tools.show.values import values_of
 
     values, programs = values_of(graph), programs_of(graph)
     if json:

@@ -1,4 +1,4 @@
-"""A resolved spec as a list of values, each with its origin, and the program of its layers."""
+"""A resolved spec as a list of values, each with its origin."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tfkit.component import Component, Config, PatchMarker, marker
-from tfkit.errors import ranges
-from tfkit.graph.expand import Graph, Node
+from tfkit.graph.expand import Graph
 from tfkit.spec.provenance import Origin, Provenance
 
 How = Literal["given", "inherited", "default"]
@@ -36,15 +35,6 @@ class Value:
     def dotted(self) -> str:
         """The path as errors and `--set` write it."""
         return ".".join(self.path)
-
-
-@dataclass(frozen=True)
-class Program:
-    """The steps of a layer, line by line, and the layers of the stack that run them."""
-
-    node: str
-    title: str
-    lines: tuple[str, ...]
 
 
 def values_of(graph: Graph) -> list[Value]:
@@ -154,48 +144,6 @@ def number(value: Any) -> str:
 
 def _value(path: Path, text: str | None, origin: Origin) -> Value:
     span = origin.span
-    return Value(path, text, origin.how, span.source.name if span else None, span.line if span else None)
-
-
-def programs_of(graph: Graph) -> list[Program]:
-    """The steps of the layers of every stack: those of a `plan`, each with its `steps`."""
-    return [program for node in graph.nodes if hasattr(node.config, "plan") for program in _programs(node)]
-
-
-def _programs(node: Node) -> Iterator[Program]:
-    config: Any = node.config
-    plan = list(enumerate(config.plan()))
-    repeats = config.n_layers // len(plan)
-    for name in dict.fromkeys(name for _, (name, _) in plan):
-        layer = next(layer for _, (other, layer) in plan if other == name)
-        indices = [i for i, (other, _) in plan if other == name]
-        title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
-        title += "" if name == "base" else f", {name}"
-        title += f", each {repeats} times in a row" if repeats > 1 else ""
-        yield Program(node.name, title, tuple(_steps(layer, memory="memory" in node.wires)))
-    if (norm := config.closing_norm()) is not None:
-        yield Program(node.name, "after the last layer", (f"x = {norm.kind_name()}(x)",))
-
-
-def _steps(layer: Any, *, memory: bool) -> Iterator[str]:
-    steps = layer.steps(memory=memory)
-    norm = layer.norm_of_input()
-    if any(step.reads_input for step in steps):
-        yield f"input = {norm.kind_name()}(x)" if norm else "input = x"
-    for step in steps:
-        y = _call(step.norm_in, "input" if step.reads_input else "x")
-        onto = y if step.residual.onto == "normed" else "x"
-        y = f"{step.name}({y}, memory)" if step.sublayer == "cross_attention" else f"{step.name}({y})"
-        y = _call(step.norm_out, y)
-        y = f"dropout({y})" if layer.dropout else y
-        y, onto = _learned(step.residual.learned, y), _learned(step.residual.learned_onto, onto)
-        y = y if step.residual.scale == 1 else f"{step.residual.scale:g} * {y}"
-        yield f"x = {_call(step.norm_after, f'{onto} + {y}')}"
-
-
-def _learned(factor: str, value: str) -> str:
-    return value if factor == "none" else f"learned_{factor} * {value}"
-
-
-def _call(norm: Component | None, argument: str) -> str:
-    return argument if norm is None else f"{norm.kind_name()}({argument})"
+    if span is None or not span.number:
+        return Value(path, text, origin.how)
+    return Value(path, text, origin.how, span.source.name, span.line)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, dtype_option, json_option
 from tfkit.console.output import WIDTH
 from tfkit.errors import printable
@@ -74,7 +75,7 @@ _NEEDS = {
     tfkit solve gpt2 --memory 80GB --batch 16 --length 1024 --dtype bfloat16
     """,
 )
-@click.argument("spec")
+@click.argument("spec", shell_complete=complete_spec)
 @click.option("--params", type=Amount(_COUNTS, "`124M`"), metavar="N", help="Parameters: 124M, 1.5B.")
 @click.option("--active", type=Amount(_COUNTS, "`3B`"), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")

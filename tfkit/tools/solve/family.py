@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
-from typing import Any
 
 from tfkit.component import AttentionConfig, Config
 from tfkit.errors import Diagnostic, SpecError
@@ -116,9 +115,8 @@ class Family:
         found = []
         for node in self.own.nodes:
             path = ("graph", node.name, "n_layers")
-            pattern = _pattern(getattr(node.config, "layers", None))
-            if path in numbers and path not in self._kept and pattern is not None:
-                found.append(Stack(path, numbers[path], *pattern))
+            if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
+                found.append(Stack(path, numbers[path], node.stack.period, node.stack.least))
         return tuple(found)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
@@ -252,29 +250,12 @@ def _at(tree: Node | None, path: Path) -> Node | None:
     return tree
 
 
-def _pattern(layers: Any) -> tuple[int, int] | None:
-    """The period of a pattern, and the least number of layers that it needs; None if it fixes the number of layers."""
-    pattern, groups = getattr(layers, "pattern", None), getattr(layers, "groups", None)
-    if groups:
-        return groups, groups
-    if isinstance(pattern, Mapping):
-        ends = [int(end) for key in pattern if key != "rest" for end in key.lstrip("-").split("-")]
-        return (1, max(ends, default=0) + 2) if "rest" in pattern else None
-    if not pattern:
-        return 1, 1
-    counts = [word.partition("*")[2] or "1" for word in pattern]
-    return sum(map(int, counts)), sum(map(int, counts))
-
-
-def _attentions(config: Any, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
+def _attentions(value: object, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
     """All attentions of a resolved spec, with their paths."""
-    if isinstance(config, AttentionConfig):
-        yield path, config
-    elif isinstance(config, Config):
-        for name in type(config).model_fields:
-            yield from _attentions(getattr(config, name), (*path, name))
-    elif isinstance(config, Mapping):
-        for name, one in config.items():
+    if isinstance(value, AttentionConfig):
+        yield path, value
+    elif isinstance(value, Config | Mapping):
+        for name, one in value.items() if isinstance(value, Mapping) else value:
             yield from _attentions(one, (*path, str(name)))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
+from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
 from tfkit.tools.params.count import count_params
@@ -114,15 +114,14 @@ def _size(family: Family, budget: Budget, found: Found) -> Size:
     graph = family.load(changes)
     measured = budget.measure(graph)
     value = measured.value * budget.factor(graph)
-    stacks = _stacks(graph)
-    first = next(iter(stacks.values()), None)
-    attention, ffn = getattr(first, "attention", None), getattr(first, "ffn", None)
+    stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
+    attention, ffn = _usual(stacks[0][1]) if stacks else (None, None)
     return Size(
-        n_layers={name: config.n_layers for name, config in stacks.items()},
-        d_model=getattr(first, "d_model", None),
-        n_heads=getattr(attention, "n_heads", None),
-        n_kv_heads=getattr(attention, "kv_heads", None),
-        d_ff=getattr(ffn, "d_ff", None),
+        n_layers={node.name: stack.depth for node, stack in stacks},
+        d_model=stacks[0][0].output.width if stacks else None,
+        n_heads=attention.n_heads if attention else None,
+        n_kv_heads=attention.kv_heads if attention else None,
+        d_ff=ffn.hidden_width if ffn else None,
         parameters=measured.parameters,
         value=value,
         difference=value - budget.amount,
@@ -130,17 +129,22 @@ def _size(family: Family, budget: Budget, found: Found) -> Size:
     )
 
 
-def _stacks(graph: Graph) -> dict[str, Any]:
-    return {node.name: node.config for node in graph.nodes if hasattr(node.config, "n_layers")}
+def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
+    """The self-attention and the FFN of most layers of a stack."""
+    steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps
+    attention = (step.config for step in steps if isinstance(step.config, AttentionConfig) and not step.reads_memory)
+    ffn = (step.config for step in steps if isinstance(step.config, FFNConfig))
+    return next(attention, None), next(ffn, None)
 
 
 def _out_of_reach(family: Family, budget: Budget, end: Found, what: str) -> SpecError:
     """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
     graph = family.load(family.changes(end.depth, end.width))
-    stacks = list(_stacks(graph).values())
-    layers, end_name = " + ".join(str(one.n_layers) for one in stacks), "least" if what == "small" else "largest"
+    stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]
+    layers = " + ".join(str(depth) for _, depth in stacks)
+    end_name = "least" if what == "small" else "largest"
     value = budget.text(end.value * budget.factor(graph))
-    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {stacks[0].d_model}"]
+    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {stacks[0][0]}"]
     help = None
     if what == "small" and budget.of == "params":
         counted = count_params(graph)

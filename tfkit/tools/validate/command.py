@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, json_option
 from tfkit.errors import SpecError
 
@@ -17,7 +18,7 @@ from tfkit.errors import SpecError
     tfkit validate specs/*.yaml
     """,
 )
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...", shell_complete=complete_spec)
 @json_option
 def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
     from tfkit.console.output import print_json

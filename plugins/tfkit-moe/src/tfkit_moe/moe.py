@@ -32,6 +32,7 @@ class MoEConfig(tfkit.FFNConfig):
     """Each token goes through a few of many feed-forward networks."""
 
     kind: Literal["moe"] = "moe"
+    drawn_apart = True
     n_experts: Count
     """Number of experts to choose from."""
     n_experts_per_token: Count
@@ -91,6 +92,10 @@ class MoEConfig(tfkit.FFNConfig):
             raise Invalid("router.groups.keep", message, help="keep more groups, or make them larger")
         if size == 1 and self.router.groups is not None and self.router.groups.by == "top2sum":
             raise Invalid("router.groups.by", "`top2sum` takes the two best experts of a group: each group has one")
+
+    @property
+    def hidden_width(self) -> int:
+        return self.d_ff
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return MoE(self, experts=self._build_activation(make), shared=self._build_activation(make))

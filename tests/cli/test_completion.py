@@ -1,0 +1,210 @@
+"""Completion in shells: what is offered, through click's own protocol, through bash, and how quickly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from tfkit.cli import SECTIONS, cli
+from tfkit.console.completion import VARIABLE
+
+from ..known import NAMES
+
+DECODER = "decoder.attention"
+
+
+def completions(*words: str) -> list[str]:
+    """What is offered for the last of the words of a command line; files that the shell is to find as `<file>`."""
+    *args, incomplete = words
+    found = ShellComplete(cli, {}, "tfkit", VARIABLE).get_completions(args, incomplete)
+    return [one.value if one.type == "plain" else f"<{one.type}>" for one in found]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with specs of one's own, to stand in."""
+    for path in ("mine.yaml", "notes.txt", "models/small.yaml", "models/large.yml", ".hidden/x.yaml", "one/only.yaml"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("extends: gpt2\nname: mine\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_commands() -> None:
+    assert completions("") == [name for names in SECTIONS.values() for name in names]
+    assert completions("exp") == ["explain", "export"]
+    assert completions("no_such_command", "exp") == ["explain", "export"]
+
+
+def test_the_options_of_every_command() -> None:
+    for name in completions(""):
+        assert {"--help", "--plugin-dir"} <= {*completions(name, "--")}
+
+
+def test_words_of_options() -> None:
+    assert completions("export", "gpt2", "--format", "") == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
+    assert completions("params", "--by=n") == ["node"]
+
+
+def test_slots_and_kinds() -> None:
+    assert completions("components", "--no-plugins", "no") == ["norm"]
+    assert completions("components", "norm", "--no-plugins", "") == ["layernorm", "rmsnorm"]
+    assert completions("components", "--plugin-dir", "notes.txt", "no") == []
+
+
+def test_every_spec_argument() -> None:
+    """Each argument that is a spec, or may be one, has completions, and so does --family."""
+    for name in completions(""):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        if {"spec", "specs", "before", "a"} & {str(one.name) for one in command.params}:
+            assert completions(name, "gpt2_m") == ["gpt2_medium"], name
+    for name in ("import", "diff"):
+        assert completions(name, "--family", "gpt2_m") == ["gpt2_medium"]
+
+
+def test_specs() -> None:
+    assert completions("params", "") == [*NAMES, "mine.yaml", "models/", "one/"]
+    assert completions("params", "mi")[-1] == "mine.yaml"
+    assert completions("params", "gpt2", "mine") == ["mine.yaml"]
+    assert completions("compare", "gpt2", "gpt2_l") == ["gpt2_large"]
+    assert completions("show", "mod")[-2:] == ["models/large.yml", "models/small.yaml"]
+    assert completions("show", "models/s") == ["models/small.yaml"]
+    assert completions("show", "nowhere/at/all") == ["<file>"]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("decoder.pl", [f"decoder.placement={word}" for word in ("pre", "post", "sandwich", "output", "parallel")]),
+        (f"{DECODER}.n_h", [f"{DECODER}.n_heads=", f"{DECODER}.n_heads=12"]),
+        (f"{DECODER}=g", [f"{DECODER}=gqa"]),
+        (f"{DECODER}.kind=m", [f"{DECODER}.kind=mha", f"{DECODER}.kind=mqa"]),
+        (f"{DECODER}.position=", [f"{DECODER}.position={word}" for word in ("alibi", "rope", "t5", "none")]),
+        ("decoder.norm.bias=", ["decoder.norm.bias=true", "decoder.norm.bias=false"]),
+        ("decoder.norm=", ["decoder.norm=layernorm", "decoder.norm=rmsnorm"]),
+        ("d_m", ["d_model=", "d_model=768"]),
+        ("nothing.", []),
+        ("decoder.nothing=", []),
+        ("decoder.n_layers.more", []),
+    ],
+)
+def test_changes(start: str, expected: list[str]) -> None:
+    found = completions("show", "gpt2", "--no-plugins", "--set", start)
+    assert found[: len(expected)] == expected
+    assert bool(found) == bool(expected)
+
+
+def test_a_path_goes_on() -> None:
+    """The only mapping that begins so is opened, and the others wait for their next letter."""
+    assert {f"{DECODER}.n_heads=", f"{DECODER}.position=", f"{DECODER}.kind="} <= {*changes("decoder.at")}
+    assert {"embedding.", "decoder.", "logits.", "d_model=", "norm."} <= {*changes("")}
+    assert {"decoder.attention.", "decoder.n_layers=", "decoder.norm."} <= {*changes("decoder.")}
+
+
+def changes(start: str) -> list[str]:
+    return completions("show", "mine.yaml", "--set", start)
+
+
+def test_changes_with_others() -> None:
+    """Earlier ones count; one that needs the next to be right does not stand in its way."""
+    before = ["show", "gpt2", "--set", "decoder.ffn={kind: swiglu, d_ff: 64}", "--set"]
+    assert completions(*before, "decoder.ffn.d_f") == ["decoder.ffn.d_ff=", "decoder.ffn.d_ff=64"]
+    before = ["show", "gpt2", "--set", "decoder.ffn=swiglu", "--set"]
+    assert completions(*before, "decoder.ffn.d_f") == ["decoder.ffn.d_ff=", "decoder.ffn.d_ff=3072"]
+
+
+@pytest.mark.parametrize("words", [["show"], ["show", "nothing"], ["show", "notes.txt"], ["components"]])
+def test_changes_of_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert completions(*words, "--set", "dec") == []
+    assert capsys.readouterr() == ("", "")
+
+
+# ---- in a process ----
+
+
+@pytest.fixture
+def tfkit_on_path(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command `tfkit` in a folder of its own."""
+    script = tmp_path_factory.mktemp("bin") / "tfkit"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfkit "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.usefixtures("tfkit_on_path")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["exp"], ["explain", "export"]),
+        (["show", "mine"], ["mine.yaml"]),
+        (["show", "gpt2", "--set", "decoder.ffn", "=", "rel"], ["relu", "relu2"]),
+        (["show", "gpt2", "--set", "decoder.n_layers", "=", "2", "--set", "decoder.n_l"], ["decoder.n_layers="] * 2),
+        (["params", "gpt2", "--by", "=", "l"], ["layer"]),
+        (["show", "gpt2", "--set", "=", "decoder.norm.bias", "="], ["true", "false"]),
+    ],
+)
+def test_bash(words: list[str], expected: list[str]) -> None:
+    """Bash hands `=` over as a word of its own, and replaces only what follows it."""
+    line = " ".join(f"'{word}'" for word in ["tfkit", *words])
+    script = f"""
+        eval "$({VARIABLE}=bash_source tfkit)"
+        COMP_WORDS=({line}); COMP_CWORD={len(words)}
+        _tfkit_completion tfkit
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    found = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert [one[: len(start)] for one, start in zip(found, expected, strict=True)] == expected
+
+
+def asked(instruction: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, VARIABLE: instruction, **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "tfkit"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells(shell: str) -> None:
+    assert "_tfkit_completion" in asked(f"{shell}_source").stdout
+    word = "show gpt2_m" if shell == "zsh" else "gpt2_m"
+    found = asked(f"{shell}_complete", COMP_WORDS="tfkit show gpt2_m", COMP_CWORD="2" if shell == "zsh" else word)
+    assert "gpt2_medium" in found.stdout
+
+
+def test_another_shell(golden: Callable[[str, str], None]) -> None:
+    done = asked("tcsh_source")
+    assert (done.returncode, done.stdout) == (2, "")
+    golden("cli/completion_another_shell", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"), [("tfkit exp", "torch pydantic yaml rich"), ("tfkit show gpt2_", "torch rich")]
+)
+def test_it_is_quick(words: str, unused: str) -> None:
+    """Without the imports that take long, and within 0.3 s of processor time."""
+    code = """
+import resource, sys
+from tfkit.cli import main
+status = main()
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, *sys.modules, file=sys.stderr)
+"""
+    environment = {**os.environ, VARIABLE: "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    seconds, *imported = done.stderr.split()
+    assert "export" in done.stdout or "gpt2_medium" in done.stdout
+    assert not {*unused.split()} & {*imported}
+    assert float(seconds) < 0.3

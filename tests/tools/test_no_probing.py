@@ -1,0 +1,76 @@
+"""Tools read configs by the names of the contract: none asks an object whether it has a name, or takes any object."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "tfkit"
+FILES = sorted(
+    path
+    for place in ("tools", "cli", "console", "builder.py", "first_loss.py", "initialize.py", "promises.py")
+    for path in ((PACKAGE / place).glob("**/*.py") if (PACKAGE / place).is_dir() else [PACKAGE / place])
+)
+CONTRACT = {"attention", "block", "config", "ffn", "layer", "norm", "position", "stack", "step"}
+"""Names of values that have a type in the contract."""
+OF_OTHERS = {
+    "console/commands.py": "builtins",
+    "console/signals.py": "signal",
+    "initialize.py": "module",
+    "tools/common/atomic_files.py": "error",
+    "tools/common/exchange.py": "library",
+    "tools/common/workshop.py": "os",
+    "tools/compare/compare.py": "transformers, found",
+    "tools/components/component_docs.py": "one",
+    "tools/draw/svg.py": "shape",
+    "tools/export/export.py": "os, error",
+    "tools/generate/command.py": "sys.stdout",
+    "tools/save/save.py": "error",
+}
+"""The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config."""
+SYNTAX = PACKAGE / "tools" / "eject"
+"""Reads the nodes of Python's syntax trees, live modules and functions."""
+
+
+def probes(code: str, others: str = "") -> Iterator[str]:
+    """Questions for a name that an object may lack, and values of the contract without its types."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            if asks and ast.unparse(node.args[0]) not in others.split(", "):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+            if name in CONTRACT and "Any" in ast.unparse(node.annotation):
+                yield f"{node.lineno}: {name}: {ast.unparse(node.annotation)}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("if hasattr(node.config, 'plan'): pass", 1),
+        ("width = getattr(config, 'd_model', None)", 1),
+        ("config: Any = node.config", 1),
+        ("def tower(layer: Any, steps: list[Step]): pass", 1),
+        ("def draw(config: Config): return {n: getattr(config, n) for n in type(config).model_fields}", 0),
+        ("found = hasattr(os, 'renameat2')", 0),
+    ],
+)
+def test_what_counts(code: str, found: int) -> None:
+    assert len(list(probes(code, "os"))) == found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_config_is_probed(path: Path) -> None:
+    if SYNTAX not in path.parents:
+        others = OF_OTHERS.get(str(path.relative_to(PACKAGE)), "")
+        assert list(probes(path.read_text(encoding="utf-8"), others)) == []
+
+
+def test_each_exception_is_one() -> None:
+    for name, others in OF_OTHERS.items():
+        asked = list(probes((PACKAGE / name).read_text(encoding="utf-8")))
+        assert all(any(f"({one}, " in question for question in asked) for one in others.split(", ")), name

@@ -1,0 +1,219 @@
+"""The contents of a block as data: the layers of a stack with their steps, the stages of an embedding, a head.
+
+Tools that draw, explain, count or fill a model read this, and not the fields of a config. Names are those of modules:
+layer i of a block is its `layers.i`; the names of operations are inside the layer or, for stages, inside the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from tfkit.component.config import Component, Config, PositiveFloat
+from tfkit.component.slots import MaskConfig, NormConfig
+
+
+class ResidualConfig(Config):
+    """The addition of a sublayer's output y to x: x + scale * y."""
+
+    scale: PositiveFloat = 1.0
+    """Factor of the sublayer's output."""
+    learned: Literal["none", "scalar", "vector"] = "none"
+    """Learned factor of the output, in addition to `scale`: one, or one per channel; it starts at 1."""
+    onto: Literal["previous", "normed"] = "previous"
+    """Meaning of x: the sum so far, or the sublayer's input after its norm."""
+    learned_onto: Literal["none", "scalar", "vector"] = "none"
+    """Learned factor of x: one, or one per channel; it starts at 1."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A component that runs: a norm, a sublayer; of an embedding, a norm or positions that are added."""
+
+    name: str
+    config: Component
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned factor: one number, or one per channel."""
+
+    name: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor that is not learned; `root_of` is the number whose square root it is, if the spec says so."""
+
+    number: float
+    root_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout in training."""
+
+    rate: float
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A further table of an embedding, whose rows are added."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer from one width to another."""
+
+    name: str
+    d_in: int
+    d_out: int
+
+
+Stage: TypeAlias = Call | Scale | Dropout | Lookup | Projection
+"""A stage of an embedding, after its token table."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sublayer of a layer, with its norms and its addition to the residual stream."""
+
+    name: str
+    """Its module in the layer; those of its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, those of
+    learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`."""
+    config: Component
+    """Its attention, its FFN, or a component of another slot."""
+    reads_memory: bool = False
+    """True for cross-attention."""
+    reads_input: bool = False
+    """True if it reads the layer's input, after `Layer.input_norm`, and not the sum so far."""
+    mask: MaskConfig | None = None
+    """Extent of self-attention; None: it reads everything, or is not an attention."""
+    norm_in: NormConfig | None = None
+    """Norm before it."""
+    norm_out: NormConfig | None = None
+    """Norm after it, before the addition."""
+    norm_after: NormConfig | None = None
+    """Norm after the addition."""
+    dropout: float = 0.0
+    """Dropout on its output."""
+    residual: ResidualConfig = field(default_factory=ResidualConfig)
+    """The addition."""
+
+    @property
+    def role(self) -> str:
+        """The name of its kind of sublayer: `cross_attention`, or the slot of its component."""
+        return "cross_attention" if self.reads_memory else self.config.slot
+
+    def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
+        """The operations between the stream and the addition, in order."""
+        if self.norm_in is not None:
+            yield Call(f"{self.name}_norm_in", self.norm_in)
+        yield Call(self.name, self.config)
+        if self.norm_out is not None:
+            yield Call(f"{self.name}_norm_out", self.norm_out)
+        if self.dropout:
+            yield Dropout(self.dropout)
+        if self.residual.learned != "none":
+            yield Learned(f"{self.name}_residual_scale", self.residual.learned)
+        if self.residual.scale != 1:
+            yield Scale(self.residual.scale)
+
+    @property
+    def onto(self) -> Learned | None:
+        """The learned factor of the value that its output is added to."""
+        learned = self.residual.learned_onto
+        return None if learned == "none" else Learned(f"{self.name}_residual_scale_onto", learned)
+
+    @property
+    def after(self) -> Call | None:
+        """The norm of the sum."""
+        return None if self.norm_after is None else Call(f"{self.name}_norm_after", self.norm_after)
+
+    def modules(self) -> Iterator[str]:
+        """The names of its modules in the layer."""
+        for part in (*self.branch(), self.onto, self.after):
+            if isinstance(part, Call | Learned):
+                yield part.name
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with weights of its own."""
+
+    config: Config
+    """The values of the layer."""
+    steps: tuple[Step, ...]
+    """Its sublayers in order."""
+    name: str = "base"
+    """The name of its variant; layers with equal names are alike."""
+    input_norm: NormConfig | None = None
+    """Norm of the layer's input for the steps that read it; its module is `input_norm`."""
+    placement: str | None = None
+    """The word for the places of its norms in the spec; None if the spec spells them out."""
+    context: str | None = None
+    """The module of the block with the weights of its positions, such as `shared.base`; layers may share it."""
+
+    def modules(self) -> Iterator[str]:
+        """The names of the modules of its steps and norms."""
+        if self.input_norm is not None:
+            yield "input_norm"
+        for step in self.steps:
+            yield from step.modules()
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a stack, and their arrangement."""
+
+    layers: tuple[Layer, ...]
+    """The layers with weights of their own, in order."""
+    repeats: int = 1
+    """The number of times in a row that each of them runs."""
+    final_norm: NormConfig | None = None
+    """Norm after the last layer; its module is `final_norm`."""
+    pattern: tuple[str, ...] | Mapping[str, str] | None = None
+    """The order of variants as the spec writes it."""
+    period: int | None = 1
+    """The number of layers after which the pattern repeats; None if it fixes the number of layers, `n_layers`."""
+    least: int = 1
+    """The least number of layers that the pattern fits."""
+    prefix: str | None = None
+    """The input of lengths that says how many first tokens all others read."""
+    told: frozenset[str] = frozenset()
+    """The fields of the block that these layers explain already."""
+
+    @property
+    def depth(self) -> int:
+        """The number of layers that run."""
+        return len(self.layers) * self.repeats
+
+    @property
+    def variants(self) -> dict[str, list[int]]:
+        """The numbers of the layers of each variant, in the order of their first layers."""
+        found: dict[str, list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            found.setdefault(layer.name, []).append(number)
+        return found
+
+    def modules(self) -> set[str]:
+        """The paths of the modules in the block that the layers name."""
+        own = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
+        return own | {"final_norm"} if self.final_norm is not None else own
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head over a vocabulary: logits = bound(scale * matrix @ x)."""
+
+    scale: float = 1.0
+    """Factor of the logits."""
+    softcap: float | None = None
+    """Bound of the logits."""
+    direct: bool = True
+    """True if the matrix multiplies the head's input, and not the output of a layer before it."""

@@ -1,0 +1,173 @@
+"""From a mapping given in Python to data in which every value knows its path, as that of a text knows its line.
+
+Values are those that YAML has. Text is an unquoted word, so that it may be arithmetic; but text that YAML reads as
+another value, such as `12`, would have needed quotes there, and stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from collections.abc import Mapping as MappingABC
+from numbers import Integral, Real
+from typing import Any, TypeAlias
+
+from tfkit.arguments import shown
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError
+from tfkit.spec.scalars import MAX_DIGITS, resolve
+from tfkit.spec.tree import MAX_DEPTH, MAX_NODES, MERGE, Mapping, Node, Scalar, Sequence
+
+Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
+Path = tuple[str, ...]
+NAME = "<mapping>"
+
+
+def read_data(data: MappingABC[Any, Any]) -> Mapping:
+    """The tree of a mapping, which is copied; raises SpecError with every value in it that YAML does not have."""
+    copier = _Copier()
+    plain = copier.copy(data, ())
+    if copier.errors:
+        raise SpecError(*copier.errors)
+    node = _Tree(plain).node(plain)
+    assert isinstance(node, Mapping)
+    return node
+
+
+class _Copier:
+    """Copies data as the types of YAML. Errors are collected; only those of size end the copying."""
+
+    def __init__(self) -> None:
+        self.errors: list[Diagnostic] = []
+        self.open: set[int] = set()  # the mappings and lists around the current value
+        self.count = 0
+
+    def copy(self, value: Any, path: Path) -> Plain:
+        self._count(path)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, Integral):
+            return self._integer(int(value), path)
+        if isinstance(value, Real):
+            return self._float(float(value), path)
+        if not isinstance(value, MappingABC | list | tuple):
+            help = "a spec holds numbers, text, True, False, None, and lists and mappings of these"
+            self._error(f"{shown(value)} is not a value that a spec can have", path, help=help)
+            return None
+        if id(value) in self.open:
+            self._error("this value contains itself", path)
+            return None
+        self.open.add(id(value))
+        copied: Plain
+        if isinstance(value, MappingABC):
+            kept = {str.__str__(key): one for key, one in value.items() if self._is_key(key, path)}
+            copied = {key: self.copy(one, (*path, key)) for key, one in kept.items()}
+        else:
+            copied = [self.copy(one, (*path, str(index))) for index, one in enumerate(value)]
+        self.open.discard(id(value))
+        return copied
+
+    def _is_key(self, key: object, path: Path) -> bool:
+        if not isinstance(key, str):
+            self._error(f"a key must be text, not {shown(key)}", path)
+        elif key == MERGE:
+            self._error(f"`{MERGE}` merges only in YAML", path, help="merge in Python: {**base, ...}")
+        else:
+            return True
+        return False
+
+    def _integer(self, value: int, path: Path) -> int:
+        if abs(value) >= 10**MAX_DIGITS:
+            self._error("an absurd number", path, help=f"at most {MAX_DIGITS} digits")
+        return value
+
+    def _float(self, value: float, path: Path) -> float:
+        if not math.isfinite(value):
+            self._error(f"`{value}` is not a number that a model can have", path, help="every number is finite")
+        return value
+
+    def _count(self, path: Path) -> None:
+        self.count += 1
+        if len(path) >= MAX_DEPTH:
+            self._stop(f"nested more than {MAX_DEPTH} levels deep", path)
+        if self.count > MAX_NODES:
+            self._stop(f"more than {MAX_NODES:,} keys and values", path)
+
+    def _error(self, message: str, path: Path, *, help: str | None = None) -> None:
+        if len(self.errors) == MAX_ERRORS - 1:
+            self._stop(message, path, f"reading stopped after {MAX_ERRORS} errors", help=help)
+        self.errors.append(Diagnostic(message, path=".".join(path) or NAME, help=help))
+
+    def _stop(self, message: str, path: Path, *notes: str, help: str | None = None) -> None:
+        raise SpecError(*self.errors, Diagnostic(message, path=".".join(path), notes=notes, help=help))
+
+
+class _Tree:
+    """Data as a tree. Its source has one line for each value: the key, and the value in short."""
+
+    def __init__(self, data: Plain) -> None:
+        lines = list(_lines(data, (), ""))
+        self.source = Source(NAME, "\n".join(line for _, line in lines), tuple(".".join(path) for path, _ in lines))
+        self.line = 0
+
+    def node(self, value: Plain, start: int = 0) -> Node:
+        """The node of the next line, whose value begins after `start` characters."""
+        self.line += 1
+        span = Span(self.source, self.line, start + 1, max(1, len(self.source.line(self.line)) - start))
+        if isinstance(value, dict):
+            items: dict[str, Node] = {}
+            keys: dict[str, Span] = {}
+            for key, one in value.items():
+                written = len(_word(key))
+                keys[key] = Span(self.source, self.line + 1, 1, max(1, written))
+                items[key] = self.node(one, written + len(": "))
+            return Mapping(items, keys, span)
+        if isinstance(value, list):
+            return Sequence(tuple(self.node(one, len("- ")) for one in value), span)
+        return _text(value, span) if isinstance(value, str) else Scalar(value, span)
+
+
+def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
+    """The path and the line of each value, an enclosing one first."""
+    yield path, f"{start}{_in_short(value, inside=True)}"
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _lines(one, (*path, key), f"{_word(key)}: ")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _lines(item, (*path, str(index)), "- ")
+
+
+def _in_short(value: Plain, *, inside: bool) -> str:
+    """A value as YAML writes it on one line; without what is two levels inside."""
+    if isinstance(value, dict):
+        items = [f"{_word(key)}: {_in_short(one, inside=False)}" for key, one in value.items()]
+        return f"{{{', '.join(items) if inside or not items else '...'}}}"
+    if isinstance(value, list):
+        items = [_in_short(one, inside=False) for one in value]
+        return f"[{', '.join(items) if inside or not items else '...'}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _word(value) if isinstance(value, str) else repr(value)
+
+
+def _word(text: str) -> str:
+    """Text on one line, in quotes where YAML would need them."""
+    return text if text.isprintable() and isinstance(_meaning(text), str) else json.dumps(text)
+
+
+def _text(text: str, span: Span) -> Scalar:
+    meaning = _meaning(text)
+    if isinstance(meaning, float) and "e" in text.lower():
+        return Scalar(meaning, span)  # PyYAML reads YAML 1.1, in which `1e-5` is text
+    return Scalar(text, span, quoted=not isinstance(meaning, str))
+
+
+def _meaning(text: str) -> object:
+    """The value that YAML reads in an unquoted word; None for one that it refuses."""
+    try:
+        return resolve(text)
+    except Invalid:
+        return None
