@@ -28,7 +28,9 @@ from tfkit.cli import main
 ROOT = Path(__file__).parents[2]
 LANGUAGES = {"python", "yaml", "toml", "console", "sh", "text"}
 SLOW = ("python ", "tfkit eject", "tfkit export", "tfkit profile")
-_BLOCK = re.compile(r"(?:^`(?P<file>[\w./-]+)`\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^`(?P<file>[\w./-]+)`\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _TIME = re.compile(r"\d+(\.\d+)? ?(ms|s)\b")
 _TINY = re.compile(r"\d\.\de[-+]\d\d")
 

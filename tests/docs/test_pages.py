@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import tomllib
@@ -12,6 +13,8 @@ import pytest
 
 import tfkit
 from tfkit.cli import cli
+from tfkit.plugin import hookspecs
+from tfkit.plugin.hooks import HOOKS
 from tfkit.tools.eject.write import eject
 from tfkit.tools.list_.gallery import shipped
 
@@ -99,6 +102,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_each_hook_has_its_section() -> None:
+    """With its signature as it is in the code."""
+    sections = re.findall(
+        r"^## (tfkit_\w+)\n\n`(.*)`$", (DOCS / "plugins.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    signatures = {name: str(inspect.signature(vars(hookspecs)[name])).replace("'", "") for name in HOOKS}
+    assert dict(sections) == {name: f"{name}{signature}" for name, signature in signatures.items()}
 
 
 def test_the_first_screen_is_targets_of_the_makefile() -> None:

@@ -19,8 +19,8 @@ from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
-from tfkit.plugin.required import with_versions
 from tfkit.plugin.manager import AnyPlugins, Plugins
+from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.load import Spec
 from tfkit.spec.render import render
