@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -37,11 +39,16 @@ named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @pytest.fixture
-def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder, at 80 columns, with none of our plugins."""
+def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, at 80 columns, with none of our plugins; those of the page are forgotten."""
+    before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS}.items():
         monkeypatch.setenv(name, value)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("tfkit_"):
+            del sys.modules[name]
 
 
 @named
@@ -106,9 +113,8 @@ def test_the_index_lists_every_page() -> None:
 
 def test_each_hook_has_its_section() -> None:
     """With its signature as it is in the code."""
-    sections = re.findall(
-        r"^## (tfkit_\w+)\n\n`(.*)`$", (DOCS / "plugins.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    page = (DOCS / "plugins.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (tfkit_\w+)\n\n`(.*)`$", page, re.MULTILINE)
     signatures = {name: str(inspect.signature(vars(hookspecs)[name])).replace("'", "") for name in HOOKS}
     assert dict(sections) == {name: f"{name}{signature}" for name, signature in signatures.items()}
 
