@@ -30,7 +30,7 @@ SECTIONS = {
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
-    "The language": ("schema", "components", "plugins"),
+    "The language": ("schema", "components", "plugins", "new"),
 }
 
 
