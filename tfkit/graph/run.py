@@ -20,14 +20,13 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.read_run import RunFile, of_model, read_run
-from tfkit.spec.run import RunSpec
+from tfkit.spec.run import ENDS, RunSpec
 
 Value: TypeAlias = "str | int | float | bool | None"
 LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
 """Keys at the top of a model that change none of its numbers."""
 CONTENT = "data_content"
 """The path of the digest of the data."""
-ENDS = frozenset({"steps", "tokens", "passes"})
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,11 @@ class Run:
 
 def load_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Run:
     """Read a run by its path, its folder, or the name of one that comes with tfkit; raises SpecError."""
-    file = read_run(name, plugins, sets=sets)
+    return check_run(read_run(name, plugins, sets=sets))
+
+
+def check_run(file: RunFile) -> Run:
+    """The run of a file that was read; raises SpecError if its parts do not fit together."""
     config, data = file.config, file.data
     tokens, examples = config.batch.sequences * data.length, data.examples("train", "sequential")
     with of_model():

@@ -8,7 +8,7 @@ at the top of a spec, and the entries that the spec names itself (nodes, inputs,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
 from tfkit.spec.provenance import SET
@@ -92,40 +92,62 @@ def _word(node: Node | None) -> object:
     return node.value if isinstance(node, Scalar) else None
 
 
-def assign(root: Mapping, argument: str, fields: frozenset[str], *, what: str = "spec", within: str = "") -> Mapping:
-    """`root` changed by one `--set` argument, `path=value`.
+@dataclass(frozen=True)
+class Change:
+    """A value, and the keys that lead to its place, each with its own place in a text."""
 
-    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
-    `what`. `within` is the beginning of the path, with its point, that leads to `root` itself.
-    Raises SpecError if it is not of that form, or leads through a value that is not a mapping or a list.
-    """
+    steps: tuple[tuple[str, Span], ...]
+    value: Node
+
+    def inside(self) -> Change:
+        """The change of what the first key leads to."""
+        return replace(self, steps=self.steps[1:])
+
+
+def change_of(argument: str) -> Change:
+    """A `--set` argument, `path=value`; raises SpecError if it is not of that form."""
     source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
-    parts = name.strip().removeprefix(within).split(".")
+    parts = name.strip().split(".")
     if not equals or not all(parts):
         help = "for instance `--set decoder.n_layers=2`"
         raise SpecError(Diagnostic("not of the form path=value", source.span(0, len(argument)), help=help))
+    steps = []
+    start = len(name) - len(name.lstrip())
+    for part in parts:
+        steps.append((part, source.span(start, start + len(part))))
+        start += len(part) + 1
+    return Change(tuple(steps), parse_value(source, len(name) + 1))
+
+
+def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
+    """`root` changed by one `--set` argument, `path=value`; see `put`."""
+    return put(root, change_of(argument), fields)
+
+
+def put(root: Mapping, change: Change, fields: frozenset[str], *, what: str = "spec") -> Mapping:
+    """`root` with a value assigned.
+
+    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
+    `what`. Raises SpecError if the path leads nowhere, or through a value that is not a mapping or a list.
+    """
     graph = root.items.get("graph")
     nodes = list(graph.items) if isinstance(graph, Mapping) else []
-    start = len(name) - len(name.lstrip()) + len(within)
-    if parts[0] not in fields and parts[0] not in nodes:
-        near = closest(parts[0], [*nodes, *fields])
+    steps = list(change.steps)
+    first, span = steps[0]
+    if first not in fields and first not in nodes:
+        near = closest(first, [*nodes, *fields])
         raise SpecError(
             Diagnostic(
-                f"the {what} has no {'node or ' if nodes else ''}key {quoted(parts[0])}",
-                source.span(start, start + len(parts[0])),
+                f"the {what} has no {'node or ' if nodes else ''}key {quoted(first)}",
+                span,
                 notes=(f"nodes: {listing(nodes)}",) if nodes else (),
                 help=f"a similar name exists: `{near}`" if near else None,
             )
         )
-    steps = []
-    for part in parts:
-        steps.append((part, source.span(start, start + len(part))))
-        start += len(part) + 1
-    if parts[0] not in fields:
-        steps.insert(0, ("graph", steps[0][1]))
-    value = parse_value(source, len(name) + 1)
-    return _assigned(root, steps, value, ())  # type: ignore[return-value]
+    if first not in fields:
+        steps.insert(0, ("graph", span))
+    return _assigned(root, steps, change.value, ())  # type: ignore[return-value]
 
 
 def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...]) -> Node:

@@ -18,12 +18,12 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.extending import Language, based, read_based, shortest
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import SUFFIXES, Spec, models, resolve_spec
-from tfkit.spec.merge import assign, extended, without
+from tfkit.spec.merge import Change, change_of, extended, put, without
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver
-from tfkit.spec.run import LISTS, MODEL, RunSpec
+from tfkit.spec.run import ENDS, LISTS, MODEL, RunSpec
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
@@ -54,10 +54,13 @@ def shipped_runs() -> list[str]:
     return sorted(path.stem for path in (own_specs() / "runs").glob("*.yaml"))
 
 
-def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None) -> Path:
+def find_run(
+    name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None, key: str = "extends"
+) -> Path:
     """The file of a run, by its path, by the folder that it was trained in, or by the name of one of tfkit's own.
 
-    Relative paths start from the folder `beside`. Raises SpecError if there is no such file.
+    Relative paths start from the folder `beside`; `key` is the one whose value is the name, at `span`. Raises SpecError
+    if there is no such file.
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
@@ -71,14 +74,41 @@ def find_run(name: str | os.PathLike[str], *, beside: Path | None = None, span: 
     beside_it = [one.name for one in path.parent.glob("*") if one.suffix in SUFFIXES]
     near = closest(path.name, beside_it) or closest(path.stem, shipped_runs())
     help = f"a run with a similar name exists: `{near}`" if near else "give the path of a file: ./my_run.yaml"
-    raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, "extends" if span else "", help=help))
+    raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
 def read_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
     """Read a run, its model and its data, changed by `sets` (`path=value`); raises SpecError with every error in it."""
-    path = find_run(name)
-    root = read_based(path, _runs(plugins.specs))
-    return _resolved(root, list(sets), plugins, str(shortest(path)))
+    return resolve_run(RunText.read(find_run(name), plugins, sets=sets), plugins)
+
+
+@dataclass(frozen=True)
+class RunText:
+    """A run whose `extends` and changes have been applied, before any value is resolved."""
+
+    root: Mapping
+    file: str
+
+    @classmethod
+    def read(cls, path: Path, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
+        """Read a file, changed by `sets`."""
+        root = read_based(path, _runs(plugins.specs))
+        return cls(_changed(root, list(sets), plugins), str(shortest(path)))
+
+    def assigned(self, change: Change, plugins: Plugins) -> RunText:
+        """The run with a value assigned, as by `--set`."""
+        return replace(self, root=_assigned(self.root, change, plugins))
+
+    def merged(self, patch: Mapping, folder: Path, plugins: Plugins) -> RunText:
+        """The run under another one that extends it; paths in that one start at a folder."""
+        return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
+
+    def of_length(self, steps: Scalar) -> RunText:
+        """The run with another number of steps."""
+        root = without(self.root, ENDS)
+        return replace(
+            self, root=Mapping({**root.items, "steps": steps}, {**root.keys, "steps": steps.span}, root.span)
+        )
 
 
 # ---- the model inside a run ----
@@ -134,7 +164,7 @@ def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> Mapping:
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
-            root = _assigned(root, argument, plugins)
+            root = _assigned(root, change_of(argument), plugins)
         except SpecError as wrong:
             errors += wrong.diagnostics
     if errors:
@@ -142,15 +172,14 @@ def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> Mapping:
     return root
 
 
-def _assigned(root: Mapping, argument: str, plugins: Plugins) -> Mapping:
-    """A run changed by one `--set` argument."""
-    name = argument.partition("=")[0].strip()
-    model = root.items.get(MODEL)
-    if name.startswith(f"{MODEL}.") and isinstance(model, Mapping):
+def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
+    """A run with a value assigned, its own or one of its model."""
+    name, model = change.steps[0][0], root.items.get(MODEL)
+    if name == MODEL and len(change.steps) > 1 and isinstance(model, Mapping):
         known = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-        changed = assign(without(model, {"parameters"}), argument, known, what="model", within=f"{MODEL}.")
+        changed = put(without(model, {"parameters"}), change.inside(), known, what="model")
         return _with_model(root, changed, root.keys[MODEL])
-    root = assign(root, argument, frozenset({*RunSpec.model_fields, MODEL}), what="run")
+    root = put(root, change, frozenset({*RunSpec.model_fields, MODEL}), what="run")
     if name == MODEL:
         return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
     if name in LISTS and name in root.items:
@@ -161,10 +190,10 @@ def _assigned(root: Mapping, argument: str, plugins: Plugins) -> Mapping:
 # ---- values ----
 
 
-def _resolved(root: Mapping, sets: list[str], plugins: Plugins, file: str) -> RunFile:
-    changed = _changed(root, sets, plugins)
-    model = changed.items.get(MODEL)
-    own = without(changed, {MODEL})
+def resolve_run(text: RunText, plugins: Plugins, *, known: dict[str, Data] | None = None) -> RunFile:
+    """Resolve a run; `known` is data that was read before, and gets what is read now. Raises SpecError."""
+    root, model = text.root, text.root.items.get(MODEL)
+    own = without(root, {MODEL})
     scope: dict[str, Given] = {}
     scope |= {name: Given(node, (name,), scope) for name, node in own.items.items() if isinstance(node, Scalar)}
     resolver = Resolver(plugins)
@@ -177,12 +206,12 @@ def _resolved(root: Mapping, sets: list[str], plugins: Plugins, file: str) -> Ru
         raise SpecError(*errors)
     assert isinstance(model, Mapping)
     provenance = resolver.provenance
-    config, data = _data(config, provenance)
+    config, data = _data(config, provenance, {} if known is None else known)
     named = {key: own.items[key] for key in ("tfkit", "name") if key not in model.items}
     model = Mapping({**named, **model.items}, {**own.keys, **model.keys}, model.span)
     with of_model():
-        spec = resolve_spec(_with_vocabulary(model, data), plugins, file=file)
-    return RunFile(config, spec, data, provenance, file, spec.notes)
+        spec = resolve_spec(_with_vocabulary(model, data), plugins, file=text.file)
+    return RunFile(config, spec, data, provenance, text.file, spec.notes)
 
 
 @contextmanager
@@ -194,16 +223,18 @@ def of_model() -> Iterator[None]:
         raise SpecError(*(replace(one, path=f"{MODEL}.{one.path}".rstrip(".")) for one in wrong.diagnostics)) from wrong
 
 
-def _data(config: RunSpec, provenance: Provenance) -> tuple[RunSpec, Data]:
+def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tuple[RunSpec, Data]:
     """The run with places of its data that hold everywhere, and the data."""
     span = provenance.span(("data", "files")) or provenance.span(("data",))
     located = config.data.located(_folder(span.source if span else None))
+    name = f"{located!r} {config.batch.length}"
     try:
-        data = located.build(config.batch.length)
+        data = known[name] if name in known else located.build(config.batch.length)
     except Invalid as wrong:
         raise SpecError(refused(wrong, ("data",), provenance)) from wrong
     except Exception as wrong:
         raise SpecError(crashed(type(located), "`build`", wrong, ("data",), provenance)) from wrong
+    known[name] = data
     return config.model_copy(update={"data": located}), data
 
 

@@ -26,6 +26,8 @@ from tfkit.spec.model_spec import VERSION
 
 MODEL = "model"
 """The key of a run's model, which is a spec of its own."""
+ENDS = frozenset({"steps", "tokens", "passes"})
+"""Keys that say how long a run is; it has one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"

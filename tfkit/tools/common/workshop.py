@@ -138,7 +138,7 @@ def _locked(place: Path) -> tuple[Path, int]:
             folder.rmdir()
             raise
         with suppress(OSError):
-            if not _held(lock):
+            if not held(lock):
                 os.close(lock)
                 continue
         return folder, lock
@@ -155,13 +155,13 @@ def _taken(folder: Path) -> int | None:
     except OSError:
         return None
     with suppress(OSError):
-        if _held(lock):
+        if held(lock):
             return lock
     os.close(lock)
     return None
 
 
-def _held(lock: int) -> bool:
+def held(lock: int) -> bool:
     """True if a lock is now ours; OSError if the file system has no locks."""
     if sys.platform == "win32":
         raise OSError

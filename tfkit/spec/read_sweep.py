@@ -1,0 +1,144 @@
+"""From the file of a sweep to a checked one, whose variants are texts of runs.
+
+A key of a variant with a point in it is a path, and its value is assigned as by `--set`; any other key changes the run
+as in a run that extends it: mappings merge, and another kind starts anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.manager import Plugins
+from tfkit.spec import source
+from tfkit.spec.extending import shortest
+from tfkit.spec.load import SUFFIXES
+from tfkit.spec.merge import Change
+from tfkit.spec.provenance import Provenance
+from tfkit.spec.read_run import RunText, find_run
+from tfkit.spec.resolve import Resolver
+from tfkit.spec.sweep import SweepSpec
+from tfkit.spec.tree import Mapping as Tree
+from tfkit.spec.tree import Node
+from tfkit.spec.tree import Sequence as ListNode
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The values of a path that a sweep goes through."""
+
+    path: str
+    values: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep that has been read. `variants` are runs that are not resolved yet, by name."""
+
+    name: str
+    config: SweepSpec
+    variants: Mapping[str, RunText]
+    grid: tuple[Setting, ...]
+    tuned: tuple[Setting, ...]
+    provenance: Provenance
+    file: str
+
+    def error(self, message: str, *path: str, notes: tuple[str, ...] = (), help: str | None = None) -> SpecError:
+        """An error about a value of the sweep."""
+        return SpecError(Diagnostic(message, self.provenance.span(path), ".".join(path), notes, help))
+
+
+def shipped_sweeps() -> list[str]:
+    """The names of the sweeps that come with tfkit."""
+    return sorted(path.stem for path in (own_specs() / "sweeps").glob("*.yaml"))
+
+
+def find_sweep(name: str | os.PathLike[str]) -> Path:
+    """The file of a sweep, by its path or by the name of one of tfkit's own; raises SpecError if there is none."""
+    text = os.fspath(name)
+    if text.endswith(SUFFIXES):
+        return Path(text)
+    shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
+    if shipped.is_file():
+        return shipped
+    near = closest(text, shipped_sweeps())
+    help = f"a sweep with a similar name exists: `{near}`" if near else "give the path of a file: ./my_sweep.yaml"
+    raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
+
+
+def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> SweepFile:
+    """Read a sweep and the run that it varies, changed by `sets` (`path=value`).
+
+    Raises SpecError with every error in the sweep, or in the run.
+    """
+    path = find_sweep(name)
+    root = source.read(path, name=str(shortest(path)))
+    resolver = Resolver(plugins)
+    config = resolver.config(SweepSpec, root, (), {})
+    if resolver.diagnostics:
+        raise SpecError(*resolver.diagnostics)
+    base = RunText.read(find_run(config.base, beside=path.parent, span=root.items["base"].span, key="base"), plugins,
+                        sets=sets)  # fmt: skip
+    tune = root.items.get("tune")
+    return SweepFile(
+        path.stem,
+        config,
+        _variants(root, base, path.parent, plugins),
+        _settings(root.items.get("grid")),
+        _settings(tune.items["over"] if isinstance(tune, Tree) else None),
+        resolver.provenance,
+        str(shortest(path)),
+    )
+
+
+def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
+    variants = root.items["variants"]
+    assert isinstance(variants, Tree)
+    found, errors = {}, []
+    for name, changes in variants.items.items():
+        assert isinstance(changes, Tree)
+        try:
+            found[name] = _changed(base, changes, folder, plugins)
+        except SpecError as wrong:
+            errors += [_within(one, "variants", name) for one in wrong.diagnostics]
+    if errors:
+        raise SpecError(*errors)
+    return found
+
+
+def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> RunText:
+    for name, value in changes.items.items():
+        key = changes.keys[name]
+        if name in ("seed", "tfkit", "extends"):
+            help = "`seeds` of the sweep are those of all variants" if name == "seed" else None
+            raise SpecError(Diagnostic(f"a variant cannot change `{name}`", key, name, help=help))
+        if "." in name:
+            run = run.assigned(_change(name, key, value), plugins)
+        else:
+            run = run.merged(Tree({name: value}, {name: key}, changes.span), folder, plugins)
+    return run
+
+
+def _settings(node: Node | None) -> tuple[Setting, ...]:
+    if not isinstance(node, Tree):
+        return ()
+    found = []
+    for path, values in node.items.items():
+        assert isinstance(values, ListNode)
+        found.append(Setting(path, tuple(_change(path, node.keys[path], value) for value in values.items)))
+    return tuple(found)
+
+
+def _change(path: str, key: Span, value: Node) -> Change:
+    if not all(path.split(".")):
+        help = "for instance `model.decoder.n_layers: 2`"
+        raise SpecError(Diagnostic(f"{quoted(path)} is not a path of keys and points", key, path, help=help))
+    return Change(tuple((part, key) for part in path.split(".")), value)
+
+
+def _within(one: Diagnostic, *path: str) -> Diagnostic:
+    return replace(one, path=".".join((*path, one.path)).rstrip("."))

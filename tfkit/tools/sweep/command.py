@@ -1,0 +1,133 @@
+"""Compare variants of a run fairly: make the runs that are missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import Reader, json_option
+
+if TYPE_CHECKING:
+    from tfkit.tools.sweep.results import Results
+    from tfkit.tools.sweep.sweep import Outline
+
+
+@command(
+    "sweep",
+    notes="""
+    SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run is
+    in DIR/runs under the digest of its meaning: the same command makes those that
+    are missing, as after an interrupt, or for a new variant. Several of them may
+    share a DIR. --set changes the run that all variants begin with. DIR/report.html
+    shows curves, differences, pictures and costs.
+
+    Exit status: 0; 1 if the sweep is wrong, or one of its runs failed.
+    """,
+    examples="""
+    tfkit sweep swiglu --plan
+    tfkit sweep swiglu -o out --jobs 2
+    tfkit sweep my_sweep.yaml --set steps=200 --markdown
+    """,
+)
+@click.argument("sweep")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The folder.  [default: sweeps/NAME]"
+)
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Runs at once.")
+@click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")
+@click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
+@json_option
+def sweep(reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, form: str | None, json: bool) -> None:
+    from tfkit.console.output import print_json
+    from tfkit.tools.sweep.sweep import Sweep
+
+    if (form is not None) + plan + json > 1 and not (plan and json):
+        raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
+    made = Sweep(sweep, reader.plugins, output, sets=reader.sets)
+    if plan:
+        outline = made.outline()
+        print_json(outline) if json else _show_outline(outline)
+        return
+    with _progress() as told:
+        found = made.run(jobs=jobs, options=_options(reader), told=told)
+    page = made.write(found)
+    if json:
+        print_json({**vars(found), "page": str(page)})
+    else:
+        _show(found, form, page)
+    if found.errors:
+        raise click.exceptions.Exit(1)
+
+
+def _options(reader: Reader) -> list[str]:
+    """The options of a process that has the plugins of this one."""
+    folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
+    disabled = [word for name in reader.disable for word in ("--disable", name)]
+    return [*folders, *disabled, *(["--no-plugins"] if reader.no_plugins else [])]
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A function to call with the runs and steps that are done, and those there are; a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *numbers: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tfkit.console.output import console
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[runs]}"),
+        TimeRemainingColumn(compact=True),
+        console=console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None, runs="")
+
+        def told(what: str, runs: tuple[int, int], steps: tuple[int, int]) -> None:
+            words = f"{runs[0]} of {runs[1]} runs"
+            bar.update(task, description=what, total=steps[1], completed=steps[0], runs=words)
+
+        yield told
+
+
+def _show(found: Results, form: str | None, page: Path) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.sweep import tables
+
+    if form is not None:
+        click.echo({"markdown": tables.markdown, "latex": tables.latex}[form](found))
+    else:
+        for head, rows in (tables.differences(found), tables.costs(found)):
+            show(table(head, rows, right=head[1:]), "")
+    for note in found.notes:
+        click.echo(note, err=form is not None)
+    for folder, text in found.errors.items():
+        click.echo(f"error: the run in {folder} failed\n{text}\n", err=True)
+    if form is None:
+        click.echo(f"{page}")
+
+
+def _show_outline(outline: Outline) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.common.units import flops_text, short
+
+    head = ["", "parameters", "runs", "there", "steps", "FLOPs"]
+    rows = [
+        [one.name, short(one.parameters), str(one.runs), str(one.there), f"{one.steps:,}", flops_text(one.flops)]
+        for one in outline.rows
+    ]
+    every = outline.rows
+    sums = [f"{sum(one.steps for one in every):,}", flops_text(sum(one.flops for one in every))]
+    total = ["all", "", str(sum(one.runs for one in every)), str(sum(one.there for one in every)), *sums]
+    show(table(head, [*rows, total], right=head[1:], footer=1))

@@ -1,0 +1,231 @@
+"""The results of a sweep: what each arm reached, and how it differs from its baseline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfkit.tools.sweep.arms import Arm, Arms, Cell
+from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, least_p, paired
+from tfkit.tools.sweep.work import is_complete
+from tfkit.tools.train.plan import Plan
+from tfkit.tools.train.record import METRICS, read_facts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The number of one run that is compared, over its steps.
+
+    Attributes:
+        seed: that of the run.
+        folder: its folder.
+        steps: the steps that it was evaluated at.
+        values: the number at each.
+        speed: positions read in a second, evaluations included; None where a process left no time.
+    """
+
+    seed: int
+    folder: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    speed: float | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The values that an arm was given, and those settings whose best value is the least or largest that was tried."""
+
+    values: dict[str, Any]
+    edge: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The tokens that an arm needs for its baseline's last value, as a share of those that the baseline needs.
+
+    Attributes:
+        ratio: the geometric mean over seeds; None if no seed gets there.
+        interval: 95% of it; None for fewer than two seeds.
+        seeds: those that get there.
+    """
+
+    ratio: float | None
+    interval: Interval | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """An arm: its size, its runs, and its difference from its baseline; None for the baseline itself."""
+
+    name: str
+    base: str
+    parameters: int
+    flops: int
+    tokens: int
+    mean: float | None
+    speed: float | None
+    tuned: Tuned | None
+    curves: tuple[Curve, ...]
+    difference: Paired | None = None
+    reached: Reached | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All arms of a sweep, remarks about them, and the errors of runs by their folders."""
+
+    name: str
+    on: str
+    lower: bool
+    arms: tuple[Result, ...]
+    notes: tuple[str, ...]
+    errors: dict[str, str]
+
+
+def best_choice(arms: Arms, arm: Arm) -> tuple[int, Tuned] | None:
+    """The choice with the best mean over the seeds of tuning; None before all its runs are complete."""
+    on, sign = arms.config.compare.on, 1 if arms.config.compare.lower else -1
+    if not all(is_complete(cell) for cells in arms.trials[arm.name] for cell in cells):
+        return None
+    means = [sum(sign * curve_of(cell, on).values[-1] for cell in cells) for cells in arms.trials[arm.name]]
+    best = means.index(min(means))
+    values = arms.choices[best].values
+    return best, Tuned(values, tuple(path for path in values if _at_edge(arms, path, values[path])))
+
+
+def _at_edge(arms: Arms, path: str, value: Any) -> bool:
+    """True if a value is the least or the largest of the numbers that were tried."""
+    tried = [choice.values[path] for choice in arms.choices]
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in tried)
+    return numbers and value in (min(tried), max(tried))
+
+
+def curve_of(cell: Cell, on: str) -> Curve:
+    """The curve of a complete run."""
+    points = {}
+    for line in (cell.folder / METRICS).read_text(encoding="utf-8").splitlines():
+        numbers = json.loads(line)
+        if isinstance(numbers.get(on), float):
+            points[int(numbers["step"])] = numbers[on]
+    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), _speed(cell))
+
+
+def _speed(cell: Cell) -> float | None:
+    facts = read_facts(cell.folder)
+    assert facts is not None
+    if any("seconds" not in one for one in facts.sessions):
+        return None
+    seconds: float = sum(one["seconds"] for one in facts.sessions)
+    return facts.sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
+
+
+def results(
+    arms: Arms, chosen: dict[str, tuple[int, Tuned]], sizes: dict[str, Plan], errors: dict[str, str]
+) -> Results:
+    """Compare the complete runs of a sweep."""
+    on, lower = arms.config.compare.on, arms.config.compare.lower
+    found = {}
+    for arm in arms.arms:
+        index, tuned = chosen.get(arm.name, (0, None))
+        known = tuned is not None or not arms.trials
+        cells = [cell for cell in arms.cells(arm, index) if known and is_complete(cell)]
+        size, curves = sizes[arm.name], tuple(curve_of(cell, on) for cell in cells)
+        speeds = [curve.speed for curve in curves if curve.speed is not None]
+        found[arm.name] = Result(
+            arm.name,
+            arm.base,
+            size.parameters,
+            size.flops,
+            size.tokens,
+            _mean([curve.values[-1] for curve in curves]),
+            _mean(speeds),
+            tuned,
+            curves,
+        )
+    compared = _compared(found, lower)
+    return Results(arms.file.name, on, lower, compared, tuple(_notes(compared)), errors)
+
+
+def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:
+    """The results with their differences, whose probabilities are adjusted for their number."""
+    made = dict(found)
+    for name, one in found.items():
+        pairs = _pairs(one, found[one.base])
+        if name != one.base and pairs:
+            difference = paired([own.values[-1] for own, _ in pairs], [base.values[-1] for _, base in pairs])
+            made[name] = replace(one, difference=difference, reached=_reached(pairs, lower))
+    names = [name for name, one in made.items() if one.difference is not None]
+    for name, difference in zip(names, holm([d for n in names if (d := made[n].difference)]), strict=True):
+        made[name] = replace(made[name], difference=difference, verdict=_verdict(difference, lower))
+    return tuple(made.values())
+
+
+def _pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:
+    others = {curve.seed: curve for curve in base.curves}
+    return [(curve, others[curve.seed]) for curve in one.curves if curve.seed in others]
+
+
+def _verdict(difference: Paired, lower: bool) -> str | None:
+    """The answer; None for one seed."""
+    if difference.adjusted is None:
+        return None
+    if not difference.sure():
+        return "open"
+    return "better" if (difference.mean < 0) == lower else "worse"
+
+
+def _reached(pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
+    """The share of tokens that runs need for the last value of their partners."""
+    shares = []
+    for own, base in pairs:
+        need, partner = (_first(one, base.values[-1], lower) for one in (own, base))
+        if need and partner:
+            shares.append(math.log(need / partner))
+    if not shares:
+        return Reached(None, None, 0)
+    low, high = interval_of(shares) if len(shares) > 1 else (0.0, 0.0)
+    interval = (math.exp(low), math.exp(high)) if len(shares) > 1 else None
+    return Reached(math.exp(sum(shares) / len(shares)), interval, len(shares))
+
+
+def _first(curve: Curve, value: float, lower: bool) -> float | None:
+    """The step at which a curve first gets as far as a value, on straight lines between evaluations."""
+    sign = 1 if lower else -1
+    ahead = [sign * (one - value) for one in curve.values]
+    for index, rest in enumerate(ahead):
+        if rest <= 0:
+            if index == 0:
+                return float(curve.steps[0])
+            before, after = curve.steps[index - 1], curve.steps[index]
+            return before + (after - before) * ahead[index - 1] / (ahead[index - 1] - rest)
+    return None
+
+
+def _notes(arms: Sequence[Result]) -> Iterator[str]:
+    """Sentences that a reader of the table must know."""
+    for one in arms:
+        for path in one.tuned.edge if one.tuned else ():
+            assert one.tuned is not None
+            value = one.tuned.values[path]
+            yield f"{one.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
+    compared = [one for one in arms if one.difference]
+    pairs = min((one.difference.pairs for one in compared if one.difference), default=0)
+    if pairs == 1:
+        yield "one seed: numbers without a verdict"
+    elif compared and (least := least_p(pairs) * len(compared)) > 1 - 0.95 + 1e-12:
+        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= 0.05)
+        yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
+    for one in compared:
+        assert one.difference is not None
+        correlation = one.difference.correlation
+        if correlation is not None and abs(correlation) < 0.3:
+            yield f"the pairs of {one.name} are hardly correlated ({correlation:.2f}): pairing bought nothing"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,131 @@
+"""Paired comparisons over seeds: a difference, its interval, and the chance that it is none.
+
+Both sides of a pair have one seed, and so the same data in the same order. Their difference varies less than each of
+them, as far as they are correlated.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import numpy as np
+
+from tfkit.errors import Diagnostic, SpecError
+
+LEVEL = 0.95
+MOST_EXACT = 12
+"""Pairs up to which every flip of signs is counted; beyond, the t test gives the probability."""
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference over pairs.
+
+    Attributes:
+        pairs: their number.
+        mean: the mean difference.
+        interval: 95% of it, by the t distribution; None for one pair.
+        p: the probability of a difference this large, or larger, if there is none; None for one pair.
+        adjusted: that probability, after Holm, among all comparisons; None for one pair.
+        correlation: that of the two sides; None where a side does not vary, or for two pairs or fewer.
+        unpaired: the interval if the seeds had not been the same (Welch); None for one pair.
+    """
+
+    pairs: int
+    mean: float
+    interval: Interval | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    correlation: float | None = None
+    unpaired: Interval | None = None
+
+    def sure(self) -> bool:
+        """True if the difference is not by chance, at 5% over all comparisons."""
+        return self.adjusted is not None and self.adjusted <= 1 - LEVEL + 1e-12
+
+
+def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
+    """The difference of two sides whose pairs are at the same places.
+
+    Raises:
+        SpecError: scipy is not installed.
+    """
+    differences = [one - other for one, other in zip(values, base, strict=True)]
+    if len(differences) < 2:
+        return Paired(len(differences), differences[0])
+    return Paired(
+        len(differences),
+        float(np.mean(differences)),
+        interval_of(differences),
+        _p(differences),
+        None,
+        _correlation(values, base),
+        _unpaired(values, base),
+    )
+
+
+def interval_of(values: Sequence[float]) -> Interval:
+    """95% of a mean, by the t distribution."""
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    if not error:
+        return mean, mean
+    low, high = _scipy().t.interval(LEVEL, len(values) - 1, loc=mean, scale=error)
+    return float(low), float(high)
+
+
+def least_p(pairs: int) -> float:
+    """The smallest probability that so few pairs can have."""
+    return 2.0 ** (1 - pairs) if pairs <= MOST_EXACT else 0.0
+
+
+def holm(found: Sequence[Paired]) -> list[Paired]:
+    """The comparisons with their adjusted probabilities: the chance of one false alarm among all stays 5%."""
+    known = sorted((one.p, index) for index, one in enumerate(found) if one.p is not None)
+    made, most = list(found), 0.0
+    for rank, (p, index) in enumerate(known):
+        most = max(most, min(1.0, p * (len(known) - rank)))
+        made[index] = replace(found[index], adjusted=most)
+    return made
+
+
+def _p(differences: Sequence[float]) -> float:
+    if not np.any(differences):
+        return 1.0
+    if len(differences) > MOST_EXACT:
+        if not np.std(differences):
+            return 0.0
+        return float(_scipy().ttest_1samp(differences, 0.0).pvalue)
+    flips = _scipy().permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=2**MOST_EXACT, alternative="two-sided"
+    )
+    return float(flips.pvalue)
+
+
+def _correlation(values: Sequence[float], base: Sequence[float]) -> float | None:
+    if len(values) < 3 or not np.std(values) or not np.std(base):
+        return None
+    return float(np.corrcoef(values, base)[0, 1])
+
+
+def _unpaired(values: Sequence[float], base: Sequence[float]) -> Interval:
+    if not np.std(values) and not np.std(base):
+        mean = float(np.mean(values) - np.mean(base))
+        return mean, mean
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # one side that does not vary is no loss of precision
+        low, high = _scipy().ttest_ind(values, base, equal_var=False).confidence_interval(LEVEL)
+    return float(low), float(high)
+
+
+def _scipy() -> ModuleType:
+    try:
+        from scipy import stats  # type: ignore[import-untyped]
+    except ImportError as missing:
+        message = "a comparison needs `scipy`, which is not installed"
+        raise SpecError(Diagnostic(message, help="pip install scipy; the runs that were made stay")) from missing
+    return stats

@@ -1,0 +1,75 @@
+"""The results of a sweep as tables: for a terminal, for LaTeX, for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfkit.tools.common.units import flops_text, short
+from tfkit.tools.sweep.results import Result, Results
+from tfkit.tools.sweep.statistics import Interval
+
+NONE = "-"
+_LATEX = str.maketrans({one: f"\\{one}" for one in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
+Rows = list[list[str]]
+
+
+def differences(found: Results) -> tuple[list[str], Rows]:
+    """The head and the rows of the comparison."""
+    head = ["", found.on, "seeds", "difference", "95% interval", "p, Holm", "verdict"]
+    return head, [_difference(one) for one in found.arms]
+
+
+def costs(found: Results) -> tuple[list[str], Rows]:
+    """The head and the rows of sizes, speeds, and what pairing was worth."""
+    head = ["", "parameters", "FLOPs", "tokens/s", "tokens to equal", "r", "± unpaired"]
+    return head, [_cost(one) for one in found.arms]
+
+
+def markdown(found: Results) -> str:
+    """Both tables, for Markdown."""
+    return "\n\n".join(_markdown(*table) for table in (differences(found), costs(found)))
+
+
+def latex(found: Results) -> str:
+    """Both tables, for LaTeX with booktabs."""
+    return "\n\n".join(_latex(*table) for table in (differences(found), costs(found)))
+
+
+def _difference(one: Result) -> list[str]:
+    mean = NONE if one.mean is None else f"{one.mean:.4f}"
+    if one.difference is None:
+        return [one.name, mean, str(len(one.curves)), NONE, NONE, NONE, ""]
+    own = one.difference
+    p = NONE if own.adjusted is None else f"{own.adjusted:.3f}"
+    return [one.name, mean, str(own.pairs), f"{own.mean:+.4f}", interval_text(own.interval), p, one.verdict or ""]
+
+
+def _cost(one: Result) -> list[str]:
+    speed = NONE if one.speed is None else f"{one.speed:,.0f}"
+    own, reached = one.difference, NONE
+    if one.reached is not None:
+        reached = "not reached" if one.reached.ratio is None else f"{one.reached.ratio:.2f}x"
+        if 0 < one.reached.seeds < len(one.curves):
+            reached += f" ({one.reached.seeds} of {len(one.curves)})"
+    correlation = NONE if own is None or own.correlation is None else f"{own.correlation:.2f}"
+    unpaired = NONE if own is None or own.unpaired is None else f"{(own.unpaired[1] - own.unpaired[0]) / 2:.4f}"
+    return [one.name, short(one.parameters), flops_text(one.flops), speed, reached, correlation, unpaired]
+
+
+def interval_text(interval: Interval | None) -> str:
+    """`-0.0520 .. -0.0410`."""
+    return NONE if interval is None else f"{interval[0]:+.4f} .. {interval[1]:+.4f}"
+
+
+def _markdown(head: Sequence[str], rows: Rows) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _latex(head: Sequence[str], rows: Rows) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
+
+    columns = "l" + "r" * (len(head) - 1)
+    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule", *map(line, rows)]
+    return "\n".join([*body, r"\bottomrule", r"\end{tabular}"])

@@ -1,0 +1,140 @@
+"""The runs of a sweep that are missing, each in a process of its own.
+
+A run is complete, or it is not: its folder says so, and nothing else is remembered. Its lock is handed to the process
+that trains, and is free as soon as that process has ended, in whatever way. So two sweeps may share a folder, and a
+process that outlives its sweep is waited for by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from tfkit.graph.run import Run
+from tfkit.spec.folder import RUN
+from tfkit.spec.render import render_run
+from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.workshop import held
+from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.train.record import METRICS, read_facts
+
+LOCK = ".sweep"
+PAUSE = 0.2
+TAIL = 4096
+"""Bytes at the end of `metrics.jsonl` that have its last line."""
+Told = Callable[[int, int], None]
+
+
+@dataclass
+class _Process:
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+
+def is_complete(cell: Cell) -> bool:
+    """True if nothing is left to do; raises SpecError if its folder cannot be read."""
+    facts = read_facts(cell.folder)
+    return facts is not None and facts.ended is not None and facts.digest == cell.run.digest
+
+
+def missing(cells: Sequence[Cell]) -> list[Cell]:
+    """The runs that are not complete, each once."""
+    return [cell for cell in {cell.run.digest: cell for cell in cells}.values() if not is_complete(cell)]
+
+
+def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told) -> dict[str, str]:
+    """Make the runs that are missing; return the errors of those that failed, by their digest.
+
+    Args:
+        cells: the runs.
+        jobs: processes at once.
+        options: those of `tfkit train` that choose plugins.
+        told: called with the number of complete runs, and that of all steps made.
+    """
+    every, errors = missing(cells), dict[str, str]()
+    waiting, running = list(every), list[_Process]()
+    try:
+        while waiting or running:
+            for cell in list(waiting):
+                if len(running) < jobs and (lock := _lock(cell)) is not None:
+                    waiting.remove(cell)
+                    running += _start(cell, lock, options)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                if not is_complete(one.cell):
+                    errors[one.cell.run.digest] = _cause(one)
+            told(len(every) - len(waiting) - len(running), sum(map(_steps, every)))
+            time.sleep(PAUSE)
+    finally:
+        _end(running)
+    return errors
+
+
+def _start(cell: Cell, lock: int, options: Sequence[str]) -> list[_Process]:
+    """The process of a run; none if another one has completed it."""
+    try:
+        if is_complete(cell):
+            return []
+        write_file(cell.folder / RUN, _text(cell.run))
+        command = [sys.executable, "-m", "tfkit", "train", str(cell.folder), "--json", *options]
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C is for the sweep, which asks its processes to end
+        )
+        return [_Process(cell, process, errors)]
+    finally:
+        os.close(lock)
+
+
+def _text(run: Run) -> str:
+    return render_run(run.config, run.graph.spec.model)
+
+
+def _lock(cell: Cell) -> int | None:
+    """The lock of a run; None if another process has it."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(cell.folder / LOCK, os.O_CREAT | os.O_RDWR)
+    with suppress(OSError):  # the system has no locks
+        if not held(lock):
+            os.close(lock)
+            return None
+    return lock
+
+
+def _end(running: Sequence[_Process]) -> None:
+    """Ask processes to end, which writes their checkpoints, and wait for them."""
+    for one in running:
+        one.process.terminate()
+    for one in running:
+        one.process.wait()
+
+
+def _cause(one: _Process) -> str:
+    one.errors.seek(0)
+    text = one.errors.read().decode(errors="replace").strip()
+    return text or f"the process ended with status {one.process.returncode}"
+
+
+def _steps(cell: Cell) -> int:
+    """The steps of a run so far, as its numbers on the disk say."""
+    try:
+        with (cell.folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().split(b"\n")[:-1]
+        return int(lines[-1].removeprefix(b'{"step": ').partition(b",")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
