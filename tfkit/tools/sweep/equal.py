@@ -36,9 +36,8 @@ def check_equal(arms: Arms, found: dict[str, Plan], folder: Path) -> None:
         for arm in arms.arms:
             own, base = of(found[arm.name]), of(found[arm.base])
             if abs(own - base) > share * base:
-                message = (
-                    f"{arm.name} has {own:,} {words}, {100 * (own - base) / base:+.2f}% of the {base:,} of {arm.base}"
-                )
+                more = f"{100 * abs(own - base) / base:.2f}% {'more' if own > base else 'fewer'}"
+                message = f"{arm.name} has {own:,} {words}, {more} than the {base:,} of {arm.base}"
                 notes = (f"`equal` allows {100 * share:g}%",)
                 span = arms.file.provenance.span(("variants", arm.variant))
                 help = _help(arms, arm, name, base, folder)

@@ -1,9 +1,135 @@
-"""stub"""
+"""The page of a sweep: curves, differences, the models and what differs in them, costs, and where it all comes from."""
 
-from tfkit.tools.sweep.arms import Arms
-from tfkit.tools.sweep.results import Results
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from xml.etree.ElementTree import Element, fromstring
+
+from tfkit.graph.expand import Graph
+from tfkit.graph.run import Run
+from tfkit.tools.diff.differences import differences
+from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.svg import SVG, to_svg
+from tfkit.tools.profile.report.bars import remark, table
+from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.profile.report.markup import page as document
+from tfkit.tools.sweep import tables
+from tfkit.tools.sweep.arms import Arm, Arms
+from tfkit.tools.sweep.charts import colour, curves, forest
+from tfkit.tools.sweep.results import Result, Results
+from tfkit.tools.train.record import read_facts
+
+STYLE = """
+.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
+.mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.spread { fill: var(--c); fill-opacity: 0.16; } .seed { fill: var(--c); fill-opacity: 0.5; }
+.picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+#differences table { margin-top: 1rem; }
+"""
 
 
 def page(arms: Arms, found: Results) -> str:
-    """Stub."""
-    return ""
+    """A self-contained page: it loads nothing, runs no script, and follows light and dark."""
+    there = [one for one in found.arms if one.curves]
+    compared = [one for one in there if one.difference]
+    legend = [tag("li", tag("i", class_=f"swatch {colour(i)}"), one.name) for i, one in enumerate(found.arms)]
+    sections: list[tuple[str, str, Sequence[Child]]] = [
+        ("differences", f"{found.on}: differences", list(_differences(found, compared))),
+        (
+            "curves",
+            f"{found.on} over the steps",
+            [curves(found.arms), tag("ul", *legend, class_="legend")] if there else [],
+        ),
+        ("costs", "Costs", [_table(tables.costs(found)), remark(COSTS)]),
+        ("models", "Models", list(_models(arms))),
+        ("origin", "Where it comes from", list(_origin(arms, found))),
+    ]
+    body = [tag("section", tag("h2", words), *content, id=name) for name, words, content in sections if content]
+    lines = [
+        arms.config.description,
+        f"{len(arms.config.seeds)} seeds, {len(found.arms)} arms, base {arms.config.base}",
+    ]
+    header = tag("header", tag("h1", found.name), *(tag("p", line, class_="setting") for line in lines if line))
+    style = files("tfkit.tools.profile.report").joinpath("report.css").read_text(encoding="utf-8")
+    return document(f"{found.name}: sweep", style + STYLE, header, tag("main", *body))
+
+
+COSTS = (
+    "FLOPs are those of a whole run. Tokens to equal: the share of the baseline's tokens after which a variant has the "
+    "baseline's last value, the geometric mean over seeds. r: the correlation of the pairs; ± unpaired: half the "
+    "interval that different seeds would have given."
+)
+METHOD = (
+    "Large points: mean differences over pairs of one seed, which read the same data in the same order; lines: 95% "
+    "intervals by the t distribution; small points: pairs. p: exact flips of signs for up to 12 pairs, after Holm over "
+    "all comparisons. A difference is better or worse if p is at most 0.05, else open."
+)
+
+
+def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
+    if compared:
+        yield forest(found.arms)
+    yield _table(tables.differences(found))
+    yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
+    yield remark(METHOD)
+
+
+def _table(content: tuple[list[str], tables.Rows]) -> Element:
+    return table(*content)
+
+
+def _models(arms: Arms) -> Iterator[Child]:
+    """Each variant beside the baseline, once, and the values that differ."""
+    graphs = {arm.name: _graph(arms, arm) for arm in arms.arms}
+    seen = set()
+    for arm in arms.arms:
+        if arm.name == arm.base or arm.variant in seen:
+            continue
+        seen.add(arm.variant)
+        yield tag("h3", f"{arm.base} and {arm.name}")
+        base, own = graphs[arm.base], graphs[arm.name]
+        rows = [[one.path, one.before or "–", one.after or "–"] for one in differences(base, own)]
+        runs = (arms.cells(arms.arm(arm.base))[0].run, arms.cells(arm)[0].run)
+        rows += [[path, *values] for path, *values in _of_runs(*runs)]
+        yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
+        if differences(base, own):
+            yield tag("div", _picture(base, own), class_="picture")
+    if not seen:
+        only = arms.arms[0]
+        yield tag("div", _picture(graphs[only.name]), class_="picture")
+
+
+def _graph(arms: Arms, arm: Arm) -> Graph:
+    graph = arms.cells(arm)[0].run.graph
+    return replace(graph, spec=graph.spec.named(arm.name.replace(", ", " ")))
+
+
+def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
+    """The values that differ in two runs, without those of their models."""
+    for path in {**base.meaning, **own.meaning}:
+        values = base.meaning.get(path), own.meaning.get(path)
+        if not path.startswith("model.") and values[0] != values[1]:
+            yield path, str(values[0]), str(values[1])
+
+
+def _picture(*graphs: Graph) -> Element:
+    """The picture of models, as a part of the page."""
+    return fromstring(to_svg(draw(*graphs)).replace(f' xmlns="{SVG}"', "", 1))
+
+
+def _origin(arms: Arms, found: Results) -> Iterator[Child]:
+    """The folders of runs, the environment of the first, and the errors of those that failed."""
+    rows: list[list[Child]] = [
+        [one.name, str(curve.seed), tag("code", curve.folder), f"{curve.values[-1]:.4f}"]
+        for one in found.arms
+        for curve in one.curves
+    ]
+    yield table(["arm", "seed", "folder", found.on], rows, text=3)
+    cells = [cell for arm in arms.arms for cell in arms.cells(arm)]
+    facts = next((facts for cell in cells if (facts := read_facts(cell.folder))), None)
+    known = {**facts.environment, **facts.bits} if facts else {}
+    pairs = {"sweep": arms.file.file, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
+    yield tag("dl", *(tag(name, text) for pair in pairs.items() for name, text in zip(("dt", "dd"), pair, strict=True)))
+    yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in found.errors.items()), class_="notes")

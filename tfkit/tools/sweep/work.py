@@ -8,6 +8,7 @@ process that outlives its sweep is waited for by the next one.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,8 +70,9 @@ def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told
                     running += _start(cell, lock, options)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
+                cause = _cause(one)
                 if not is_complete(one.cell):
-                    errors[one.cell.run.digest] = _cause(one)
+                    errors[one.cell.run.digest] = cause
             told(len(every) - len(waiting) - len(running), sum(map(_steps, every)))
             time.sleep(PAUSE)
     finally:
@@ -84,7 +86,7 @@ def _start(cell: Cell, lock: int, options: Sequence[str]) -> list[_Process]:
         if is_complete(cell):
             return []
         write_file(cell.folder / RUN, _text(cell.run))
-        command = [sys.executable, "-m", "tfkit", "train", str(cell.folder), "--json", *options]
+        command = [sys.executable, "-m", "tfkit", "train", str(cell.folder), *options]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         process = subprocess.Popen(
             command,
@@ -121,12 +123,16 @@ def _end(running: Sequence[_Process]) -> None:
         one.process.terminate()
     for one in running:
         one.process.wait()
+        one.errors.close()
 
 
 def _cause(one: _Process) -> str:
-    one.errors.seek(0)
-    text = one.errors.read().decode(errors="replace").strip()
-    return text or f"the process ended with status {one.process.returncode}"
+    """The error that a process printed after its progress; the end of all it printed if there is none."""
+    with one.errors as file:
+        file.seek(0)
+        text = file.read().decode(errors="replace").strip()
+    found = re.search(r"^error: .*", text, re.DOTALL | re.MULTILINE)
+    return found[0] if found else text[-TAIL:] or f"the process ended with status {one.process.returncode}"
 
 
 def _steps(cell: Cell) -> int:

@@ -1,0 +1,225 @@
+"""A sweep makes what is missing, once, whatever happens to its processes; and compares what it made."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.runs import RUN, write_run
+from tfkit.cli import main
+from tfkit.spec.folder import RUN as TEXT
+from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.sweep import sweep as module
+from tfkit.tools.sweep import work
+from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.train.record import locked
+
+SWEEP = """\
+tfkit: 1
+base: small.yaml
+variants:
+  relu: {}
+  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}
+  gelu: {model.decoder.ffn.kind: gelu}
+seeds: [0, 1, 2]
+compare: {to: relu, on: val.loss}
+"""
+TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
+COMMAND = [sys.executable, "-m", "tfkit", "sweep", "sweep.yaml", "-o", "out", "--no-plugins"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, RUN + "eval: {every: 4, splits: {val: {batches: 2}}}\n")
+    write(SWEEP, tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs are made in this process, which is quicker; the folders of those that were."""
+    found: list[str] = []
+
+    def at_once(cells: Sequence[Cell], **_: Any) -> dict[str, str]:
+        for cell in work.missing(cells):
+            cell.folder.mkdir(parents=True)
+            write_file(cell.folder / TEXT, work._text(cell.run))
+            assert main(["train", str(cell.folder), "--json"]) == 0
+            found.append(cell.folder.name)
+        return {}
+
+    monkeypatch.setattr(module, "work", at_once)
+    return found
+
+
+def write(text: str, folder: Path = Path()) -> None:
+    (folder / "sweep.yaml").write_text(text, encoding="utf-8")
+
+
+def sweep(*options: str) -> int:
+    return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
+
+
+def result(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """The result as data."""
+    capsys.readouterr()
+    assert sweep("--json", *options) == 0
+    text = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
+    return found
+
+
+def sessions() -> dict[str, int]:
+    """The processes that worked on each run."""
+    return {
+        path.parent.name: len(json.loads(path.read_text())["sessions"]) for path in Path("out").glob("runs/*/*.json")
+    }
+
+
+def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    found = result(capsys)
+    assert len(made) == len(set(made)) == 6  # `again` is `relu`, and has its runs
+    relu, again, gelu = found["arms"]
+    assert again["difference"]["mean"] == 0
+    assert again["difference"]["interval"] == [0, 0]
+    assert again["reached"]["ratio"] == 1
+    assert again["verdict"] == gelu["verdict"] == "open"
+    for arm in (relu, gelu):
+        for curve in arm["curves"]:
+            lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            numbers = [json.loads(line) for line in lines]
+            assert curve["values"] == [one["val.loss"] for one in numbers if "val.loss" in one]
+            assert curve["steps"] == [0, 4, 8]
+    last = [[curve["values"][-1] for curve in arm["curves"]] for arm in (gelu, relu)]
+    assert gelu["difference"]["mean"] == pytest.approx(sum(a - b for a, b in zip(*last, strict=True)) / 3)
+    made.clear()
+    assert result(capsys) == found
+    assert made == []
+    write(SWEEP.replace("  gelu:", "  silu: {model.decoder.ffn.kind: silu}\n  gelu:").replace("[0, 1, 2]", "[0, 1]"))
+    assert len(result(capsys)["arms"]) == 4
+    assert len(made) == 2
+    assert sweep("--set", "machine.threads=2") == 0
+    assert len(made) == 2
+
+
+def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    write(SWEEP + TUNE)
+    found = result(capsys)
+    assert len(made) == 2 * 2 + 2 * 3
+    assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
+    assert (
+        "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the values that were tried" in found["notes"]
+    )
+    assert sweep("--plan") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[2][:5] == ["relu,", "tuning", "5.5K", "2", "2"]
+    assert rows[7][:4] == ["gelu", "5.5K", "3", "3"]
+    write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
+    assert not any("not tuned" in note for note in result(capsys)["notes"])
+
+
+def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    write(SWEEP.replace("val.loss", "val.loss, better: higher") + TUNE)
+    assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
+
+
+def test_what_is_printed(run: Callable[..., str], made: list[str], golden: Callable[[str, str], None]) -> None:
+    plan = run("sweep", "sweep.yaml", "-o", "out", "--plan")
+    assert sweep("--json") == 0
+    run("list")  # what was printed until now
+    text = run("sweep", "sweep.yaml", "-o", "out")
+    golden("sweeps/printed", re.sub(r"[-+]?\d[\d.,]*", "#", f"{plan}\n{text}"))
+
+
+def test_forms_for_papers(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    write(SWEEP.replace("again", "a_b").replace("[0, 1, 2]", "[0]"))
+    assert sweep("--latex") == 0
+    out, err = capsys.readouterr()
+    assert r"a\_b & " in out
+    assert "one seed: numbers without a verdict" in err
+    assert sweep("--markdown") == 0
+    assert "| a_b | " in capsys.readouterr().out
+    assert sweep("--latex", "--json") == 2
+
+
+class Addresses(HTMLParser):
+    """What a page would fetch."""
+
+    found: list[str]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name} {value}" for name, value in attrs if name in ("src", "href", "data", "srcset")]
+        self.found += ["script"] if tag in ("script", "iframe", "object") else []
+
+
+def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    write(SWEEP.replace("again", '"<b>again"').replace("tfkit: 1", "tfkit: 1\ndescription: a & b <script>"))
+    place = Path(result(capsys)["page"])
+    text = place.read_text(encoding="utf-8")
+    reader = Addresses()
+    reader.found = []
+    reader.feed(text)
+    assert reader.found == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "<b>" not in text
+    assert text.count("<svg") == 3  # curves, differences, one pair of models
+    assert "prefers-color-scheme" in text
+    assert len(text) < 2_000_000
+
+
+# ---- real processes ----
+
+
+def wait(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
+    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run that another makes."""
+    wild = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:")
+    write(wild.replace("[0, 1, 2]", "[0]"))
+    first = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(lambda: any(Path("out").glob("runs/*/run.json")))
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    both = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = [one.communicate(timeout=200) for one in both]
+    assert [one.returncode for one in both] == [1, 1]
+    for out, err in texts:
+        assert re.search(r"^gelu +\d\.\d+ +1 +[+-]", out, re.MULTILINE)
+        assert re.search(r"^wild +- +0 ", out, re.MULTILINE)
+        assert err.count("error: ") == 2
+        assert "not finite" in err
+    good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
+    assert len(good) == 2
+    assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
+
+
+@pytest.mark.slow
+def test_a_sweep_asked_to_end_asks_its_processes() -> None:
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    long = [*COMMAND, "--set", "steps=100000", "--set", "eval.every=100000"]
+    first = subprocess.Popen(long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(lambda: any(Path("out").glob("runs/*/run.json")))
+    time.sleep(0.5)
+    first.terminate()
+    assert first.wait(timeout=60) == 128 + signal.SIGTERM
+    (folder,) = Path("out").glob("runs/*")
+    with locked(folder):  # nobody trains in it
+        assert json.loads((folder / "run.json").read_text())["ended"] is None
