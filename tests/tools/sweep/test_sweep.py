@@ -191,7 +191,7 @@ def wait(ready: Callable[[], bool]) -> None:
 
 
 def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
-    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run that another makes."""
+    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice."""
     wild = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:")
     write(wild.replace("[0, 1, 2]", "[0]"))
     first = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -131,3 +131,4 @@ def _show_outline(outline: Outline) -> None:
     sums = [f"{sum(one.steps for one in every):,}", flops_text(sum(one.flops for one in every))]
     total = ["all", "", str(sum(one.runs for one in every)), str(sum(one.there for one in every)), *sums]
     show(table(head, [*rows, total], right=head[1:], footer=1))
+    click.echo(f"\n{outline.different} different runs, {outline.missing} to make")

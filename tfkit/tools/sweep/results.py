@@ -93,7 +93,7 @@ def best_choice(arms: Arms, arm: Arm) -> tuple[int, Tuned] | None:
     if not all(is_complete(cell) for cells in arms.trials[arm.name] for cell in cells):
         return None
     means = [sum(sign * curve_of(cell, on).values[-1] for cell in cells) for cells in arms.trials[arm.name]]
-    best = means.index(min(means))
+    best = means.index(min(means, key=lambda mean: mean if math.isfinite(mean) else math.inf))
     values = arms.choices[best].values
     return best, Tuned(values, tuple(path for path in values if _at_edge(arms, path, values[path])))
 
@@ -129,12 +129,15 @@ def results(
 ) -> Results:
     """Compare the complete runs of a sweep."""
     on, lower = arms.config.compare.on, arms.config.compare.lower
-    found = {}
+    found: dict[str, Result] = {}
+    early: list[str] = []
     for arm in arms.arms:
         index, tuned = chosen.get(arm.name, (0, None))
         known = tuned is not None or not arms.trials
         cells = [cell for cell in arms.cells(arm, index) if known and is_complete(cell)]
-        size, curves = sizes[arm.name], tuple(curve_of(cell, on) for cell in cells)
+        every = [curve_of(cell, on) for cell in cells]
+        size, curves = sizes[arm.name], tuple(curve for curve in every if math.isfinite(curve.values[-1]))
+        early += _early(arm.name, size, every, on)
         speeds = [curve.speed for curve in curves if curve.speed is not None]
         found[arm.name] = Result(
             arm.name,
@@ -148,7 +151,16 @@ def results(
             curves,
         )
     compared = _compared(found, lower)
-    return Results(arms.file.name, on, lower, compared, tuple(_notes(compared)), errors)
+    return Results(arms.file.name, on, lower, compared, (*_notes(compared), *early), errors)
+
+
+def _early(name: str, size: Plan, curves: Sequence[Curve], on: str) -> Iterator[str]:
+    """Remarks about runs that a callback ended, and about those without a number to compare."""
+    for curve in curves:
+        if curve.steps[-1] < size.steps:
+            yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {size.steps:,}"
+        if not math.isfinite(curve.values[-1]):
+            yield f"{name}, seed {curve.seed}, is left out: its last {on} is {curve.values[-1]}"
 
 
 def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:

@@ -34,10 +34,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep before it runs."""
+    """A sweep before it runs. `different` counts a run once that several arms share, and `missing` of those to make."""
 
     name: str
     folder: str
+    different: int
+    missing: int
     rows: tuple[Row, ...]
 
 
@@ -66,7 +68,7 @@ class Sweep:
 
     def outline(self) -> Outline:
         """Its runs and costs. Runs whose values are yet to be tuned count with those that are tried first."""
-        chosen, rows = self._chosen(), list[Row]()
+        chosen, rows, every = self._chosen(), list[Row](), list[Cell]()
         for arm in self.arms.arms:
             size = self._sizes[arm.name]
             trials = [cell for cells in self.arms.trials.get(arm.name, ()) for cell in cells]
@@ -74,8 +76,11 @@ class Sweep:
                 rows.append(_row(f"{arm.name}, tuning", trials, size))
             known = not trials or arm.name in chosen
             index = chosen[arm.name][0] if arm.name in chosen else 0
-            rows.append(_row(arm.name, self.arms.cells(arm, index), size, known=known))
-        return Outline(self.file.name, str(self.folder), tuple(rows))
+            cells = self.arms.cells(arm, index)
+            rows.append(_row(arm.name, cells, size, known=known))
+            every += [*trials, *cells]
+        different = len({cell.run.digest for cell in every})
+        return Outline(self.file.name, str(self.folder), different, len(missing(every)), tuple(rows))
 
     def run(self, *, jobs: int, options: Sequence[str] = (), told: Told = lambda *numbers: None) -> Results:
         """Make the runs that are missing, and compare all.
