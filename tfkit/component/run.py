@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -125,8 +125,6 @@ class DataConfig(Component):
     """
 
     slot = "data"
-    takes_length: ClassVar[bool]
-    """True if a run states the `length` of its examples; False if the data has one of its own."""
 
     order: Order = "shuffled"
     """sampled: with replacement; shuffled: all examples once in each pass, in a new order; sequential: in theirs."""
@@ -142,6 +140,16 @@ class DataConfig(Component):
             raise Invalid(
                 "split", f"the splits are {sum(self.split.values()):g} of the data together, which is above 1"
             )
+
+    @property
+    def takes_length(self) -> bool:
+        """True if a run states the `length` of its examples; False if the data has one of its own."""
+        return False
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that can be evaluated."""
+        return tuple(self.split)
 
     def ends(self, size: int) -> dict[str, tuple[int, int]]:
         """The range of each split, in the order of the config, in data of that size."""

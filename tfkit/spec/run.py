@@ -158,9 +158,9 @@ class RunSpec(Config):
         if (self.machine.micro_batch or 0) > self.batch.sequences:
             message = f"a micro-batch of {self.machine.micro_batch} is more than the batch of {self.batch.sequences}"
             raise Invalid("machine.micro_batch", message)
-        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split]
+        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
-            known = ", ".join(self.data.split)
+            known = ", ".join(self.data.split_names)
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {known}",))
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
