@@ -175,6 +175,10 @@ class TokenizerConfig(Component):
 
     slot = "tokenizer"
 
+    def located(self, folder: Path) -> Self:
+        """The config with paths that do not depend on the current folder; relative ones start at `folder`."""
+        return self
+
     @abstractmethod
     def build(self, text: str) -> Tokenizer:
         """The tokenizer for data with this text, all splits together."""
@@ -227,11 +231,18 @@ class OptimizerConfig(Component):
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with settings of their own; where several match, the last one counts."""
 
+    @property
+    def rest(self) -> OptimizerConfig | None:
+        """The optimizer of all but the matrices inside the model; None if this one takes everything."""
+        return None
+
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """The optimizer of these groups, each with `params`, `lr` and `weight_decay`.
 
-        Its state is tensors, and depends on nothing but the gradients and settings of all steps.
+        If there is a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter, rows of
+        the matrices in it, several where layers are fused or stacked. The optimizer's state is tensors, and depends on
+        nothing but the gradients and settings of all steps.
         """
 
 
@@ -285,6 +296,15 @@ class MetricConfig(Component):
     """Slot `metric`: a number of an evaluation."""
 
     slot = "metric"
+
+    def written(
+        self, model: fx.GraphModule, data: Data, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int
+    ) -> Tensor | None:
+        """Logits that the metric takes in place of the model's on the inputs, such as of what it writes by itself.
+
+        `seed` is the number of the batch. Raises `Invalid` if the examples are not of that kind.
+        """
+        return None
 
     @abstractmethod
     def build(self, data: Data) -> Metric:

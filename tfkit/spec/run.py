@@ -60,10 +60,14 @@ class EvalConfig(Config):
     """The numbers to compute."""
 
     def check(self) -> None:
-        """Refuse an evaluation of nothing."""
+        """Refuse an evaluation of nothing, and two numbers of one name."""
         super().check()
         if not self.splits or not self.metrics:
             raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
+        kinds = [metric.kind_name() for metric in self.metrics]
+        twice = next((number for number, kind in enumerate(kinds) if kind in kinds[:number]), None)
+        if twice is not None:
+            raise Invalid(f"metrics.{twice}", f"`{kinds[twice]}` is there twice, and both would have one name")
 
 
 class SavingConfig(Config):

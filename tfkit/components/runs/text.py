@@ -38,17 +38,21 @@ class TextConfig(DataConfig):
         return True
 
     def located(self, folder: Path) -> Self:
-        return self.model_copy(update={"files": tuple(_located(one, folder) for one in self._names())})
+        files = tuple(_located(one, folder) for one in self._names())
+        return self.model_copy(update={"files": files, "tokenizer": self.tokenizer.located(folder)})
 
     def build(self, length: int | None) -> StreamData:
         assert length is not None
         text = "".join(map(_content, self._names()))
         if not text:
             raise Invalid("files", "the text is empty")
-        tokenizer = self.tokenizer.build(text)
+        try:
+            tokenizer = self.tokenizer.build(text)
+        except Invalid as wrong:
+            raise Invalid(f"tokenizer.{wrong.field}", wrong.message, help=wrong.help) from wrong
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}
-        content = hashlib.sha256(text.encode()).hexdigest()
+        content = hashlib.sha256(text.encode() + tokens.astype("<i8").tobytes()).hexdigest()
         return StreamData(parts, length, tokenizer.vocab_size, tokenizer, content)
 
     def _names(self) -> tuple[str, ...]:
