@@ -17,6 +17,8 @@ from .small import refused, small_run
 
 PROBLEM = re.compile(r"\$\((0*)(\d+(?:\.\d{1,2})?)([-+*/])(0*)(\d+(?:\.\d{1,2})?)\)=(.{10})\$")
 
+ANSWER = re.compile(r"0*(nan|-?(0|[1-9]\d*)(\.\d\d?)?)")
+
 
 @pytest.fixture(scope="module")
 def problems() -> list[str]:
@@ -30,6 +32,7 @@ def test_every_problem_is_right(problems: list[str]) -> None:
         assert found is not None
         assert len(text) == 36
         assert len(found[1] + found[2]) == len(found[4] + found[5]) == 10
+        assert ANSWER.fullmatch(found[6][::-1])
         answer = found[6][::-1].lstrip("0")
         if Fraction(found[5]) == 0 and found[3] == "/":
             assert answer == "nan"

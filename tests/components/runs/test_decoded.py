@@ -11,6 +11,7 @@ import torch
 
 import tfkit
 from tfkit.component import IGNORED
+from tfkit.components.runs.calculator import SYMBOLS
 from tfkit.errors import SpecError
 from tfkit.spec.run import SplitConfig
 from tfkit.training.evaluate import evaluate
@@ -31,8 +32,8 @@ def numbers_of(
     return evaluate(model, run.data, splits, run.config.eval.metrics, sequences=7)
 
 
-@pytest.mark.parametrize("stop", [None, "0"])
-def test_greedy_answers_are_written_token_by_token(stop: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stops", [False, True])
+def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) -> None:
     run = small_run(tmp_path, ROWS)
     model = tfkit.build(run.graph, seed=1).eval()
     batch = run.data.examples("test", "sequential").batch(np.arange(40))
@@ -41,12 +42,14 @@ def test_greedy_answers_are_written_token_by_token(stop: str | None, tmp_path: P
     with torch.no_grad():
         for _ in range(11):
             read = torch.cat([read, model(read)[:, -1:].argmax(-1)], dim=1)
-    written = read[:, 25:]
-    if stop is not None:
-        ended = (written == 8).cumsum(1) > 0  # the id of `0`
-        written = written.masked_fill(ended, 8)
-    kinds = [f"{{kind: decoded_{kind}{f', stop: {stop!r}' if stop else ''}}}" for kind in ("accuracy", "exact_match")]
-    found = numbers_of(tmp_path, ", ".join(kinds))
+    written, option = read[:, 25:], ""
+    if stops:
+        stop = int(written[:, 5].mode().values)
+        option = f", stop: {SYMBOLS[stop]!r}"
+        ended = written.masked_fill((written == stop).cumsum(1) > 0, stop)
+        assert (ended == targets).sum() != (written == targets).sum()
+        written = ended
+    found = numbers_of(tmp_path, f"{{kind: decoded_accuracy{option}}}, {{kind: decoded_exact_match{option}}}")
     assert found["test.decoded_accuracy"] == pytest.approx((written == targets).float().mean().item())
     assert found["test.decoded_exact_match"] == (written == targets).all(-1).float().mean().item()
 
