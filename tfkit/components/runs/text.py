@@ -74,11 +74,11 @@ def _content(name: str) -> str:
         near = closest(Path(name).name, os.listdir(Path(name).parent) if Path(name).parent.is_dir() else [])
         start = "relative paths start at the folder of the run's file"
         help = f"a file with a similar name exists: `{near}`" if near else start
-        raise Invalid("files", f"there is no file {quoted(_shown(name))}", help=help)
+        raise Invalid("files", f"there is no file {quoted(shown(name))}", help=help)
     return "".join(map(_read, files))
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A path as errors show it: relative if it is below the current folder."""
     relative = os.path.relpath(name)
     return name if relative.startswith(os.pardir) else relative
@@ -88,6 +88,6 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_bytes().decode()
     except OSError as error:
-        raise Invalid("files", f"cannot read {quoted(_shown(path))}: {error.strerror}") from error
+        raise Invalid("files", f"cannot read {quoted(shown(path))}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid("files", f"{quoted(_shown(path))} is not UTF-8: byte {error.start:,}") from error
+        raise Invalid("files", f"{quoted(shown(path))} is not UTF-8: byte {error.start:,}") from error

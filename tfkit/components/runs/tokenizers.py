@@ -7,8 +7,9 @@ from typing import Literal, Self
 
 import tfkit
 from tfkit.component import Immaterial, Tokenizer, TokenizerConfig
+from tfkit.components.runs.text import shown
 from tfkit.decoding.text import FileTokenizer, load_tokenizer
-from tfkit.errors import Invalid, SpecError
+from tfkit.errors import Invalid, SpecError, quoted
 
 
 class CharactersConfig(TokenizerConfig):
@@ -42,9 +43,11 @@ class FileConfig(TokenizerConfig):
 
     def build(self, text: str) -> Tokenizer:
         try:
-            tokenizer = load_tokenizer(Path(self.path))
+            tokenizer = load_tokenizer(Path(shown(self.path)))
         except SpecError as wrong:
             raise Invalid("path", wrong.diagnostics[0].message) from wrong
         if not isinstance(tokenizer, FileTokenizer):
-            raise Invalid("path", f"`{self.path}` is not a tokenizer.json", help="train one: tfkit tokenizer")
+            raise Invalid(
+                "path", f"{quoted(shown(self.path))} is not a tokenizer.json", help="train one: tfkit tokenizer"
+            )
         return tokenizer

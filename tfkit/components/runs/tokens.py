@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from tfkit.component import Data, DataConfig, Dim, Immaterial
+from tfkit.components.runs.text import shown
 from tfkit.components.runs.windows import StreamData
 from tfkit.errors import Invalid, quoted
 
@@ -97,16 +98,16 @@ def _mapped(name: str) -> Ids:
     try:
         ids: object = np.load(name, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise Invalid("files", f"cannot read {quoted(name)}: {error.strerror or error}") from error
+        raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
-        raise Invalid("files", f"{quoted(name)} is not a file of numbers that `numpy.save` wrote") from error
+        raise Invalid("files", f"{quoted(shown(name))} is not a file of numbers that `numpy.save` wrote") from error
     if not isinstance(ids, np.ndarray):
-        raise Invalid("files", f"{quoted(name)} has several arrays, not one of token ids")
+        raise Invalid("files", f"{quoted(shown(name))} has several arrays, not one of token ids")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        message = f"{quoted(name)} has {ids.dtype} {list(ids.shape)}: token ids are whole numbers on one axis"
+        message = f"{quoted(shown(name))} has {ids.dtype} {list(ids.shape)}: token ids are whole numbers on one axis"
         raise Invalid("files", message)
     if not len(ids):
-        raise Invalid("files", f"{quoted(name)} is empty")
+        raise Invalid("files", f"{quoted(shown(name))} is empty")
     return ids
 
 
