@@ -131,6 +131,14 @@ class FileTokenizer:
         }
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @classmethod
+    def read(cls, path: Path) -> FileTokenizer:
+        """The tokenizer of a file; raises SpecError if it cannot be read as one."""
+        found = load_tokenizer(path)
+        if not isinstance(found, FileTokenizer):
+            raise SpecError(Diagnostic(f"{quoted(str(path))} is not a tokenizer.json"))
+        return found
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 

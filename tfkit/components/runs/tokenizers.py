@@ -8,8 +8,7 @@ from typing import Literal, Self
 import tfkit
 from tfkit.component import Immaterial, Tokenizer, TokenizerConfig
 from tfkit.components.runs.text import shown
-from tfkit.decoding.text import FileTokenizer, load_tokenizer
-from tfkit.errors import Invalid, SpecError, quoted
+from tfkit.errors import Invalid, SpecError
 
 
 class CharactersConfig(TokenizerConfig):
@@ -43,11 +42,6 @@ class FileConfig(TokenizerConfig):
 
     def build(self, text: str) -> Tokenizer:
         try:
-            tokenizer = load_tokenizer(Path(shown(self.path)))
+            return tfkit.FileTokenizer.read(Path(shown(self.path)))
         except SpecError as wrong:
-            raise Invalid("path", wrong.diagnostics[0].message) from wrong
-        if not isinstance(tokenizer, FileTokenizer):
-            raise Invalid(
-                "path", f"{quoted(shown(self.path))} is not a tokenizer.json", help="train one: tfkit tokenizer"
-            )
-        return tokenizer
+            raise Invalid("path", wrong.diagnostics[0].message, help="train one: tfkit tokenizer") from wrong
