@@ -91,6 +91,8 @@ def _train(reader: Reader, run: Run, folder: Path, stop_after: int | None, *, js
         with asked_to_end() as asked:
             trainer = Trainer(run, record, watchers=[watch], until=stop_after, asked_to_end=asked)
             record.begin(shlex.join(["tfkit", *sys.argv[1:]]), datetime.now(UTC).isoformat(timespec="seconds"))
+            for name, text in trainer.notes.items():
+                click.echo(f"{name}: {text}", err=True)
             how = "failed"
             try:
                 how = trainer.train()

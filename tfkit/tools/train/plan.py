@@ -46,7 +46,7 @@ class Plan:
 def plan(run: Run) -> Plan:
     """The size of a run; nothing is computed but its costs."""
     config = run.config
-    micro = config.machine.micro_batch or config.batch.sequences
+    micro = config.micro_batch
     parts = config.batch.sequences / micro
     found = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
     one = found.total
@@ -86,6 +86,7 @@ def _seconds(run: Run, parts: float) -> float | None:
     device = device_of_driver(torch.cuda.get_device_name(machine.device))
     if device is None or precision not in device.tera_flops:
         return None
-    micro = machine.micro_batch or run.config.batch.sequences
-    found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
+    found = cost(
+        run.graph, batch=run.config.micro_batch, length=run.data.length, dtype=precision, optimizer=_states(run)
+    )
     return run.steps * parts * found.floor(device).seconds
