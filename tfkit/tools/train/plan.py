@@ -9,7 +9,7 @@ import torch
 from tfkit.graph.run import Run
 from tfkit.tools.common.choices import Optimizer
 from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.devices import device_of_driver
+from tfkit.tools.train.utilisation import device_of
 
 POINTS = 5
 
@@ -80,13 +80,9 @@ def _states(run: Run) -> Optimizer:
 
 def _seconds(run: Run, parts: float) -> float | None:
     """The least time of all steps on a device whose limits are known."""
-    machine, precision = run.config.machine, run.config.precision
-    if not machine.device.startswith("cuda") or not torch.cuda.is_available():
+    device = device_of(run)
+    if device is None:
         return None
-    device = device_of_driver(torch.cuda.get_device_name(machine.device))
-    if device is None or precision not in device.tera_flops:
-        return None
-    found = cost(
-        run.graph, batch=run.config.micro_batch, length=run.data.length, dtype=precision, optimizer=_states(run)
-    )
+    precision, micro = run.config.precision, run.config.micro_batch
+    found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
     return run.steps * parts * found.floor(device).seconds
