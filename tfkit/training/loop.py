@@ -81,7 +81,10 @@ class Trainer:
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
         self.notes = begin(self.model, self.run)
         """What was done with the weights before the first step, in words."""
-        loss = config.loss.build(self.model)
+        try:
+            loss = config.loss.build(self.model)
+        except ValueError as wrong:
+            raise self.run.error(str(wrong), "loss") from wrong
         self.loss = torch.compile(loss) if config.machine.compile else loss
         try:
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
