@@ -153,7 +153,7 @@ class RunFolder:
                 if tokenizer is not None:
                     tokenizer.save(target / tokenizer.file)
         except (OSError, SafetensorError) as error:
-            cause = getattr(error, "strerror", None) or str(error)
+            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise SpecError(Diagnostic(f"cannot write {quoted(str(place))}: {cause}")) from error
         write_file(self.folder / LATEST, f"{place.name}\n")
         self._remove_old(checkpoint.step)
