@@ -67,6 +67,7 @@ track: []
 """
 TEXTS = [RUN, RICH, ADDITION, CHILD]
 FIELDS = sorted({*RunSpec.model_fields, "micro_batch", "sequences", "length", "every", "splits", "skip", "kind"})
+PATHS = {"weights": "path", "data": "files"}
 MOST = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
@@ -146,10 +147,10 @@ def check_text(text: str, run: Run) -> None:
 
 def _without_paths(key: str, part: Any) -> Any:
     """A value without paths, which are made absolute."""
-    if key == "weights":
-        return {name: one for name, one in part.items() if name != "path"} if isinstance(part, dict) else {}
-    if key == "data" and isinstance(part, dict):
-        return {name: one for name, one in part.items() if name != "files"}
+    if key == "weights" and isinstance(part, str):
+        return {}
+    if key in PATHS and isinstance(part, dict):
+        return {name: one for name, one in part.items() if name != PATHS[key]}
     return part
 
 
