@@ -27,6 +27,8 @@ class Checkpoint:
     """The memory of each callback."""
     ended: str | None = None
     """The reason why no step follows; None if one does."""
+    skipped: int = 0
+    """Steps without an update."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Restored:
     optimizer: Mapping[str, Tensor]
     callbacks: tuple[Mapping[str, Any], ...]
     ended: str | None
+    skipped: int = 0
 
 
 class Record(Protocol):

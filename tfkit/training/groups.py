@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import fx, nn
 
 from tfkit.builder import graph_of
-from tfkit.component import GroupConfig, OptimizerConfig
+from tfkit.component import OptimizerConfig
 from tfkit.errors import Invalid, closest
 from tfkit.nn import Linear, StackedLinear
 from tfkit.training.optimizer import parameter_groups
@@ -19,10 +20,11 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
 
     Raises `Invalid` for a rule that matches nothing.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for number, rule in enumerate(config.groups):
         if not any(fnmatchcase(name, rule.match) for name in names.values()):
-            raise _no_match(number, rule, list(names.values()))
+            message = f"no parameter that is trained matches `{rule.match}`"
+            raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
     own, others = _settings(model, config), _settings(model, config.rest or config)
     found: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
@@ -66,9 +68,16 @@ def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Paramet
     }
 
 
-def _no_match(number: int, rule: GroupConfig, names: list[str]) -> Invalid:
+def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
+    """The error of a pattern that matches none of these names."""
     words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
-    parts = [part.strip("*") for part in rule.match.split(".") if part.strip("*")]
+    parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
     near = next((found for part in parts if part not in words and (found := closest(part, words))), None)
-    help = f"a component with a similar name exists: `{near}`" if near else f"names are such as `{names[-1]}`"
-    return Invalid(f"groups.{number}.match", f"no parameter matches `{rule.match}`", help=help)
+    help = (
+        f"a component with a similar name exists: `{near}`"
+        if near
+        else f"names are such as `{names[-1]}`"
+        if names
+        else None
+    )
+    return Invalid(field, message, help=help)

@@ -23,7 +23,9 @@ from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, res
 from tfkit.training.evaluate import evaluate, tensors
 from tfkit.training.finite import first_not_finite, is_finite
 from tfkit.training.groups import groups_of
+from tfkit.training.memory import smaller
 from tfkit.training.order import indices_of, mix
+from tfkit.training.start import begin
 
 FINISHED, INTERRUPTED = "finished", "interrupted"
 
@@ -58,6 +60,9 @@ class Trainer:
         self.run, self.record, self.config = run, record, run.config
         self.seed, self.steps, self.step = run.config.seed, run.steps, 0
         self.data: Data = run.data
+        self.skipped = 0
+        """Steps without an update, since their loss or gradient was not finite."""
+        self.micro_batch = run.config.micro_batch
         self.ended: str | None = None
         self._until = run.steps if until is None else until
         self._asked_to_end = asked_to_end
@@ -74,7 +79,12 @@ class Trainer:
         except ValueError as wrong:
             raise self.run.error(str(wrong), "machine", "device") from None
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
-        loss = config.loss.build(self.model)
+        self.notes = begin(self.model, self.run)
+        """What was done with the weights before the first step, in words."""
+        try:
+            loss = config.loss.build(self.model)
+        except ValueError as wrong:
+            raise self.run.error(str(wrong), "loss") from wrong
         self.loss = torch.compile(loss) if config.machine.compile else loss
         try:
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
@@ -98,6 +108,8 @@ class Trainer:
                 self.record.close()
 
     def _train(self) -> str:
+        for name, text in self.notes.items() if self.step == 0 else ():
+            self.text(name, text)
         self._tell(lambda one: one.on_start(self))
         try:
             while not self.ended:
@@ -130,9 +142,11 @@ class Trainer:
         factor = self.config.schedule.factor(step, self.steps)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        loss, norm = self._gradients(self.batch(step), step)
+        loss = self._gradients(self.batch(step), step)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         if not is_finite(loss, norm):
-            raise self._not_finite(step)
+            self._leave_out(step)
+            return
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
@@ -145,35 +159,46 @@ class Trainer:
         order = self.config.data.order
         return self._examples.batch(indices_of(order, self.seed, step, sequences=sequences, examples=examples))
 
-    def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """The loss of a step, and the norm of its gradients, which are then clipped.
+    def _gradients(self, batch: Batch, step: int) -> Tensor:
+        """The loss of a step, whose gradients are then there; where memory runs out, of fewer sequences at once."""
+        while True:
+            try:
+                return self._summed(batch, step)
+            except RuntimeError as wrong:
+                self.micro_batch = smaller(self.micro_batch, self.run, wrong)
+            self.text("micro_batch", f"{self.micro_batch:,}, since more do not fit into memory")
+
+    def _summed(self, batch: Batch, step: int) -> Tensor:
+        """The loss of a step, and its gradients.
 
         The sums of all micro-batches are divided by the number of positions that count in the whole batch.
         """
         torch.manual_seed(mix(self.seed, "noise", step))
         self.optimizer.zero_grad()
         sequences, count = self.config.batch.sequences, max(batch.count, 1)
-        size = self.config.machine.micro_batch or sequences
         total = torch.zeros((), device=self.device)
-        for start in range(0, sequences, size):
-            inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+        for start in range(0, sequences, self.micro_batch):
+            inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
             with self._computing():
                 part = self.loss(inputs, targets) / count
             part.backward()
             total += part.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        return total, norm
+        return total
 
     def _computing(self) -> torch.autocast:
         """The context of a forward: its precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
-    def _not_finite(self, step: int) -> SpecError:
-        """The error of a step that must not change the weights."""
+    def _leave_out(self, step: int) -> None:
+        """Pass over a step that must not change the weights, or raise SpecError."""
         cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
+        if self.skipped < self.config.nonfinite.skip:
+            self.step, self.skipped = step, self.skipped + 1
+            self.text("skipped", cause)
+            return
         message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
         help = "a lower learning rate, a longer warmup or `clip` may help"
-        return SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
+        raise SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
 
     # ---- between steps ----
 
@@ -203,7 +228,7 @@ class Trainer:
     def _save(self) -> None:
         states = tuple(one.state() for one in self._callbacks)
         state = optimizer_tensors(self.model, self.optimizer)
-        self.record.save(Checkpoint(self.step, self.model, state, states, self.ended))
+        self.record.save(Checkpoint(self.step, self.model, state, states, self.ended, self.skipped))
 
     def _restore(self) -> None:
         """Continue from the latest checkpoint."""
@@ -211,7 +236,7 @@ class Trainer:
         if found is None:
             return
         restore(self.model, self.optimizer, found)
-        self.step, self.ended = found.step, found.ended
+        self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
         for callback, state in zip(self._callbacks, found.callbacks, strict=True):
             callback.restore(state)
 

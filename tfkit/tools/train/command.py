@@ -82,7 +82,7 @@ def _train(reader: Reader, run: Run, folder: Path, stop_after: int | None, *, js
     with locked(folder):
         record = RunFolder(folder, run, bits_of(run), environment(reader.plugins))
         if record.facts.ended is not None:
-            _report(record, None, folder, json=json)
+            _report(record, None, folder, run, json=json)
             return
         for note in record.notes:
             click.echo(f"warning: the last digits may differ from before: {note}", err=True)
@@ -91,6 +91,8 @@ def _train(reader: Reader, run: Run, folder: Path, stop_after: int | None, *, js
         with asked_to_end() as asked:
             trainer = Trainer(run, record, watchers=[watch], until=stop_after, asked_to_end=asked)
             record.begin(shlex.join(["tfkit", *sys.argv[1:]]), datetime.now(UTC).isoformat(timespec="seconds"))
+            for name, text in trainer.notes.items():
+                click.echo(f"{name}: {text}", err=True)
             how = "failed"
             try:
                 how = trainer.train()
@@ -98,19 +100,21 @@ def _train(reader: Reader, run: Run, folder: Path, stop_after: int | None, *, js
                 watch.stop()
                 finished = trainer.ended is not None and how != "failed"
                 record.end(how, time.perf_counter() - begin, trainer.step, finished=finished)
-        _report(record, watch, folder, json=json)
+        _report(record, watch, folder, run, json=json)
 
 
-def _report(record: RunFolder, watch: Watch | None, folder: Path, *, json: bool) -> None:
+def _report(record: RunFolder, watch: Watch | None, folder: Path, run: Run, *, json: bool) -> None:
     """Print the result: as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
+    from tfkit.tools.train.utilisation import device_of, utilisation
 
     last = record.facts.sessions[-1]
     numbers: dict[str, Any] = {} if watch is None else watch.numbers
     speed = None if watch is None else watch.tokens_per_second
+    mfu = utilisation(run, speed, device_of(run)) if speed else None
     if json:
         result = {"folder": str(folder), "step": last["step"], "ended": last["ended"]}
-        print_json({**result, "numbers": numbers, "tokens_per_second": speed})
+        print_json({**result, "numbers": numbers, "tokens_per_second": speed, "mfu": mfu})
         return
     if watch is None:
         click.echo(f"the run in {folder} is complete: {last['ended']} after step {last['step']:,}")
@@ -118,6 +122,7 @@ def _report(record: RunFolder, watch: Watch | None, folder: Path, *, json: bool)
     rows = [("step", f"{last['step']:,}"), ("ended", last["ended"])]
     rows += [(name, f"{number:.4g}") for name, number in numbers.items()]
     rows += [("tokens/s", f"{speed:,.0f}")] if speed else []
+    rows += [("MFU, causal", f"{mfu.causal:.1%}"), ("MFU, full", f"{mfu.full:.1%}")] if mfu else []
     show(table([str(folder), ""], rows, right=[""]))
 
 

@@ -103,7 +103,7 @@ class RunFolder:
         if found is None:
             return None
         weights, optimizer = (_tensors(found / name) for name in (WEIGHTS, OPTIMIZER))
-        return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"])
+        return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"], state["skipped"])
 
     def _open(self, position: int, step: int) -> None:
         path = self.folder / METRICS
@@ -140,6 +140,7 @@ class RunFolder:
             "meaning": self.facts.digest,
             "position": self._metrics.tell(),
             "ended": checkpoint.ended,
+            "skipped": checkpoint.skipped,
             "callbacks": checkpoint.callbacks,
         }
         try:
