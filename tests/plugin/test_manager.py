@@ -117,7 +117,7 @@ def test_the_environment_adds_folders(install: Callable[..., None], monkeypatch:
     assert kinds(plugins) == ["one", "two"]
     assert origins(plugins)["one"] == f"{one}, by TFKIT_PLUGIN_DIR"
     assert kinds(load()) == [], "a call that asks for what it names gets no more"
-    assert sorted(available().names) == ["one", "two"]
+    assert sorted(available().versions) == ["one", "two"]
 
 
 def test_the_environment_gives_way_to_what_is_named(
@@ -161,8 +161,8 @@ def test_one_folder_needs_no_list() -> None:
 
 def test_what_is_available_does_not_run() -> None:
     write("plugins/one.py", "raise SystemExit")
-    assert available(plugin_dirs="plugins", entry_points=False).names == {"one"}
-    assert available(plugin_dirs="plugins", entry_points=False, disabled=["one"]).names == frozenset()
+    assert available(plugin_dirs="plugins", entry_points=False).versions == {"one": ""}
+    assert available(plugin_dirs="plugins", entry_points=False, disabled=["one"]).versions == {}
 
 
 # ---- a plugin that a spec needs ----

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 import tfkit
 from tests.training.runs import PLUGINS, RUN, TEXT, small_run, write_run
 from tfkit.errors import SpecError
 from tfkit.graph.run import load_run
+from tfkit.plugin.known_specs import own_specs
 from tfkit.spec.read_run import shipped_runs
 from tfkit.spec.render import render_run
+from tfkit.spec.schema import run_schema
 
 CHILD = "extends: small.yaml\nname: child\n"
 WRONG = {
@@ -115,6 +119,24 @@ def test_the_text_of_a_run_gives_the_same_run(tmp_path: Path) -> None:
     again = load_run(path, PLUGINS)
     assert again.digest == run.digest
     assert again.config == run.config
+
+
+SCHEMA = Draft202012Validator(run_schema(PLUGINS))
+NOT_IN_A_SCHEMA = ("vocabulary", "positions", "warmup", "split", "micro", "misspelt_file", "unknown", "two", "no_end")
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if not name.startswith(NOT_IN_A_SCHEMA)])
+def test_an_editor_finds_errors_of_one_field(name: str) -> None:
+    relations = ("no_length", "a_length_without_effect", "a_group_that_changes_nothing", "model_of_no_name")
+    assert SCHEMA.is_valid(yaml.safe_load(WRONG[name])) == (name in relations)
+
+
+@pytest.mark.parametrize("path", sorted((own_specs() / "runs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_editor_accepts_what_tfkit_accepts(path: Path) -> None:
+    for text in (path.read_text(encoding="utf-8"), RUN, RUN + "callbacks: spikes\ntrack: [tensorboard]\n"):
+        SCHEMA.validate(yaml.safe_load(text))
+    run = load_run(path, PLUGINS)
+    SCHEMA.validate(yaml.safe_load(render_run(run.config, run.graph.spec.model)))
 
 
 @pytest.mark.parametrize("name", shipped_runs())

@@ -17,6 +17,7 @@ from tfkit.console.completion import complete_change
 if TYPE_CHECKING:
     import torch
 
+    from tfkit.errors import Diagnostic
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
 
@@ -35,7 +36,7 @@ class Reader:
     @functools.cached_property
     def plugins(self) -> Plugins:
         """The plugins; broken ones are named on standard error."""
-        _warn(self.found.broken)
+        _say_broken(self.found.broken)
         return self.found
 
     @functools.cached_property
@@ -51,7 +52,7 @@ class Reader:
         from tfkit.plugin.manager import available
 
         found = available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
-        _warn(found.broken)
+        _say_broken(found.broken)
         return found
 
     def load(self, spec: str) -> Graph:
@@ -62,8 +63,7 @@ class Reader:
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         read = read_spec(spec, self.plugins, sets=self.sets)
-        for note in read.notes:
-            click.echo(f"{note.render('warning')}\n", err=True)
+        warn(read.notes)
         return expand(read)
 
     def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
@@ -76,7 +76,13 @@ class Reader:
         return found
 
 
-def _warn(broken: Iterable[BrokenPlugin]) -> None:
+def warn(diagnostics: Iterable[Diagnostic]) -> None:
+    """Print warnings on standard error."""
+    for one in diagnostics:
+        click.echo(f"{one.render('warning')}\n", err=True)
+
+
+def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
     for one in broken:
         text = f"warning: plugin `{one.name}` is left out: {one.cause} (--disable {one.name} hides this)"
         click.echo(text, err=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import OWN_MASK, BlockConfig, Layers, Signal, WireMarker, marker
+from tfkit.component import OWN_MASK, BlockConfig, Config, Layers, Signal, WireMarker, marker
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
@@ -17,6 +17,9 @@ from tfkit.spec.changes import as_changes
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
+from tfkit.spec.parts import parts
+
+C = TypeVar("C", bound=Config)
 
 AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
 """A spec that is not loaded yet, as users pass it."""
@@ -62,6 +65,12 @@ class Graph:
         if found is None:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return found
+
+    def configs(self, cls: type[C]) -> Iterator[tuple[str, C]]:
+        """The configs of a class, with their paths in the spec: those of layer variants too."""
+        for path, part in parts((), self.spec.model):
+            if isinstance(part, cls):
+                yield ".".join(path), part
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"

@@ -1,5 +1,7 @@
 """Writing a plugin: a component of your own, in a file of your own.
 
+A plugin may also bring specs, formats of `tfkit export`, checks and commands: `hookspecs.py` documents their hooks.
+
 A component is a config, whose fields are its keys in a spec, and the `nn.Module` that the config builds. The config's
 base class determines the slot it fills, and its `kind` is the name that a spec uses (in a block, the field is
 `block`):
@@ -53,7 +55,8 @@ There are two ways to give it to tfkit:
 
 A project in a plugin folder replaces the same distribution if it is installed, so that you can work on it. Loading a
 plugin runs its code, so only plugins that you installed or named are loaded. A spec is data: it lists the plugins it
-needs in `requires: [tfkit-double-gelu]`, and is refused, with the place where the plugin was found, until you allow it.
+needs in `requires: [tfkit-double-gelu>=0.1]`, and is refused, with the place where the plugin was found, until you
+allow it.
 `tfkit plugins` lists the plugins found and `tfkit components` their components. A plugin that fails is left out, with
 the cause; `TFKIT_DISABLE=tfkit-double-gelu` leaves it out by name. Two plugins that register the same kind in the same
 slot are an error that names both.

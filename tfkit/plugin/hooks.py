@@ -83,6 +83,11 @@ class Hooks:
             self._manager.unregister(part)
         self._parts = [one for one in self._parts if one[1] is not candidate]
 
+    def all(self) -> list[tuple[str, str]]:
+        """The hooks that plugins have, each with the label of its plugin."""
+        parts = [(part, owner.label) for part, owner in self._parts]
+        return [(one.name, label) for part, label in parts for one in self._manager.get_hookcallers(part) or ()]
+
     def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
         """Call a hook of every plugin.
 

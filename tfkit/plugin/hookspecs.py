@@ -1,8 +1,9 @@
 """The hooks that a plugin may implement: one documented function for each, and the two pluggy markers for them.
 
 A hook is a function of that name, marked with `@tfkit.hookimpl`, in a module that the plugin names in its entry point
-(or in the file that it is). It may take fewer arguments than are listed here, and no others. Every hook is optional,
-but a plugin that runs code has one at least; a marked function of another name is an error that names the nearest hook.
+(or in the file that it is). It may take fewer arguments than are listed here, and no others; later versions of tfkit
+may add arguments, and take none away. Every hook is optional, but a plugin that runs code has one at least; a marked
+function of another name is an error that names the nearest hook.
 
 A hook that raises, or returns something else than it should, harms only its own plugin: what it gives is left out, and
 one message names the plugin, the hook, and the file and line. Two plugins that bring the same thing (a kind, a spec, a
@@ -138,10 +139,15 @@ def tfkit_command() -> click.Command:  # type: ignore[empty-body]
 
     `tfkit --help` lists it with the first line of the module's docstring, and runs no plugin for that: the line is read
     from the source. The module is imported when the command runs. If it fails, or returns anything else, the
-    command ends with one error; all others work.
+    command ends with one error; all others work. `tfkit.command` makes a command that reads specs as tfkit's own do.
 
     Example:
         '''Count the layers of a spec.'''
+
+        @tfkit.command("count", examples="tfkit count gpt2")
+        @click.argument("spec")
+        def count(reader, spec: str) -> None:
+            click.echo(reader.load(spec).node("decoder").config.n_layers)
 
         @tfkit.hookimpl
         def tfkit_command() -> click.Command:

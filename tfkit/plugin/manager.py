@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,12 +72,12 @@ class Available:
     """The plugins that `load_plugins` would load, found without running their code.
 
     Attributes:
-        names: their canonical names.
+        versions: theirs, by canonical name; empty for a plugin without one.
         specs: the specs that they declare, and those of tfkit.
         broken: those whose declaration is wrong.
     """
 
-    names: frozenset[str]
+    versions: Mapping[str, str]
     specs: KnownSpecs
     broken: tuple[BrokenPlugin, ...]
 
@@ -123,8 +123,8 @@ def available(
             folders += declared(candidate)
         except ImportError as error:
             broken.append(_broken(candidate, error))
-    names = frozenset(canonical(one.name) for one in found)
-    return Available(names, known_specs(folders, off), tuple(broken))
+    versions = {canonical(one.name): one.version for one in found}
+    return Available(versions, known_specs(folders, off), tuple(broken))
 
 
 def _paths(plugin_dirs: Collection[AnyPath] | AnyPath) -> Iterable[Path]:

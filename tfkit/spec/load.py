@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tfkit.component import Component
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
 from tfkit.plugin import elsewhere
-from tfkit.plugin.discover import canonical
+from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get, where_it_is
@@ -21,6 +22,7 @@ from tfkit.spec.extending import Language, Read, based, read_based, shortest
 from tfkit.spec.folder import has_weights, model_folder, spec_of
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.parts import parts
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
@@ -39,6 +41,8 @@ class Spec:
     file: str
     notes: tuple[Diagnostic, ...] = ()
     """Warnings: findings that are not errors."""
+    built_with: MappingABC[str, str] = field(default_factory=dict)
+    """The versions of the plugins, not of tfkit, whose components the model has, by their names."""
 
     def named(self, name: str) -> Spec:
         """The spec under another name."""
@@ -151,7 +155,14 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
             notes.append(_idle_now(name, key, by_set=name not in before))
     if errors:
         raise SpecError(*errors)
-    return Spec(found.model, found.provenance, file, tuple(notes))
+    return Spec(found.model, found.provenance, file, tuple(notes), _built_with(found.model, plugins))
+
+
+def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:
+    others = [plugin for plugin in plugins.loaded if plugin.origin != BUILT_IN]
+    owners = {one.config: plugin for plugin in others for one in plugin.components}
+    used = {owners.get(type(part)) for _, part in parts((), model) if isinstance(part, Component)} if owners else set()
+    return {one.name: one.version for one in others if one in used}
 
 
 @dataclass(frozen=True)
@@ -204,17 +215,35 @@ def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
 
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
-    """Raise SpecError if a spec names plugins that are not loaded: everything they provide would be unknown."""
+    """Raise SpecError for plugins that a spec names and that are not loaded: what they provide would be unknown."""
     wanted = root.items.get("requires")
-    there = {canonical(plugin.name) for plugin in plugins.loaded}
-    errors = []
-    for item in wanted.items if isinstance(wanted, ListNode) else ():
-        if isinstance(item, Scalar) and isinstance(item.value, str) and canonical(item.value) not in there:
-            message = f"the spec needs the plugin {quoted(item.value)}, which is not loaded"
-            help = how_to_get(item.value, plugins, plugin_folders(Path(item.span.source.name).parent))
-            errors.append(Diagnostic(message, item.span, "requires", help=help))
+    items = wanted.items if isinstance(wanted, ListNode) else ()
+    texts = [item for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
+    errors = [wrong for item in texts if (wrong := _unmet(str(item.value), item.span, plugins))]
     if errors:
         raise SpecError(*errors)
+
+
+def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
+    """The error of a plugin that a spec needs: it is not loaded, or has another version."""
+    from tfkit.plugin import required  # packaging takes a while to import, and most specs need no plugin
+
+    try:
+        wanted = required.parsed(text)
+    except ValueError as wrong:
+        help = "write `requires: [tfkit-moe]`, or with versions: `requires: [tfkit-moe>=0.2]`"
+        return Diagnostic(f"cannot read {quoted(text)}: {wrong}", span, "requires", help=help)
+    found = next((one for one in plugins.loaded if canonical(one.name) == canonical(wanted.name)), None)
+    if found is None:
+        message = f"the spec needs the plugin {quoted(text)}, which is not loaded"
+        help = how_to_get(wanted.name, plugins, plugin_folders(Path(span.source.name).parent))
+        return Diagnostic(message, span, "requires", help=help)
+    if required.fits(wanted, found.version):
+        return None
+    version = found.version or "without a version"
+    notes = (f"found: {found.name} {version}, from {found.origin}", f"required: {wanted.specifier}")
+    help = f"install a version that fits, or change `requires` if {version} does"
+    return Diagnostic(f"the spec needs {quoted(text)}, and {version} is loaded", span, "requires", notes, help)
 
 
 def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:

@@ -54,7 +54,7 @@ class ModelSpec(Config):
     description: str | None = None
     """A summary of the model: its distinctive features."""
     requires: tuple[str, ...] | None = None
-    """The plugins that its components come from, as `pip` names them."""
+    """The plugins that its components come from, as `pip` names them, with versions or without: `tfkit-moe>=0.2`."""
     inputs: dict[str, InputConfig] = Field(default_factory=lambda: {"tokens": InputConfig(type="tokens")})
     """The inputs of the model, in order."""
     graph: dict[str, BlockConfig]

@@ -23,13 +23,11 @@ from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver
-from tfkit.spec.run import MODEL, RunSpec
+from tfkit.spec.run import LISTS, MODEL, RunSpec
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
-LISTS = ("track", "callbacks")
-"""Keys whose value may be one kind instead of a list."""
 VOCABULARY = "data.vocab_size"
 """The value in a run's model that stands for the size of the data's vocabulary."""
 

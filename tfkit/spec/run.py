@@ -26,6 +26,8 @@ from tfkit.spec.model_spec import VERSION
 
 MODEL = "model"
 """The key of a run's model, which is a spec of its own."""
+LISTS = ("track", "callbacks")
+"""Keys whose value may be one kind instead of a list."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 

@@ -22,6 +22,7 @@ from tfkit.plugin.registry import Registered
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.checkpoint import CheckpointConfig
 from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.run import LISTS, MODEL, RunSpec
 from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -45,6 +46,23 @@ def json_schema(plugins: Plugins) -> Schema:
         "then": ref(f"{CHANGES}spec"),
         "else": ref("spec"),
         "$defs": dict(sorted(defs.items())),
+    }
+
+
+def run_schema(plugins: Plugins) -> Schema:
+    """The schema of a run, as `json_schema` makes that of a spec."""
+    language = _Language(plugins)
+    whole, changes = language.run(partial=False), language.run(partial=True)
+    arithmetic = language.arithmetic("data")  # of `data.vocab_size`
+    every = {"run": whole, f"{CHANGES}run": changes, "arithmetic": arithmetic, **language.defs}
+    return {
+        "$schema": DRAFT,
+        "title": "A run as tfkit reads it",
+        "type": "object",
+        "if": {"required": ["extends"]},
+        "then": ref(f"{CHANGES}run"),
+        "else": ref("run"),
+        "$defs": dict(sorted(with_fields_once(told_apart(every)).items())),
     }
 
 
@@ -75,10 +93,25 @@ class _Language:
                 properties[name] = {**_about(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
         return whole
 
-    def arithmetic(self) -> Schema:
-        """Text that stands for a number: names of numeric fields, numbers, operators."""
+    def run(self, *, partial: bool) -> Schema:
+        """The top of a run: its fields, and its model, whose name and version may be the run's."""
+        self.defs.setdefault(f"{CHANGES}spec", self.document(partial=True))
+        whole = self._mapping(RunSpec, partial=partial)
+        properties = whole["properties"]
+        about = "The model: the name or path of a spec, or a spec in place."
+        properties[MODEL] = {"description": about, **any_of([{"type": "string"}, ref(f"{CHANGES}spec")])}
+        for name in LISTS:
+            items = properties[name].pop("items")
+            properties[name] = {**_about(properties[name]), **any_of([items, {"type": "array", "items": items}])}
+        properties["extends"] = {"type": "string", "description": "The run, by path or name, that this one changes."}
+        if not partial:
+            whole["required"] = [*whole["required"], MODEL]
+        return whole
+
+    def arithmetic(self, *further: str) -> Schema:
+        """Text that stands for a number: names of numeric fields, further names, numbers, operators."""
         fields = [field for config in self.configs.values() for field in config.model_fields.items()]
-        names = "|".join(sorted({name for name, info in fields if numeric(info.annotation)[0]}))
+        names = "|".join(sorted({*further, *(name for name, info in fields if numeric(info.annotation)[0])}))
         return {
             "pattern": rf"^(?!\s*[\d.]+\s*$)(?:[\s\d.()+*/%-]|\d[eE]|\b(?:{names})\b)+$",
             "patternErrorMessage": "Neither a number nor arithmetic over the spec's own fields.",

@@ -17,6 +17,7 @@ from tfkit.console.options import (
     dtype_option,
     json_option,
     seed_option,
+    warn,
     weights_option,
 )
 from tfkit.errors import printable
@@ -65,6 +66,7 @@ def build(
 ) -> None:
     from tfkit.console import output as out
     from tfkit.errors import FirstLossWarning
+    from tfkit.tools.common.plugin_checks import warnings_of
 
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
@@ -73,6 +75,7 @@ def build(
     if output is not None and device == "meta":
         raise click.UsageError("on the meta device there are no weights to write: omit -o or --device meta")
     graph = reader.load(spec)
+    warn(warnings_of(graph, reader.plugins))
     if device != "meta":
         weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch

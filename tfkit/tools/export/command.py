@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec, reader_of
-from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, warn, weights_option
 from tfkit.errors import SpecError, printable
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def export(
     from tfkit.tools.export.formats import formats_of
 
     known = formats_of(reader.plugins)
-    for fault in known.faults:
-        click.echo(f"{fault.render('warning')}\n", err=True)
+    warn(known.faults)
     if formats:
         _show_formats(known, json=json)
         return

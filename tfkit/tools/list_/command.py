@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,13 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import Reader, json_option
-from tfkit.plugin.discover import BUILT_IN
 
 if TYPE_CHECKING:
+    from tfkit.plugin.manager import Available
     from tfkit.tools.list_.gallery import Shipped
+
+NAME = re.compile(r"[^\w.-]")
+"""The end of a plugin's name in `requires`."""
 
 
 @command(
@@ -44,21 +48,28 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
         (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", _special(one))
         for one in specs
     ]
-    missing = _missing(specs, reader.available.specs.disabled)
+    missing = _missing(specs, reader.available)
     show(table(columns, rows, right=["size"]), "", f"{len(specs)} specs", *missing)
 
 
 def _special(one: Shipped) -> str:
+    from tfkit.plugin.discover import BUILT_IN
+
     needs = f"needs {', '.join(one.missing)}" if one.missing else ""
     origin = f"from {one.plugin}" if one.plugin not in (BUILT_IN, *one.missing) else ""
     return "; ".join(filter(None, (one.description, one.error, origin, needs)))
 
 
-def _missing(specs: Sequence[Shipped], disabled: Sequence[str]) -> Iterator[str]:
+def _missing(specs: Sequence[Shipped], there: Available) -> Iterator[str]:
     """The way to get the plugins that some of the specs need."""
+    from tfkit.plugin.discover import canonical
     from tfkit.plugin.wanted import where_it_is
     from tfkit.spec.load import plugin_folders
 
-    for name in sorted({name for one in specs for name in one.missing}):
-        count = sum(name in one.missing for one in specs)
-        yield f"\n{name}, needed by {count}, is not loaded: {where_it_is(name, plugin_folders(), disabled)}"
+    for text in sorted({text for one in specs for text in one.missing}):
+        count, name = sum(text in one.missing for one in specs), NAME.split(text)[0]
+        if canonical(name) in there.versions:
+            yield f"\n{text}, needed by {count}, is another version than {there.versions[canonical(name)] or 'none'}"
+        else:
+            help = where_it_is(name, plugin_folders(), there.specs.disabled)
+            yield f"\n{text}, needed by {count}, is not loaded: {help}"

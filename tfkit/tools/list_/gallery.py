@@ -71,14 +71,25 @@ def _shipped(name: str, there: Available, read: Read) -> Shipped:
         model_type=checkpoint.get("model_type"),
         source=spec.get("source"),
         requires=requires,
-        missing=tuple(plugin for plugin in requires if canonical(plugin) not in there.names),
+        missing=tuple(text for text in requires if not _is_there(text, there)),
     )
+
+
+def _is_there(text: str, there: Available) -> bool:
+    from tfkit.plugin import required  # packaging takes a while to import
+
+    try:
+        wanted = required.parsed(text)
+    except ValueError:
+        return False
+    version = there.versions.get(canonical(wanted.name))
+    return version is not None and required.fits(wanted, version)
 
 
 def _absent(there: Available) -> Iterator[Shipped]:
     """The specs of tfkit's own plugins that are not available."""
     for plugin, specs in elsewhere.specs().items():
-        if plugin not in there.names:
+        if plugin not in there.versions:
             for name in specs.keys() - there.specs.files.keys():
                 yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))
 

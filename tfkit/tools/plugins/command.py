@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import click
+
 from tfkit.console.commands import command
 from tfkit.console.options import Reader, json_option
+from tfkit.errors import listing
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -24,15 +27,20 @@ if TYPE_CHECKING:
     examples="""
     tfkit plugins
     tfkit plugins --plugin-dir plugins/
+    tfkit plugins --trace
     export TFKIT_PLUGIN_DIR=$PWD/plugins
     TFKIT_DISABLE=tfkit-additive tfkit plugins
     """,
 )
+@click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
-def plugins(reader: Reader, json: bool) -> None:
+def plugins(reader: Reader, trace: bool, json: bool) -> None:
     from tfkit.console.output import print_json, show, table
 
     found = reader.found
+    if trace:
+        _show_trace(reader, json=json)
+        return
     if json:
         print_json(
             {
@@ -44,6 +52,20 @@ def plugins(reader: Reader, json: bool) -> None:
         return
     rows = [(one.name, one.version, one.origin, str(len(one.components))) for one in found.loaded]
     show(table(["plugin", "version", "from", "components"], rows, right=["components"]), *_left_out(found))
+
+
+def _show_trace(reader: Reader, *, json: bool) -> None:
+    from tfkit.console.output import print_json, show, table
+    from tfkit.plugin.commands import plugin_commands
+    from tfkit.tools.plugins.trace import trace
+
+    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins, reader.disable)
+    found = trace(reader.found, commands)
+    if json:
+        print_json(found)
+        return
+    rows = [(one.hook, one.plugin, one.failed or one.note or listing(one.gave, 4) or "nothing") for one in found]
+    show(table(["hook", "plugin", "gave"], rows), *_left_out(reader.found))
 
 
 def _left_out(found: Plugins) -> Iterator[str]:

@@ -20,7 +20,9 @@ from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
+from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
+from tfkit.spec.load import Spec
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.common.tokenizer_files import tokenizer_files
@@ -101,9 +103,15 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
 def write_model(model: fx.GraphModule, target: Path) -> None:
     """Write the spec of a model and its weights to a folder that exists."""
     graph = graph_of(model)
-    (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+    (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
     save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
     shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
+
+
+def _text(spec: Spec) -> str:
+    """The spec, which requires the plugins that it was built with, or later ones."""
+    required = with_versions(spec.model.requires or (), spec.built_with)
+    return render(spec.model.model_copy(update={"requires": required or None}))
 
 
 def _published(model: fx.GraphModule) -> Callable[[Path], None]:
@@ -116,7 +124,7 @@ def _published(model: fx.GraphModule) -> Callable[[Path], None]:
     def write(target: Path) -> None:
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
         (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
-        (target / SPEC).write_text(render(graph.spec.model), encoding="utf-8")
+        (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
         for file in write_shards(weights, state, target, metadata=safetensors_metadata(graph)):
             shutil.copymode(target / CONFIG, file)
 

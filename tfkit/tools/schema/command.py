@@ -1,4 +1,4 @@
-"""Print the JSON Schema of specs, all plugins included."""
+"""Print the JSON Schema of specs or runs, all plugins included."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from tfkit.console.options import Reader
     examples="""
     tfkit schema -o schema.json
     tfkit schema --plugin-dir plugins/ -o schema.json
+    tfkit schema --run -o run_schema.json
     """,
 )
+@click.option("--run", is_flag=True, help="The schema of runs instead of specs.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a file.")
-def schema(reader: Reader, output: Path | None) -> None:
+def schema(reader: Reader, run: bool, output: Path | None) -> None:
     import json
 
-    from tfkit.spec.schema import json_schema
+    from tfkit.spec.schema import json_schema, run_schema
 
-    text = json.dumps(json_schema(reader.plugins), indent=2)
+    text = json.dumps((run_schema if run else json_schema)(reader.plugins), indent=2)
     if output is None:
         click.echo(text)
         return

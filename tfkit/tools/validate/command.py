@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, json_option
-from tfkit.errors import SpecError
+from tfkit.console.options import Reader, json_option, warn
+from tfkit.errors import Diagnostic, SpecError
 
 
 @command(
     "validate",
-    notes="With --json, the result lists the errors of each spec.",
+    notes="""
+    Warnings are from plugins: what is valid and yet slow, or likely not meant. With
+    --json, the result lists the errors and warnings of each spec.
+    """,
     examples="""
     tfkit validate my_model.yaml
     tfkit validate specs/*.yaml
@@ -26,19 +31,28 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
     _ = reader.plugins  # an error of a plugin is not the fault of a spec
     results = []
     for spec in specs:
-        wrong = _wrong(reader, spec)
-        results.append({"spec": spec, "errors": [one.to_dict() for one in wrong.diagnostics] if wrong else []})
+        wrong, warnings = _found(reader, spec)
+        errors = wrong.diagnostics if wrong else ()
+        results.append({"spec": spec, **_as_data(errors=errors, warnings=warnings)})
         if not json:
             click.echo(f"{wrong}\n" if wrong else f"{spec}: ok", err=wrong is not None)
+            warn(warnings)
     if json:
         print_json(results)
     if any(result["errors"] for result in results):
         raise click.exceptions.Exit(1)
 
 
-def _wrong(reader: Reader, spec: str) -> SpecError | None:
+def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
+    """The errors of a spec; or, if it has none, the warnings of plugins."""
+    from tfkit.tools.common.plugin_checks import warnings_of
+
     try:
-        reader.load(spec)
+        graph = reader.load(spec)
     except SpecError as wrong:
-        return wrong
-    return None
+        return wrong, ()
+    return None, warnings_of(graph, reader.plugins)
+
+
+def _as_data(**found: Sequence[Diagnostic]) -> dict[str, object]:
+    return {name: [one.to_dict() for one in diagnostics] for name, diagnostics in found.items()}

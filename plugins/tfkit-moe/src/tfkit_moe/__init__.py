@@ -1,12 +1,16 @@
 """Mixture of experts: the `ffn` kind `moe`.
 
 `moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
-`stacked.py` one layer of all of them.
+`stacked.py` one layer of all of them, `checks.py` a
+warning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tfkit
+from tfkit_moe.checks import slow_widths
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
 from tfkit_moe.router import GroupsConfig, Router, RouterConfig
@@ -30,3 +34,9 @@ __all__ = [
 def tfkit_register(register: tfkit.Register) -> None:
     """Hand the config to tfkit."""
     register(MoEConfig)
+
+
+@tfkit.hookimpl
+def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
+    """Warn of widths that are slow."""
+    return slow_widths(graph)
