@@ -98,7 +98,7 @@ class Together(Processes):
         for name, tensor in tensors.items():
             whole = self.whole(tensor)  # all processes take part in it
             if self.rank == 0:
-                found[name] = whole.cpu()
+                found[name] = whole.to("cpu", copy=True)  # alone: what was gathered has padding
         return found
 
     def _from_all(self, value: str | None) -> list[str | None]:

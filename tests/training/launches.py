@@ -1,0 +1,59 @@
+"""Runs of `tfkit train` by several processes, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+LONGEST = 150
+"""Seconds until a launch is ended as one that hangs."""
+
+
+def start(folder: Path, processes: int, *arguments: str) -> subprocess.Popen[str]:
+    """`torchrun -m tfkit train` on a port of its own; every process has one thread."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "tfkit", "train", "--no-plugins", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(started: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The status, the output and the errors of a launch; ends one that hangs, with all of its processes."""
+    try:
+        out, errors = started.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        raise
+    return started.returncode, out, errors
+
+
+def launched(folder: Path, processes: int, *arguments: str) -> str:
+    """The output of a launch that must succeed."""
+    status, out, errors = finish(start(folder, processes, *arguments))
+    assert status == 0, errors
+    return out
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def tensors(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    """The tensors of the latest checkpoint."""
+    return load_file(folder / (folder / "latest").read_text().strip() / f"{name}.safetensors")
