@@ -17,12 +17,17 @@ LONGEST = 150
 """Seconds until a launch is ended as one that hangs."""
 
 
-def start(folder: Path, processes: int, *arguments: str) -> subprocess.Popen[str]:
-    """`torchrun -m tfkit train` on a port of its own; every process has one thread."""
+def options(*sets: str) -> list[str]:
+    """The options of a command that change values."""
+    return [word for one in sets for word in ("--set", one)]
+
+
+def start(folder: Path, processes: int, *arguments: str, script: str | None = None) -> subprocess.Popen[str]:
+    """`torchrun -m tfkit train` on a port of its own, every process with one thread; or with a script for `-m tfkit`."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
     return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "tfkit", "train", "--no-plugins", *arguments],
+        [sys.executable, *launcher, *([script] if script else ["-m", "tfkit"]), "train", "--no-plugins", *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -57,3 +62,15 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 def tensors(folder: Path, name: str = "model") -> dict[str, Tensor]:
     """The tensors of the latest checkpoint."""
     return load_file(folder / (folder / "latest").read_text().strip() / f"{name}.safetensors")
+
+
+def children(started: subprocess.Popen[str]) -> list[int]:
+    """The processes of a launch, by rank."""
+    found = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
+    ranks = {}
+    for word in found.split():
+        environment = Path(f"/proc/{word}/environ").read_bytes().split(b"\0")
+        rank = next((one for one in environment if one.startswith(b"RANK=")), None)
+        if rank is not None:
+            ranks[int(rank[5:])] = int(word)
+    return [number for _, number in sorted(ranks.items())]

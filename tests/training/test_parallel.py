@@ -1,6 +1,6 @@
-"""Training by several processes: the numbers and the files of one, and one voice where it fails.
+"""Training by several processes: the numbers and the files of one.
 
-The quick tests share one launch of two processes; the slow ones are a launch each, as users make them.
+All share one launch of two processes; `test_parallel_launches.py` has slow ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfkit.training.parallel import Together
 from tfkit.training.processes import Processes
 from tfkit.wrapped import is_sharded
 
-from .launches import launched, numbers, tensors
+from .launches import launched, numbers, options, tensors
 from .runs import Memory, same, small_run, trained, write_run
 
 TIED = ("model.head={block: lm_head, tie: embedding}", "batch.sequences=8", "clip=0.5")
@@ -30,10 +30,6 @@ WATCHED = (
     "callbacks={kind: samples, every: 5, prompt: goats, tokens: 4}",
 )
 SETS = [*TIED, *WATCHED, "data.split={train: 0.9, val: 0.1}", "checkpoint.every=3"]
-
-
-def options(*sets: str) -> list[str]:
-    return [word for one in sets for word in ("--set", one)]
 
 
 def compare(found: Path, wanted: Path) -> None:

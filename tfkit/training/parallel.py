@@ -8,6 +8,7 @@ group: a tied head reads the table of the embedding, which must be whole at both
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -134,6 +135,7 @@ def together() -> Iterator[Together]:
         yield Together()
         dist.barrier()  # a process that ends earlier would take its connections with it
     except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
         if not _is_first(store):
             raise SystemExit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
