@@ -31,7 +31,7 @@ SECTIONS = {
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
-    "The language": ("schema", "components", "plugins"),
+    "The language": ("schema", "components", "plugins", "new"),
 }
 
 
@@ -137,15 +137,17 @@ def _usage(wrong: click.UsageError) -> str:
 
 def _number(wrong: click.UsageError) -> str | None:
     """The error of an option's value that is not a number it takes, in the words of the spec's errors."""
-    kind = getattr(getattr(wrong, "param", None), "type", None)
+    if not isinstance(wrong, click.BadParameter) or wrong.param is None:
+        return None
+    kind, name = wrong.param.type, wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
     found = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", wrong.message, re.DOTALL)
     if found is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return None
     what = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
-    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    bounds = f" {'above' if getattr(kind, 'min_open', False) else 'from'} {least:,}" if least is not None else ""
-    bounds += f" {'below' if getattr(kind, 'max_open', False) else 'to'} {most:,}" if most is not None else ""
-    assert isinstance(wrong, click.BadParameter)
-    assert wrong.param is not None
-    name = wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
+    bounds = _bounds(kind) if isinstance(kind, click.IntRange | click.FloatRange) else ""
     return f"{name} takes {what}{bounds}, not {quoted(found[1]) if found[1] is not None else found[2]}"
+
+
+def _bounds(kind: click.IntRange | click.FloatRange) -> str:
+    least = f" {'above' if kind.min_open else 'from'} {kind.min:,}" if kind.min is not None else ""
+    return least + (f" {'below' if kind.max_open else 'to'} {kind.max:,}" if kind.max is not None else "")

@@ -35,6 +35,7 @@ FILES = {
 }
 FOLDERS = {
     "build": ["build", "spec.yaml", "-o"],
+    "new": ["new", "plugin", "shift", "-o"],
     "profile": ["profile", "spec.yaml", "--mode", "prefill", "--steps", "2", "--warmup", "0", "--length", "4", "-o"],
     "save": ["save", "spec.yaml", "--weights", "model.safetensors", "--layout", "tfkit", "-o"],
 }

@@ -4,7 +4,7 @@
     ```python        runs, with the names of the page's earlier blocks
     ```yaml          a spec, which is built on the meta device
     ```console       lines that begin with `$ ` are run; the others are what they print
-    ```text, ```sh   are only read
+    ```toml, ```text, ```sh   are only read, unless they are files
 
 Printed text may leave out lines, `...` on a line of its own, and the rest of one, ` ...` at its end. Times and the last
 digits of small differences are not compared.
@@ -26,9 +26,11 @@ import tfkit
 from tfkit.cli import main
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = {"python", "yaml", "console", "sh", "text"}
+LANGUAGES = {"python", "yaml", "toml", "console", "sh", "text"}
 SLOW = ("python ", "tfkit eject", "tfkit export", "tfkit profile")
-_BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^`(?P<file>[\w./-]+)`\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _TIME = re.compile(r"\d+(\.\d+)? ?(ms|s)\b")
 _TINY = re.compile(r"\d\.\de[-+]\d\d")
 

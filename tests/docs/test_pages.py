@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +15,8 @@ import pytest
 
 import tfkit
 from tfkit.cli import cli
+from tfkit.plugin import hookspecs
+from tfkit.plugin.hooks import HOOKS
 from tfkit.tools.eject.write import eject
 from tfkit.tools.list_.gallery import shipped
 
@@ -34,11 +39,16 @@ named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @pytest.fixture
-def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder, at 80 columns, with none of our plugins."""
+def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, at 80 columns, with none of our plugins; those of the page are forgotten."""
+    before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS}.items():
         monkeypatch.setenv(name, value)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("tfkit_"):
+            del sys.modules[name]
 
 
 @named
@@ -99,6 +109,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_each_hook_has_its_section() -> None:
+    """With its signature as it is in the code."""
+    page = (DOCS / "plugins.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (tfkit_\w+)\n\n`(.*)`$", page, re.MULTILINE)
+    signatures = {name: str(inspect.signature(vars(hookspecs)[name])).replace("'", "") for name in HOOKS}
+    assert dict(sections) == {name: f"{name}{signature}" for name, signature in signatures.items()}
 
 
 def test_the_first_screen_is_targets_of_the_makefile() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import tfkit.plugin
 from tfkit.errors import SpecError
 from tfkit.plugin import discover
 from tfkit.plugin.manager import available, load_plugins
@@ -21,18 +19,6 @@ from .conftest import PlainConfig
 from .written import HEAD, causes, config, kinds, load, origins, plugin, project, write
 
 pytestmark = pytest.mark.usefixtures("clean")
-
-
-def test_the_tutorial_is_true() -> None:
-    text = inspect.cleandoc(tfkit.plugin.__doc__ or "")
-    example = text[text.index("    # tfkit_double_gelu.py") : text.index("The base classes in")]
-    write("tfkit_double_gelu.py", textwrap.dedent(example))
-    plugins = load("tfkit_double_gelu.py")
-    assert plugins.broken == ()
-    registered = plugins.registry.find("ffn", "double_gelu")
-    assert registered is not None
-    module = registered.config(d_model=4, d_ff=8).build(None)  # type: ignore[attr-defined, call-arg]
-    assert [tuple(one.shape) for one in module.parameters()] == [(8, 4), (8,), (4, 8), (4,)]
 
 
 # ---- where plugins come from ----

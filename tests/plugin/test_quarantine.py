@@ -131,10 +131,10 @@ def test_duplicates_name_both(install: Callable[..., None]) -> None:
     first, second = caught.value.diagnostics
     assert first.message == "kind `one` of slot `ffn` is registered twice"
     assert first.notes == (
-        f"tfkit-one 0.1.0: `OneConfig`, {Path('site/tfkit_one.py').resolve()}",
-        f"tfkit-two 2.0: `OneConfig`, {Path('site/tfkit_two.py').resolve()}",
+        f"tfkit-one 0.1.0: `OneConfig`, {Path('site/tfkit_one.py').resolve()}:6",
+        f"tfkit-two 2.0: `OneConfig`, {Path('site/tfkit_two.py').resolve()}:6",
     )
-    assert second.notes[1] == f"plugins/three.py: `TwoConfig`, {Path('plugins/three.py').resolve()}"
+    assert second.notes[1] == f"plugins/three.py: `TwoConfig`, {Path('plugins/three.py').resolve()}:6"
 
 
 def test_a_duplicate_is_no_matter_of_the_plugins_own_excuses() -> None:

@@ -132,8 +132,8 @@ def test_duplicate_names_both(registry: Registry) -> None:
         registry.add(AlsoLongConfig, "tfkit-long 0.1.0")
     assert str(caught.value) == inspect.cleandoc(f"""
         error: kind `long` of slot `ffn` is registered twice
-           = built in: `LongConfig`, {__file__}
-           = tfkit-long 0.1.0: `AlsoLongConfig`, {__file__}
+           = built in: `LongConfig`, {__file__}:{inspect.getsourcelines(LongConfig)[1]}
+           = tfkit-long 0.1.0: `AlsoLongConfig`, {__file__}:{inspect.getsourcelines(AlsoLongConfig)[1]}
            = help: rename one of the two, or switch one plugin off by its name: TFKIT_DISABLE=<name>
     """)
     assert registry.find("ffn", "long") == Registered(LongConfig, "built in")

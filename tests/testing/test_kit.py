@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Context
+from tfkit.plugin.registry import place_of
 from tfkit.testing import check_cached_step, check_capture, check_component, check_model, example_inputs
 
 from .wrong import (
@@ -73,7 +74,8 @@ def test_an_unknown_kind_or_slot() -> None:
 # ---- components that are wrong, each in one way ----
 
 
-ONE = "ffn kind `wrong` breaks a promise"
+NAME = f"ffn kind `wrong`, {place_of(FFNConfig)},"
+ONE = f"{NAME} breaks a promise"
 FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
 WEIGHT = "`stack.layers.0.ffn.weight` "
 STEPS = "`stack.layers.0.ffn.steps` "
@@ -170,7 +172,7 @@ def test_all_broken_promises_are_named_with_the_models_that_break_them() -> None
     with pytest.raises(AssertionError) as caught:
         check_component(FFNConfig, fields={"wrong": "TwoFaults"}, within=["encoder", "decoder"])
     first, types, gradients = str(caught.value).splitlines()
-    assert first == "ffn kind `wrong` breaks 2 promises"
+    assert first == f"{NAME} breaks 2 promises"
     assert types.startswith("- types, in an encoder and a decoder: a model of torch.bfloat16 fails: ffn kind `wrong` ")
     unused = "each of `stack.layers.0.ffn.spare`, `stack.layers.0.ffn.other` gets no gradient: nothing uses it"
     assert gradients == f"- gradients, in an encoder and a decoder: {unused}"

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "tfkit"
 FILES = sorted(
     path
-    for place in ("tools", "cli", "console", "builder.py", "first_loss.py", "initialize.py", "promises.py")
+    for place in ("tools", "cli.py", "console", "builder.py", "first_loss.py", "initialize.py", "promises.py")
     for path in ((PACKAGE / place).glob("**/*.py") if (PACKAGE / place).is_dir() else [PACKAGE / place])
 )
 CONTRACT = {"attention", "block", "config", "ffn", "layer", "norm", "position", "stack", "step"}

@@ -13,6 +13,7 @@ import click
 
 from tfkit.arguments import DTYPES
 from tfkit.console.completion import complete_change
+from tfkit.errors import Diagnostic
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,10 @@ def warn(diagnostics: Iterable[Diagnostic]) -> None:
 
 def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
     for one in broken:
-        text = f"warning: plugin `{one.name}` is left out: {one.cause} (--disable {one.name} hides this)"
-        click.echo(text, err=True)
+        message = f"plugin `{one.name}` is left out: {one.cause}"
+        place = (one.where,) if one.where else ()
+        text = Diagnostic(message, notes=place, help=f"--disable {one.name} hides this").render("warning")
+        click.echo(f"{text}\n", err=True)
 
 
 def device_of(name: str) -> torch.device:

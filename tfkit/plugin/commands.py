@@ -80,10 +80,13 @@ def _summary(candidate: Candidate, point: EntryPoint) -> str:
 def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
     from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
     from tfkit.plugin.import_code import load_points
+    from tfkit.plugin.printed import apart
 
     hooks = Hooks()
     try:
-        for part in load_points([point], candidate.folders):
+        with apart(candidate.label):
+            parts = load_points([point], candidate.folders)
+        for part in parts:
             if misspelt := hooks.add(part, candidate, "tfkit_command()"):
                 raise SpecError(*misspelt)
         found = hooks.call_one(candidate, "tfkit_command", _is_command)

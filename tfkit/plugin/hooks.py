@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pluggy
+import pydantic
+from pydantic import PydanticUserError
 
 from tfkit.errors import Diagnostic, closest, listing
 from tfkit.plugin import hookspecs
 from tfkit.plugin.discover import DISABLE, Candidate, canonical
+from tfkit.plugin.printed import apart
 
 T = TypeVar("T")
+MACHINERY = (__file__, pluggy.__file__, importlib.__file__, pydantic.__file__)
 HOOKS = [name for name in vars(hookspecs) if name.startswith("tfkit_")]
 
 
@@ -110,7 +114,8 @@ class Hooks:
         for part in [part for part, owner in self._parts if owner is candidate]:
             for impl in self._implementations(part, hook):
                 try:
-                    value = self._value(impl, hook, read, arguments)
+                    with apart(candidate.label):
+                        value = self._value(impl, hook, read, arguments)
                 except HookError as error:
                     self.calls.append(HookCall(hook, candidate.label, error))
                     raise
@@ -138,15 +143,18 @@ class Hooks:
 
 
 def in_words(error: BaseException) -> str:
-    """The error in one line: `KeyError: 'x'`."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    """The error in one line: `KeyError: 'x'`; of pydantic's advice the first sentence."""
+    text = " ".join(str(error).split())
+    if isinstance(error, PydanticUserError):
+        text = text.partition(". ")[0]
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def where(error: BaseException) -> str:
-    """The innermost line outside tfkit's plugin machinery, Python's and pluggy's; empty if there is none."""
+    """The innermost line outside tfkit's plugin machinery and that of libraries; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    machinery = [f"{Path(file).parent}{os.sep}" for file in (__file__, pluggy.__file__, importlib.__file__)]
+    machinery = [f"{Path(file).parent}{os.sep}" for file in MACHINERY]
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *machinery))]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -22,6 +22,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, wanted
 from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
+from tfkit.plugin.printed import apart
 from tfkit.plugin.registry import Registered, Registry, check_config
 
 COMPONENTS = "tfkit.components"
@@ -145,7 +146,8 @@ class _Loader:
     def load_or_quarantine(self, candidate: Candidate) -> None:
         try:
             self._folders += declared(candidate)  # data, which does not depend on the code
-            self.load(candidate)
+            with apart(candidate.label):
+                self.load(candidate)
         except (Exception, SystemExit) as error:
             self.hooks.remove(candidate)
             self.broken.append(_broken(candidate, error))
@@ -186,7 +188,9 @@ class _Loader:
 
 
 def _nothing(returned: object) -> None:
-    """The reader of a hook whose value is not used."""
+    """The reader of `tfkit_register`, which returns nothing."""
+    shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
+    raise TypeError(f"returned {shown}, and must return nothing: call `register` with each config")
 
 
 def _built_in() -> Candidate:

@@ -29,7 +29,7 @@ class Registered:
         return _file(self.config) or self.config.__module__
 
     def __str__(self) -> str:
-        return f"{self.plugin}: `{self.config.__qualname__}`, {self.file}"
+        return f"{self.plugin}: `{self.config.__qualname__}`, {place_of(self.config)}"
 
 
 class Registry:
@@ -146,6 +146,14 @@ def _check_complete(config: type[Component]) -> None:
 def written_in(cls: type) -> str:
     """The place of a class's code, for its author: its module, or its file if the module cannot be imported by name."""
     return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
+
+
+def place_of(cls: type) -> str:
+    """The file and line of a class; the name of its module if it was not read from a file."""
+    try:
+        return f"{inspect.getfile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return cls.__module__
 
 
 def _file(cls: type) -> str | None:

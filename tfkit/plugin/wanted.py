@@ -22,7 +22,7 @@ def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
     wanted = canonical(name)
     broken = next((one for one in plugins.broken if canonical(one.name) == wanted), None)
     if broken is not None:
-        return f"it is installed and fails: {broken.cause} (`tfkit plugins` shows where)"
+        return f"it is installed and fails: {broken.cause}{f' ({broken.where})' if broken.where else ''}"
     return where_it_is(name, folders, plugins.disabled)
 
 

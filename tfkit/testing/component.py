@@ -12,7 +12,7 @@ import yaml
 from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
 from tfkit.graph.expand import Graph, loads
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.plugin.registry import check_config
+from tfkit.plugin.registry import check_config, place_of
 from tfkit.spec.messages import kind_of
 from tfkit.testing.report import broken_promises, in_lines
 
@@ -64,7 +64,8 @@ def check_component(
         graph = loads(yaml.safe_dump(spec, sort_keys=False), plugins=plugins)
         broken[IN_WORDS[layout]] = broken_promises(graph, causal=_read_by(layout), component=found.config)
     if any(broken.values()):
-        raise AssertionError(in_lines(f"{kind_of(found.config)} `{component}`", broken))
+        name = f"{kind_of(found.config)} `{component}`, {place_of(found.config)},"
+        raise AssertionError(in_lines(name, broken))
 
 
 def _with(plugins: Plugins, config: type[Component]) -> Plugins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,5 +128,7 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of TorchScript's error."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of TorchScript's error, and the first place in it."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    place = re.search(r'^ *File "(.*)", line (\d+)$', str(error), re.MULTILINE)
+    return f"{first} ({place[1]}:{place[2]})" if place else first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -67,7 +68,8 @@ def save(
         kind = getattr(torch, dtype) if dtype else None
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         stage(f"writing {output}")
-        written = write(model, output, layout=layout, force=force, beside=weights)  # type: ignore[arg-type]
+        chosen: Any = layout
+        written = write(model, output, layout=chosen, force=force, beside=weights, plugins=reader.plugins)
     files = [str(path) for path in written]
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})

@@ -20,6 +20,7 @@ from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
+from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.load import Spec
@@ -56,6 +57,7 @@ def save(
     layout: Layout = "tfkit",
     force: bool = False,
     beside: AnyPath | None = None,
+    plugins: AnyPlugins | None = None,
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
 
@@ -70,6 +72,7 @@ def save(
             reads them.
         force: replace an existing model.
         beside: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
+        plugins: those that the spec was read with; only `huggingface` reads it again.
 
     Raises:
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
@@ -78,7 +81,7 @@ def save(
     model, folder = whole(model), Path(folder)
     graph, beside = graph_of(model), None if beside is None else Path(beside)
     _check_names(model, graph)
-    write = partial(write_model, model) if layout == "tfkit" else _published(model)
+    write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
     check_folder(folder, force=force, beside=beside)
     try:
         with fresh_folder(folder) as target:
@@ -114,9 +117,9 @@ def _text(spec: Spec) -> str:
     return render(spec.model.model_copy(update={"requires": required or None}))
 
 
-def _published(model: fx.GraphModule) -> Callable[[Path], None]:
+def _published(model: fx.GraphModule, plugins: Plugins | None) -> Callable[[Path], None]:
     graph = graph_of(model)
-    fields = export_config(graph)
+    fields = export_config(graph, plugins)
     assert graph.spec.model.checkpoint is not None
     weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}

@@ -58,14 +58,14 @@ class RunFolder:
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        """What differs from the process before, and may change the last digits."""
+        """The differences from the process before, which may change the last digits."""
         self._run = run
         self.facts = self._facts(bits, environment)
         self._trackers: list[Tracker] = []
         self._metrics: IO[bytes] | None = None
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
-        """What `run.json` says, or is to say; raises SpecError for another run."""
+        """The contents of `run.json`, read or new; raises SpecError for another run."""
         found = read_facts(self.folder)
         if found is None:
             _check_new(self.folder)
@@ -149,7 +149,7 @@ class RunFolder:
                 if tokenizer is not None:
                     tokenizer.save(target / tokenizer.file)
         except (OSError, SafetensorError) as error:
-            cause = getattr(error, "strerror", None) or str(error)
+            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise SpecError(Diagnostic(f"cannot write {quoted(str(place))}: {cause}")) from error
         write_file(self.folder / LATEST, f"{place.name}\n")
         self._remove_old(checkpoint.step)

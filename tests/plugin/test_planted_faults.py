@@ -1,0 +1,200 @@
+"""Faults planted into a new plugin: each gives one clear message that names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.cli import main
+from tfkit.testing import check_component
+from tfkit.tools.new.plugin import PluginNames, write_plugin
+
+CODE = "src/tfkit_shift/__init__.py"
+HOOK = "@tfkit.hookimpl\ndef tfkit_register"
+FORWARD = "    def forward(self, x: Tensor) -> Tensor:\n"
+Plant = Callable[..., int]
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A new plugin, and no module of it left behind."""
+    monkeypatch.setenv("COLUMNS", "400")  # paths in one line
+    folder = tmp_path / "tfkit-shift"
+    write_plugin(PluginNames("shift"), folder)
+    yield folder
+    sys.modules.pop("tfkit_shift", None)
+
+
+@pytest.fixture
+def plant(project: Path) -> Plant:
+    """Replace a text of the plugin's code by another; the line of the fault, which `mark` is in."""
+
+    def change(old: str, new: str, mark: str) -> int:
+        file = project / CODE
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        (line,) = (n for n, line in enumerate(file.read_text().splitlines(), 1) if mark in line)
+        return line
+
+    return change
+
+
+@pytest.fixture
+def said(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """The errors and warnings of a command in one line; of `plugins` the result."""
+
+    def call(*arguments: str, status: int = 1) -> str:
+        assert main([*arguments, "--no-plugins", "--plugin-dir", str(project)]) == status
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return " ".join((out if arguments[0] == "plugins" and status == 0 else err).split())
+
+    return call
+
+
+def test_as_it_is_written_it_works(said: Said) -> None:
+    assert "tfkit-shift" in said("plugins", status=0)
+    assert said("validate", "shift_tiny", status=0) == ""
+
+
+# ---- what is found when plugins are loaded ----
+
+
+def test_a_misspelt_hook(plant: Plant, said: Said, project: Path) -> None:
+    line = plant("def tfkit_register", "def tfkit_regster", "@tfkit.hookimpl")
+    assert said("validate", "shift_tiny") == (
+        f"error: unknown hook `tfkit_regster` in plugin tfkit-shift 0.1.0 = {project / CODE}:{line} "
+        "= known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_command "
+        "= help: a hook with a similar name exists: `tfkit_register`"
+    )
+
+
+def test_a_kind_twice(plant: Plant, said: Said, project: Path) -> None:
+    plant(HOOK, f'class OtherConfig(ShiftConfig):\n    """Another."""\n\n\n{HOOK}', "OtherConfig")
+    line = plant("    register(ShiftConfig)", "    register(ShiftConfig)\n    register(OtherConfig)", "class Other")
+    text = said("validate", "shift_tiny")
+    assert "kind `shift` of slot `ffn` is registered twice" in text
+    assert f"`OtherConfig`, {project / CODE}:{line} = help: rename one of the two" in text
+
+
+def test_a_kind_of_tfkits_own(plant: Plant, said: Said, project: Path) -> None:
+    plant('Literal["shift"] = "shift"', 'Literal["gelu"] = "gelu"', '"gelu"')
+    line = next(n for n, line in enumerate((project / CODE).read_text().splitlines(), 1) if "class ShiftC" in line)
+    text = said("validate", "shift_tiny")
+    assert "kind `gelu` of slot `ffn` is registered twice = built in: `GELUFFNConfig`, " in text
+    assert f"`ShiftConfig`, {project / CODE}:{line} = help: rename one of the two" in text
+
+
+LEFT_OUT = {
+    "no kind": (
+        '    kind: Literal["shift"] = "shift"\n',
+        "",
+        "    register(",
+        '`tfkit_register` failed: TypeError: `ShiftConfig` has no field `kind`: write `kind: Literal["name"] = "name"`',
+    ),
+    "a class that is returned": (
+        "-> None:\n    register(ShiftConfig)",
+        "-> object:\n    return ShiftConfig",
+        "@tfkit.hookimpl",
+        "`tfkit_register` returned ShiftConfig, and must return nothing: call `register` with each config",
+    ),
+    "a text for a folder": (
+        HOOK,
+        f'@tfkit.hookimpl\ndef tfkit_specs():  # here\n    return "specs"\n\n\n{HOOK}',
+        "def tfkit_specs",
+        "`tfkit_specs` returned str, not the path of a folder",
+    ),
+    "no annotation": (
+        "n_pieces: tfkit.Count = 2",
+        "n_pieces = 2",
+        "class ShiftConfig",
+        "PydanticUserError: A non-annotated attribute was detected: `n_pieces = 2`",
+    ),
+    "an import that fails": (
+        "import tfkit\n",
+        "import tfkitt\nimport tfkit\n",
+        "import tfkitt",
+        "ModuleNotFoundError: No module named 'tfkitt'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LEFT_OUT)
+def test_a_plugin_that_is_left_out(fault: str, plant: Plant, said: Said, project: Path) -> None:
+    """Everything else works; a spec that needs it says why, and where."""
+    old, new, mark, cause = LEFT_OUT[fault]
+    line = plant(old, new, mark)
+    line -= fault == "a text for a folder"  # a function begins with its decorators
+    place = f"{project / CODE}:{line}"
+    warning = f"warning: plugin `tfkit-shift` is left out: {cause} = {place} = help: --disable tfkit-shift"
+    assert said("validate", "gpt2", status=0).startswith(warning)
+    assert f"{cause}{place}to".replace(" ", "") in said("plugins", status=0).replace(" ", "")
+    text = said("validate", "shift_tiny")
+    assert text.count(" error: ") == 1
+    assert text.endswith(f"= help: it is installed and fails: {cause} ({place})")
+
+
+@pytest.mark.parametrize("place", ["import", "hook"])
+def test_a_print(place: str, plant: Plant, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It never gets among the results, and is named."""
+    if place == "import":
+        line = plant("import tfkit\n", "import tfkit\nprint('one', 2)\n", "print(")
+    else:
+        line = plant("    register(ShiftConfig)", "    print('one', 2, end='')\n    register(ShiftConfig)", "print(")
+    assert main(["params", "shift_tiny", "--json", "--no-plugins", "--plugin-dir", str(project)]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert err.startswith("plugin tfkit-shift 0.1.0 prints: one 2 (")
+    assert place == "hook" or err == f"plugin tfkit-shift 0.1.0 prints: one 2 ({project / CODE}:{line})\n"
+
+
+# ---- what the kit finds ----
+
+
+@pytest.fixture
+def found(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The error of `check_component`, in a decoder; compilers, which take seconds, find none of these faults."""
+    monkeypatch.setattr("tfkit.testing.checks.check_capture", lambda *args: None)
+    monkeypatch.setattr("tfkit.testing.report.check_cached_step", lambda *args: None)
+    monkeypatch.syspath_prepend(str(project / "src"))
+
+    def check() -> list[str]:
+        config = import_module("tfkit_shift").ShiftConfig
+        with pytest.raises(AssertionError) as caught:
+            check_component(config, within=["decoder"], plugins=tfkit.load_plugins(entry_points=False))
+        return str(caught.value).splitlines()
+
+    return check
+
+
+def test_a_forward_that_does_not_script(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+    line = plant(FORWARD, f"{FORWARD}        x = x / (1 + x.norm(dim=-1, keepdim=True))\n", "x.norm")
+    _, text = found()
+    assert text.startswith("- TorchScript, in a decoder: ffn kind `shift` cannot be scripted by TorchScript: ")
+    assert text.endswith(f" ({project / CODE}:{line})")
+
+
+def test_a_field_without_effect(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+    line = plant("    bias: ", "    floor: float = 0.0\n    bias: ", "class ShiftConfig")
+    assert found() == [
+        f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise",
+        "- fields, in a decoder: ffn kind `shift` never reads its field `floor`",
+    ]
+
+
+def test_steps_that_differ_from_the_whole(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+    """An FFN that reads earlier tokens has no cache for them; that is said of it, and not of what follows."""
+    line = plant("return self.down(self.dropout(hidden))", "return self.down(hidden).cumsum(1)", "class ShiftConfig")
+    first, text = found()
+    assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise"
+    assert text.startswith(
+        "- each position by itself, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
+    )

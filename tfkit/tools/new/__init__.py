@@ -1,0 +1,1 @@
+"""New projects, from templates."""

@@ -1,0 +1,126 @@
+"""The project of a new plugin: the files in `template/`, a plugin that works, under another name."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from keyword import iskeyword
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.plugin.discover import canonical
+from tfkit.plugin.manager import Plugins
+from tfkit.tools.common.atomic_files import fresh_folder, names_in
+
+TEMPLATE = Path(__file__).parent / "template"
+CACHES = re.compile(r"\..*|__pycache__")
+WORDS = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+LONGEST = 24
+NOT_IN_YAML = ("null", "true", "false")
+
+
+@dataclass(frozen=True)
+class PluginNames:
+    """The names that follow from that of a plugin, `token_shift`."""
+
+    word: str
+
+    @property
+    def distribution(self) -> str:
+        """`tfkit-token-shift`."""
+        return f"tfkit-{self.word.replace('_', '-')}"
+
+    @property
+    def camel(self) -> str:
+        """`TokenShift`, with which the names of classes begin."""
+        return "".join(one.capitalize() for one in self.word.split("_"))
+
+    def rendered(self, text: str) -> str:
+        """A text of the template, or the name of a file, for this plugin."""
+        text = text.replace("tfkit-template", self.distribution).replace("@TFKIT@", _for_make(installed_from()))
+        return text.replace("Template", self.camel).replace("template", self.word)
+
+
+def checked_names(name: str, plugins: Plugins) -> PluginNames:
+    """The names of a plugin; raises SpecError if `name` is not lower-case words, or is taken."""
+    names = PluginNames(name.replace("-", "_"))
+    if not WORDS.fullmatch(name) or len(name) > LONGEST:
+        message = f"{quoted(name)} is not a name for a plugin"
+        raise SpecError(Diagnostic(message, help=f"lower-case words, up to {LONGEST} characters: token_shift"))
+    taken = _taken(names, plugins)
+    if taken is not None:
+        raise SpecError(Diagnostic(f"the name {quoted(name)} is taken: {taken}"))
+    return names
+
+
+def _taken(names: PluginNames, plugins: Plugins) -> str | None:
+    """The thing that has the name already."""
+    if iskeyword(names.word) or names.word in NOT_IN_YAML:
+        return "it is a word of Python's or YAML's"
+    if names.word in sys.stdlib_module_names:
+        return "it is a module of Python's library"
+    others = [*(one.name for one in plugins.loaded), *(one.name for one in plugins.broken), *plugins.disabled]
+    known = {canonical(name): name for name in others}
+    if names.distribution in known:
+        return f"there is a plugin {known[names.distribution]}"
+    kind, spec = plugins.registry.find("ffn", names.word), plugins.specs.files.get(f"{names.word}_tiny")
+    if spec is not None:
+        return f"there is a spec {spec.path.stem}, {spec.plugin}"
+    return None if kind is None else f"it is an ffn kind, {kind.plugin}"
+
+
+def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
+    """Write the project to a folder, completely or not at all; returns the paths of its files in the folder.
+
+    Raises:
+        SpecError: the folder cannot be written, is not empty, or is the current one.
+    """
+    if names_in(folder):
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
+    if folder.exists() and folder.samefile(Path()):
+        raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
+    files = dict(_files(names))
+    try:
+        with fresh_folder(folder) as new:
+            for path, text in files.items():
+                (new / path).parent.mkdir(parents=True, exist_ok=True)
+                (new / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
+    return sorted(files)
+
+
+def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
+    """The files of the project. In the template, `dot-` begins the names of hidden files; others are caches."""
+    for path in TEMPLATE.rglob("*"):
+        parts = path.relative_to(TEMPLATE).parts
+        if path.is_file() and not any(map(CACHES.fullmatch, parts)):
+            place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
+            yield place, names.rendered(path.read_text(encoding="utf-8"))
+
+
+def installed_from() -> str:
+    """The argument with which pip installs this tfkit elsewhere: a folder, a URL, or a requirement."""
+    try:
+        tfkit = distribution("tfkit")
+    except PackageNotFoundError:
+        return str(Path(__file__).parents[3])
+    recorded = tfkit.read_text("direct_url.json")  # https://packaging.python.org/en/latest/specifications/direct-url/
+    if recorded is None:
+        return f"tfkit>={tfkit.version}"
+    origin = json.loads(recorded)
+    if "vcs_info" in origin:
+        return f"{origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
+    url = urlsplit(origin["url"])
+    return url2pathname(url.path) if url.scheme == "file" else origin["url"]
+
+
+def _for_make(text: str) -> str:
+    """A text as the value of a variable of make."""
+    return text.replace("$", "$$").replace("#", r"\#")
