@@ -23,7 +23,7 @@ def options(*sets: str) -> list[str]:
 
 
 def start(folder: Path, processes: int, *arguments: str, script: str | None = None) -> subprocess.Popen[str]:
-    """`torchrun -m tfkit train` on a port of its own, every process with one thread; or with a script for `-m tfkit`."""
+    """`torchrun -m tfkit train` on a port of its own, each process with one thread; or a script instead of tfkit."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
     return subprocess.Popen(

@@ -16,7 +16,7 @@ from .runs import same, write_run
 pytestmark = pytest.mark.slow
 SYMBOLS = 97
 SETS = (
-    f"data={{kind: text, files: symbols.txt, split: {{train: 0.9, val: 0.1}}}}",
+    "data={kind: text, files: symbols.txt, split: {train: 0.9, val: 0.1}}",
     "model.head={block: lm_head, tie: embedding}",
     "model.dropout=0",
     "batch.sequences=8",
@@ -127,7 +127,7 @@ def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
 
 
 WRONG = {
-    "a key that does not exist": ("model.d_modell=3", "unknown key `d_modell`"),
+    "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
     "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
     "a callback that does not fit": ("callbacks={kind: stop_at, metric: test.loss, below: 1}", "has no `test.loss`"),
     "a device": ("machine.device=cuda", "`cuda` cannot be used here"),

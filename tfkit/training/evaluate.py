@@ -14,6 +14,7 @@ from tfkit.component import Batch, Data, MetricConfig
 from tfkit.graph.run import inputs_for
 from tfkit.spec.run import SplitConfig
 from tfkit.training.order import indices_to_evaluate
+from tfkit.training.processes import Processes
 
 
 def evaluate(
@@ -25,6 +26,7 @@ def evaluate(
     sequences: int,
     computing: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """The metrics of each split, as `val.loss`.
 
@@ -36,8 +38,10 @@ def evaluate(
         sequences: examples of a batch.
         computing: the context of a forward, such as its precision.
         between: called before each batch; may raise to give up.
+        processes: those that share the rows of a batch; this one computes all unless given.
     """
     found: dict[str, float] = {}
+    run = (processes or Processes()).run
     device = next(model.parameters()).device
     with evaluating(model), torch.no_grad():
         for split, config in splits.items():
@@ -46,7 +50,7 @@ def evaluate(
                 between()
                 inputs, targets = tensors(batch, model, device)
                 with computing():
-                    logits = model(**inputs)
+                    logits = run(model, inputs)
                 for one in seen.values():
                     one.update(logits, targets)
             found |= {f"{split}.{name}": float(one.compute()) for name, one in seen.items()}

@@ -197,6 +197,7 @@ class Trainer:
             sequences=self.config.batch.sequences,
             computing=self._computing,
             between=self._check_end,
+            processes=self._processes,
         )
         self.record.log(self.step, numbers)
         self._tell(lambda one: one.on_eval(self, numbers))

@@ -45,6 +45,11 @@ class Processes:
     def check_equal(self, value: str, what: str) -> None:
         """Raise SpecError, which says `what` others have, unless all processes have the same value."""
 
+    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The output of a model, whose rows may be computed in different processes."""
+        output: Tensor = model(**inputs)
+        return output
+
     def whole(self, tensor: Tensor) -> Tensor:
         """All values of a tensor that may be spread."""
         return tensor

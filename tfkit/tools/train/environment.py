@@ -44,7 +44,10 @@ def environment(plugins: Plugins) -> dict[str, Any]:
 
 def _device(name: str) -> str:
     if name.startswith("cuda"):
-        return torch.cuda.get_device_name(name)
+        try:
+            return torch.cuda.get_device_name(name)
+        except (AssertionError, RuntimeError):  # there is none: the trainer says so
+            return name
     return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
