@@ -91,6 +91,6 @@ def show(found: dict[str, dict[str, Any]]) -> None:
     """Print a line for each number of processes."""
     print("  tfkit train, GPT-2's size, one batch for all:")
     for one in found.values():
-        how = f"{one['processes']} processes, weights over {one['shard']}"
+        how = f"processes: {one['processes']}, weights over {one['shard']}"
         speed = f"{one['tokens_per_second']:,.0f} tokens/s"
         print(f"    {how:28}{speed:>20}  {one['of ideal']:.0%} of ideal, losses to {one['farthest loss']:.0e}")

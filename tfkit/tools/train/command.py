@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     run. The folder DIR has the run, its numbers in metrics.jsonl, and checkpoints
     that other commands read: tfkit generate DIR. An interrupted run is continued
     by the same command, to the same last bit. SIGTERM and Ctrl-C write a checkpoint
-    first. --set model.PATH=VALUE changes the model.
+    first. --set model.PATH=VALUE changes the model. Several processes train one run
+    if torch's launcher starts them: torchrun --nproc-per-node 4 -m tfkit train RUN.
     """,
     examples="""
     tfkit train minigpt_relu --plan
