@@ -25,7 +25,7 @@ def options(*sets: str) -> list[str]:
 def start(folder: Path, processes: int, *arguments: str, script: str | None = None) -> subprocess.Popen[str]:
     """`torchrun -m tfkit train` on a port of its own, each process with one thread; or a script instead of tfkit."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.Popen(
         [sys.executable, *launcher, *([script] if script else ["-m", "tfkit"]), "train", "--no-plugins", *arguments],
         cwd=folder,
@@ -51,6 +51,7 @@ def launched(folder: Path, processes: int, *arguments: str) -> str:
     """The output of a launch that must succeed."""
     status, out, errors = finish(start(folder, processes, *arguments))
     assert status == 0, errors
+    assert "Warning" not in errors
     return out
 
 

@@ -101,11 +101,20 @@ def test_the_first_weights_are_those_of_one_process(tmp_path: Path) -> None:
     assert same(spread.state_dict(), alone)
 
 
+MODELS = {
+    "layers that run twice": ["model.decoder.layers={groups: 1}"],
+    "parameters of no axis": ["model.decoder.residual={learned: scalar}"],
+    "decay and momentum": ["optimizer={kind: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}"],
+    "bfloat16 in micro-batches": ["precision=bfloat16", "machine.micro_batch=3"],
+    "all of a split": ["eval={every: 4, splits: {val: all}}"],
+}
+
+
 @pytest.mark.usefixtures("_alone")
-def test_layers_that_run_twice(tmp_path: Path) -> None:
-    sets = [*TIED, "model.decoder.layers={groups: 1}", "optimizer={kind: sgd, lr: 0.1}"]
-    found, _ = trained(small_run(tmp_path, *sets), processes=Together())
-    assert found.losses == pytest.approx(trained(small_run(tmp_path, *sets))[0].losses, abs=1e-5)
+@pytest.mark.parametrize("what", MODELS)
+def test_a_group_of_one_computes_what_one_does(what: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, *TIED, *MODELS[what])
+    assert trained(run, processes=Together())[0].lines == trained(run)[0].lines
 
 
 def test_dropout_differs_between_processes(tmp_path: Path) -> None:

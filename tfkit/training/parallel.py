@@ -83,9 +83,9 @@ class Together(Processes):
         if rows % self.count:  # the last rows of a split: everybody computes them
             return super().run(model, inputs)
         own = super().run(model, {name: one.chunk(self.count)[self.rank] for name, one in inputs.items()})
-        found = own.new_empty(rows, *own.shape[1:])
-        dist.all_gather_into_tensor(found, own.contiguous())
-        return found
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(found, own.contiguous())
+        return torch.cat(found)
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -148,10 +148,9 @@ def together() -> Iterator[Together]:
         if not _is_first(store):
             raise SystemExit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
+            message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
             help = "the same command continues from the last checkpoint"
-            raise SpecError(
-                Diagnostic("another process of the run has ended, or does not answer", help=help)
-            ) from error
+            raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
         raise
     dist.destroy_process_group()
 
