@@ -116,6 +116,8 @@ class MachineConfig(Config):
     """Sequences of one forward and backward; all at once unless given. `auto`: half as many when memory runs out."""
     compile: bool = False
     """If true, `torch.compile` the loss."""
+    shard: PositiveCount | None = None
+    """Processes that share one copy of the weights, a part in each; all of them unless given."""
     threads: Count = 1
     """Threads of the processor for one operation."""
 

@@ -15,6 +15,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import inputs_for
 from tfkit.spec.run import SplitConfig
 from tfkit.training.order import indices_to_evaluate
+from tfkit.training.processes import Processes
 
 
 def evaluate(
@@ -26,6 +27,7 @@ def evaluate(
     sequences: int,
     computing: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """The metrics of each split, as `val.loss`.
 
@@ -37,11 +39,13 @@ def evaluate(
         sequences: examples of a batch.
         computing: the context of a forward, such as its precision.
         between: called before each batch; may raise to give up.
+        processes: those that share the rows of a batch; this one computes all unless given.
 
     Raises:
         SpecError: a metric cannot be had from this data.
     """
     found: dict[str, float] = {}
+    run = (processes or Processes()).run
     device = next(model.parameters()).device
     with evaluating(model), torch.no_grad():
         for split, config in splits.items():
@@ -51,7 +55,7 @@ def evaluate(
                 between()
                 inputs, targets = tensors(batch, model, device)
                 with computing(), _refusing():
-                    logits = model(**inputs)
+                    logits = run(model, inputs)
                     written = [one.written(model, data, inputs, targets, seed=number) for one in metrics]
                 for one, other in zip(seen, written, strict=True):
                     one.update(logits if other is None else other, targets)
