@@ -80,7 +80,7 @@ class Trainer:
             raise self.run.error(str(wrong), "machine", "device") from None
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
         self.notes = begin(self.model, self.run)
-        """What was done with the weights before the first step, in words."""
+        """Sentences about the weights before the first step, by name."""
         try:
             loss = config.loss.build(self.model)
         except ValueError as wrong:
