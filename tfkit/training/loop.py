@@ -84,7 +84,7 @@ class Trainer:
             raise self.run.error(str(wrong), "machine", "device") from None
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
         self.notes = begin(self.model, self.run)
-        """What was done with the weights before the first step, in words."""
+        """Sentences about the weights before the first step, by name."""
         self._processes.spread(self.model, config.machine.shard)
         try:
             loss = config.loss.build(self.model)
