@@ -60,10 +60,14 @@ class EvalConfig(Config):
     """The numbers to compute."""
 
     def check(self) -> None:
-        """Refuse an evaluation of nothing."""
+        """Refuse an evaluation of nothing, and two numbers of one name."""
         super().check()
         if not self.splits or not self.metrics:
             raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
+        kinds = [metric.kind_name() for metric in self.metrics]
+        twice = next((number for number, kind in enumerate(kinds) if kind in kinds[:number]), None)
+        if twice is not None:
+            raise Invalid(f"metrics.{twice}", f"`{kinds[twice]}` is there twice, and both would have one name")
 
 
 class SavingConfig(Config):
@@ -160,9 +164,9 @@ class RunSpec(Config):
         if (self.machine.micro_batch or 0) > self.batch.sequences:
             message = f"a micro-batch of {self.machine.micro_batch} is more than the batch of {self.batch.sequences}"
             raise Invalid("machine.micro_batch", message)
-        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split]
+        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
-            known = ", ".join(self.data.split)
+            known = ", ".join(self.data.split_names)
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {known}",))
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:

@@ -78,3 +78,6 @@ def check_count(run: Run, count: int) -> None:
     if sequences % count:
         message = f"{count} processes cannot divide a batch of {sequences} sequences"
         raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
+    if count > 1 and run.config.optimizer.rest is not None:
+        message = f"`{run.config.optimizer.kind_name()}` needs whole matrices, but {count} processes have parts of them"
+        raise run.error(message, "optimizer", help="train it in one process")
