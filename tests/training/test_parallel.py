@@ -131,6 +131,10 @@ def test_processes_that_do_not_fit_the_run(tmp_path: Path) -> None:
     processes.count = 4
     with pytest.raises(SpecError, match=r"4 processes cannot divide a batch of 6 sequences"):
         Trainer(small_run(tmp_path), Memory(), processes=processes)
+    processes.count = 2
+    muon = "optimizer={kind: muon, lr: 0.02, others: {kind: adamw, lr: 1e-3}}"
+    with pytest.raises(SpecError, match=r"`muon` needs whole matrices, but 2 processes have parts of them"):
+        Trainer(small_run(tmp_path, muon), Memory(), processes=processes)
 
 
 def test_one_process_does_not_import_what_several_need() -> None:

@@ -81,3 +81,6 @@ def check_count(run: Run, count: int) -> None:
     if count > 1 and run.config.machine.micro_batch == "auto":
         message = "`auto` is for one process: several would have to run out of memory at once"
         raise run.error(message, "machine", "micro_batch", help="give it a number")
+    if count > 1 and run.config.optimizer.rest is not None:
+        message = f"`{run.config.optimizer.kind_name()}` needs whole matrices, but {count} processes have parts of them"
+        raise run.error(message, "optimizer", help="train it in one process")
