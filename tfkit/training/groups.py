@@ -23,7 +23,7 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for number, rule in enumerate(config.groups):
         if not any(fnmatchcase(name, rule.match) for name in names.values()):
-            message = f"no parameter that is trained matches `{rule.match}`"
+            message = f"no trained parameter matches `{rule.match}`"
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
     own, others = _settings(model, config), _settings(model, config.rest or config)
