@@ -68,6 +68,7 @@ from tfkit.decoding.prepare import Prepared as Prepared
 from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
 from tfkit.decoding.text import ByteTokenizer as ByteTokenizer
 from tfkit.decoding.text import CharacterTokenizer as CharacterTokenizer
+from tfkit.decoding.text import FileTokenizer as FileTokenizer
 from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid

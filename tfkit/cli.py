@@ -27,7 +27,7 @@ BY_SIGNAL = 128
 
 SECTIONS = {
     "Models": ("build", "params", "generate"),
-    "Training": ("train", "eval", "sweep"),
+    "Training": ("train", "eval", "sweep", "tokenizer"),
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),

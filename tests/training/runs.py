@@ -64,7 +64,8 @@ class Memory:
     def save(self, checkpoint: Checkpoint) -> None:
         weights = {name: one.clone() for name, one in checkpoint.model.state_dict().items()}
         optimizer = {name: one.clone() for name, one in checkpoint.optimizer.items()}
-        self.saved = Restored(checkpoint.step, weights, optimizer, checkpoint.callbacks, checkpoint.ended)
+        rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped
+        self.saved = Restored(checkpoint.step, weights, optimizer, *rest)
 
     def close(self) -> None:
         """Nothing is left to write."""

@@ -129,7 +129,7 @@ def test_groups(tmp_path: Path) -> None:
     assert found["head.output.weight"] == (0.1, 0.2)
     assert found["decoder.layers.0.attention.output.weight"] == (0.5, 0.2)
     assert found["decoder.layers.0.attention.output.bias"] == (0.5, 0.3)
-    with pytest.raises(tfkit.Invalid, match="no parameter matches `\\*atention\\*`") as wrong:
+    with pytest.raises(tfkit.Invalid, match="no trained parameter matches `\\*atention\\*`") as wrong:
         groups_of(model, made("optimizer", "sgd", lr=0.1, groups=(rule({"match": "*atention*", "lr": 1.0}),)))
     assert wrong.value.field == "groups.0.match"
     assert "`attention`" in str(wrong.value.help)

@@ -72,6 +72,15 @@ def test_the_options_are_those_of_torch(options: dict[str, Any]) -> None:
     assert_same(model, loss(model, inputs, targets, pieces=4, **options), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert_base"])
+def test_z_loss_is_the_square_of_the_log_of_the_sum(name: str) -> None:
+    model, inputs, targets = build(name), inputs_of(name), targets_of()
+    logits = model(**inputs)
+    squares = logits.exp().sum(-1).log()[targets != -100] ** 2
+    expected = plain(logits, targets, label_smoothing=0.1) + 0.3 * squares.mean()
+    assert_same(model, loss(model, inputs, targets, pieces=4, label_smoothing=0.1, z_loss=0.3), expected)
+
+
 def test_a_head_that_reads_one_vector_for_a_sequence() -> None:
     text = """
     {tfkit: 1, name: sorting, d_model: 16, vocab_size: 23, graph: {

@@ -24,16 +24,22 @@ def fitting_map(
         SpecError: the file does not hold exactly this model; or states that its weights mean another one, unless
             `allow_change`.
     """
-    config = graph.spec.model.checkpoint
-    weights = WeightMap.own(model)
-    if config is not None:
-        assert isinstance(model, fx.GraphModule)
-        theirs = published(model, config).for_names(checkpoint.names)
-        weights = max(weights, theirs, key=lambda one: one.known(checkpoint.names))
+    weights = nearest_map(model, graph, checkpoint)
     check(weights, model.state_dict(), checkpoint.names, path)
     if not allow_change:
         check_meaning(checkpoint, graph, path)
     return weights
+
+
+def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> WeightMap:
+    """The map that knows more names of a file: of the model's own names, or of its `checkpoint` section."""
+    config = graph.spec.model.checkpoint
+    weights = WeightMap.own(model)
+    if config is None:
+        return weights
+    assert isinstance(model, fx.GraphModule)
+    theirs = published(model, config).for_names(checkpoint.names)
+    return max(weights, theirs, key=lambda one: one.known(checkpoint.names))
 
 
 def floating_type(checkpoint: Checkpoint) -> torch.dtype:

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -125,8 +125,6 @@ class DataConfig(Component):
     """
 
     slot = "data"
-    takes_length: ClassVar[bool]
-    """True if a run states the `length` of its examples; False if the data has one of its own."""
 
     order: Order = "shuffled"
     """sampled: with replacement; shuffled: all examples once in each pass, in a new order; sequential: in theirs."""
@@ -142,6 +140,16 @@ class DataConfig(Component):
             raise Invalid(
                 "split", f"the splits are {sum(self.split.values()):g} of the data together, which is above 1"
             )
+
+    @property
+    def takes_length(self) -> bool:
+        """True if a run states the `length` of its examples; False if the data has one of its own."""
+        return False
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that can be evaluated."""
+        return tuple(self.split)
 
     def ends(self, size: int) -> dict[str, tuple[int, int]]:
         """The range of each split, in the order of the config, in data of that size."""
@@ -166,6 +174,10 @@ class TokenizerConfig(Component):
     """Slot `tokenizer`: text to ids."""
 
     slot = "tokenizer"
+
+    def located(self, folder: Path) -> Self:
+        """The config with paths that do not depend on the current folder; relative ones start at `folder`."""
+        return self
 
     @abstractmethod
     def build(self, text: str) -> Tokenizer:
@@ -219,11 +231,18 @@ class OptimizerConfig(Component):
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with settings of their own; where several match, the last one counts."""
 
+    @property
+    def rest(self) -> OptimizerConfig | None:
+        """The optimizer of all but the matrices inside the model; None if this one takes everything."""
+        return None
+
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """The optimizer of these groups, each with `params`, `lr` and `weight_decay`.
 
-        Its state is tensors, and depends on nothing but the gradients and settings of all steps.
+        If there is a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter, rows of
+        the matrices in it, several where layers are fused or stacked. The optimizer's state is tensors, and depends on
+        nothing but the gradients and settings of all steps.
         """
 
 
@@ -277,6 +296,15 @@ class MetricConfig(Component):
     """Slot `metric`: a number of an evaluation."""
 
     slot = "metric"
+
+    def written(
+        self, model: fx.GraphModule, data: Data, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int
+    ) -> Tensor | None:
+        """Logits that the metric takes in place of the model's on the inputs, such as of what it writes by itself.
+
+        `seed` is the number of the batch. Raises `Invalid` if the examples are not of that kind.
+        """
+        return None
 
     @abstractmethod
     def build(self, data: Data) -> Metric:

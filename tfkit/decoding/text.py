@@ -120,6 +120,8 @@ def _byte_alphabet() -> dict[str, int]:
 class FileTokenizer:
     """The tokenizer of a `tokenizer.json`, in the format of Hugging Face's `tokenizers`."""
 
+    file = "tokenizer.json"
+
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.no_truncation()  # all of a prompt is read, even if training cut texts off
         tokenizer.no_padding()
@@ -129,6 +131,14 @@ class FileTokenizer:
         }
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @classmethod
+    def read(cls, path: Path) -> FileTokenizer:
+        """The tokenizer of a file; raises SpecError if it cannot be read as one."""
+        found = load_tokenizer(path)
+        if not isinstance(found, FileTokenizer):
+            raise SpecError(Diagnostic(f"{quoted(str(path))} is not a tokenizer.json"))
+        return found
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 
@@ -137,6 +147,25 @@ class FileTokenizer:
 
     def special(self, text: str) -> int | None:
         return self._special.get(text)
+
+    def byte_counts(self) -> list[int]:
+        """The bytes that each id stands for, none for a special token.
+
+        Raises ValueError if the tokens are not bytes in the alphabet of `ByteLevel`: their text may not be that which
+        was encoded.
+        """
+        decoder = json.loads(self._tokenizer.to_str())["decoder"]
+        if decoder is None or decoder["type"] != "ByteLevel":
+            raise ValueError("its tokens are not bytes: it is not a byte-level tokenizer")
+        tokens = {index: len(text) for text, index in self._tokenizer.get_vocab(with_added_tokens=False).items()}
+        added = {index: len(one.content.encode()) for index, one in self._tokenizer.get_added_tokens_decoder().items()}
+        special = dict.fromkeys(self._special.values(), 0)
+        counts = tokens | added | special
+        return [counts.get(index, 0) for index in range(self.vocab_size)]
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        self._tokenizer.save(str(path))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

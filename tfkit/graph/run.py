@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,16 +18,19 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.content import content_of
 from tfkit.spec.messages import refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.read_run import RunFile, of_model, read_run
-from tfkit.spec.run import ENDS, RunSpec
+from tfkit.spec.run import ENDS, RunSpec, WeightsConfig
 
 Value: TypeAlias = "str | int | float | bool | None"
 LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
 """Keys at the top of a model that change none of its numbers."""
 CONTENT = "data_content"
 """The path of the digest of the data."""
+WEIGHTS_CONTENT = "weights_content"
+"""The path of the digest of the weights that the run begins with."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,22 @@ class Run:
         model = self.graph.spec.model
         values = {name: _plain(getattr(model, name)) for name in ModelSpec.model_fields if name not in LABELS}
         whole = {**run, "steps": self.steps, "model": values, CONTENT: self.data.fingerprint}
+        if self.config.weights is not None:
+            whole[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
         return dict(_flat(whole, ""))
 
     @cached_property
     def digest(self) -> str:
         """32 hexadecimal digits that are equal for runs of one meaning."""
         return digest_of(self.meaning)
+
+    def _weights_content(self, config: WeightsConfig) -> str:
+        try:
+            return content_of(Path(config.path))
+        except SpecError as wrong:
+            help = "train a model first, or name other weights: --set weights=DIR"
+            wrong = SpecError(*(replace(one, help=help) for one in wrong.diagnostics))
+            raise self.file.placed(wrong, "weights") from wrong
 
     def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
         """An error about a value of the run."""

@@ -48,6 +48,11 @@ class RunFile:
         """The place of a value of the run."""
         return self.provenance.span(path)
 
+    def placed(self, wrong: SpecError, *path: str) -> SpecError:
+        """An error with the place of a value of the run."""
+        span = self.place(path)
+        return SpecError(*(replace(one, span=span, path=".".join(path)) for one in wrong.diagnostics))
+
 
 def shipped_runs() -> list[str]:
     """The names of the runs that come with tfkit."""
@@ -235,7 +240,11 @@ def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tu
     except Exception as wrong:
         raise SpecError(crashed(type(located), "`build`", wrong, ("data",), provenance)) from wrong
     known[name] = data
-    return config.model_copy(update={"data": located}), data
+    weights = config.weights
+    if weights is not None:
+        origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
+        weights = weights.located(_folder(origin.source if origin else None))
+    return config.model_copy(update={"data": located, "weights": weights}), data
 
 
 def _folder(text: Source | None) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -11,6 +12,7 @@ from tfkit.component import (
     Config,
     Count,
     DataConfig,
+    Extent,
     Immaterial,
     LossConfig,
     MetricConfig,
@@ -62,10 +64,14 @@ class EvalConfig(Config):
     """The numbers to compute."""
 
     def check(self) -> None:
-        """Refuse an evaluation of nothing."""
+        """Refuse an evaluation of nothing, and two numbers of one name."""
         super().check()
         if not self.splits or not self.metrics:
             raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
+        kinds = [metric.kind_name() for metric in self.metrics]
+        twice = next((number for number, kind in enumerate(kinds) if kind in kinds[:number]), None)
+        if twice is not None:
+            raise Invalid(f"metrics.{twice}", f"`{kinds[twice]}` is there twice, and both would have one name")
 
 
 class SavingConfig(Config):
@@ -77,15 +83,43 @@ class SavingConfig(Config):
     """The number of checkpoints to keep, the newest ones."""
 
 
+class WeightsConfig(Config):
+    """The weights that a run begins with. What they lack or have beside the model is allowed by name."""
+
+    word_key = "path"
+
+    path: Immaterial[str]
+    """Safetensors, their folder, or the folder of a run: its latest checkpoint."""
+    missing: tuple[str, ...] = ()
+    """Patterns of the model's weights that are not read and begin at random, such as `head.*`."""
+    unused: tuple[str, ...] = ()
+    """Patterns of tensors of the file that the model does not read."""
+    allow_change: bool = False
+    """If true, accept weights that state that they are those of another model."""
+
+    def located(self, folder: Path) -> Self:
+        """The config with a path that does not depend on the current folder; a relative one starts at `folder`."""
+        return self.model_copy(update={"path": str((folder / self.path).absolute())})
+
+
+class NonFiniteConfig(Config):
+    """A step whose loss or gradient is not finite never changes a weight."""
+
+    skip: Extent = 0
+    """The number of such steps to leave out; the next one ends the run with an error."""
+
+
 class MachineConfig(Config):
     """The machine: it changes no number beyond rounding."""
 
     device: str = "cpu"
     """cpu, cuda, mps."""
-    micro_batch: PositiveCount | None = None
-    """Sequences of one forward and backward; all at once unless given."""
+    micro_batch: PositiveCount | Literal["auto"] | None = None
+    """Sequences of one forward and backward; all at once unless given. `auto`: half as many when memory runs out."""
     compile: bool = False
     """If true, `torch.compile` the loss."""
+    shard: PositiveCount | None = None
+    """Processes that share one copy of the weights, a part in each; all of them unless given."""
     threads: Count = 1
     """Threads of the processor for one operation."""
 
@@ -103,6 +137,10 @@ class RunSpec(Config):
     """The paper or the page that describes the experiment."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The seed of the first weights, of the order of the data, and of dropout, apart from each other."""
+    weights: WeightsConfig | None = None
+    """The weights to begin with; random ones unless given."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of weights that stay as they are, such as `embedding.*`."""
     data: DataConfig
     """The examples."""
     batch: BatchConfig
@@ -123,6 +161,8 @@ class RunSpec(Config):
     """The largest norm of the gradient of all weights; a larger one is scaled down to it."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The type to compute in; weights and their updates are float32."""
+    nonfinite: NonFiniteConfig = NonFiniteConfig()
+    """Steps whose loss or gradient is not finite."""
     eval: EvalConfig | None = None
     """The evaluations during the run."""
     checkpoint: SavingConfig = SavingConfig()
@@ -157,13 +197,19 @@ class RunSpec(Config):
         if not self.data.takes_length and self.batch.length is not None:
             message = f"`length` has no effect: data `{self.data.kind_name()}` has one of its own"
             raise Invalid("batch.length", message, help="remove it")
-        if (self.machine.micro_batch or 0) > self.batch.sequences:
-            message = f"a micro-batch of {self.machine.micro_batch} is more than the batch of {self.batch.sequences}"
+        if self.micro_batch > self.batch.sequences:
+            message = f"a micro-batch of {self.micro_batch} is more than the batch of {self.batch.sequences}"
             raise Invalid("machine.micro_batch", message)
-        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split]
+        unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
-            known = ", ".join(self.data.split)
+            known = ", ".join(self.data.split_names)
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {known}",))
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of the first forward."""
+        size = self.machine.micro_batch
+        return size if isinstance(size, int) else self.batch.sequences
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
         """The number of updates, for data with that many examples to train on."""

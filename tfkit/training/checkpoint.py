@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ class Checkpoint:
     """The memory of each callback."""
     ended: str | None = None
     """The reason why no step follows; None if one does."""
+    skipped: int = 0
+    """Steps without an update."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Restored:
     optimizer: Mapping[str, Tensor]
     callbacks: tuple[Mapping[str, Any], ...]
     ended: str | None
+    skipped: int = 0
 
 
 class Record(Protocol):
@@ -69,10 +72,18 @@ def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -
     }
 
 
-def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, found: Restored) -> None:
-    """Set a model and its optimizer to a checkpoint."""
-    model.load_state_dict(dict(found.weights))
+def restore(
+    model: fx.GraphModule,
+    optimizer: torch.optim.Optimizer,
+    found: Restored,
+    part: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Set a model and its optimizer to a checkpoint; `part` spreads a tensor as another one is."""
+    state = model.state_dict()
+    model.load_state_dict({name: part(tensor, state[name]) for name, tensor in found.weights.items()})
     parameters = dict(model.named_parameters())
     for path, tensor in found.optimizer.items():
         name, _, key = path.partition(SEPARATOR)
-        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        like = parameters[name]
+        tensor = tensor.to(like.device)
+        optimizer.state[like][key] = part(tensor, like) if tensor.shape == like.shape else tensor

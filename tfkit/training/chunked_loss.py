@@ -39,10 +39,13 @@ class PiecewiseLoss:
         head: [n, d] -> logits [n, v]; computes every row by itself.
         given: further arguments of the head: weights that belong to other modules.
         options: of `torch.nn.functional.cross_entropy`.
+        z: the weight of the square of each row's log-sum-exp.
     """
 
-    def __init__(self, head: nn.Module, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        self.head, self.given, self.options = head, given, options
+    def __init__(
+        self, head: nn.Module, given: Mapping[str, Tensor], options: Mapping[str, Any], z: float = 0.0
+    ) -> None:
+        self.head, self.given, self.options, self.z = head, given, options, z
         self.own = dict(head.named_parameters())
         self.weights = [*self.own.values(), *given.values()]
 
@@ -100,7 +103,12 @@ class PiecewiseLoss:
         # Views, because torch's operation counters hook the arguments of a module, and cannot hook leaves here.
         given = {name: weight.view_as(weight) for name, weight in zip(self.given, weights[n:], strict=True)}
         logits = functional_call(self.head, own, (rows.view_as(rows),), given)
-        return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="sum", **self.options)
+        logits = logits.to(_wide(logits.dtype))
+        loss = F.cross_entropy(logits, targets, reduction="sum", **self.options)
+        if not self.z:
+            return loss
+        counted = targets != self.options["ignore_index"]
+        return loss + self.z * logits.logsumexp(-1).square().mul(counted).sum()
 
 
 def _leaf(tensor: Tensor, learned: bool) -> Tensor:

@@ -11,9 +11,11 @@ from torch import Tensor, fx
 
 from tfkit.builder import evaluating
 from tfkit.component import Batch, Data, MetricConfig
+from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import inputs_for
 from tfkit.spec.run import SplitConfig
 from tfkit.training.order import indices_to_evaluate
+from tfkit.training.processes import Processes
 
 
 def evaluate(
@@ -25,6 +27,7 @@ def evaluate(
     sequences: int,
     computing: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """The metrics of each split, as `val.loss`.
 
@@ -36,21 +39,38 @@ def evaluate(
         sequences: examples of a batch.
         computing: the context of a forward, such as its precision.
         between: called before each batch; may raise to give up.
+        processes: those that share the rows of a batch; this one computes all unless given.
+
+    Raises:
+        SpecError: a metric cannot be had from this data.
     """
     found: dict[str, float] = {}
+    run = (processes or Processes()).run
     device = next(model.parameters()).device
     with evaluating(model), torch.no_grad():
         for split, config in splits.items():
-            seen = {metric.kind_name(): metric.build(data) for metric in metrics}
-            for batch in _batches(data, split, config, sequences):
+            with _refusing():
+                seen = [metric.build(data) for metric in metrics]
+            for number, batch in enumerate(_batches(data, split, config, sequences)):
                 between()
                 inputs, targets = tensors(batch, model, device)
-                with computing():
-                    logits = model(**inputs)
-                for one in seen.values():
-                    one.update(logits, targets)
-            found |= {f"{split}.{name}": float(one.compute()) for name, one in seen.items()}
+                with computing(), _refusing():
+                    logits = run(model, inputs)
+                    written = [one.written(model, data, inputs, targets, seed=number) for one in metrics]
+                for one, other in zip(seen, written, strict=True):
+                    one.update(logits if other is None else other, targets)
+            names = [metric.kind_name() for metric in metrics]
+            found |= {f"{split}.{name}": float(one.compute()) for name, one in zip(names, seen, strict=True)}
     return found
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Errors of metrics as those of a run."""
+    try:
+        yield
+    except Invalid as wrong:
+        raise SpecError(Diagnostic(wrong.message, notes=wrong.notes, help=wrong.help)) from wrong
 
 
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:

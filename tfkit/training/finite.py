@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from tfkit.torch_private.sharding import local_part
 
-def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str:
-    """In words, from running a step again: the first module whose output is not finite, or the last such gradient."""
+
+def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str | None:
+    """In words, from running a step again: the first module whose output is not finite, or the last such gradient.
+
+    None if all are finite in this process.
+    """
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, object, object], None]:
@@ -19,20 +24,27 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str:
 
         return look
 
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            return f"the weight `{name}` is not finite"
+    weight = next((name for name, one in model.named_parameters() if not _is_finite_here(one)), None)
     hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
+    if weight:
+        return f"the weight `{weight}` is not finite"
     if found:
         return f"the output of `{found[0]}` is the first that is not finite"
     named = [(name, one.grad) for name, one in model.named_parameters() if one.grad is not None]
-    last = next((name for name, grad in reversed(named) if not bool(grad.isfinite().all())), None)
-    return f"the gradient of `{last}` is not finite" if last else "every output is finite, but their loss is not"
+    last = next((name for name, grad in reversed(named) if not _is_finite_here(grad)), None)
+    return f"the gradient of `{last}` is not finite" if last else None
+
+
+def _is_finite_here(tensor: Tensor) -> bool:
+    """True if the values of this process are: asking for those of others would wait for them to ask too."""
+    own = local_part(tensor)
+    assert isinstance(own, Tensor)
+    return bool(own.isfinite().all())
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

@@ -18,12 +18,14 @@ from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
-from tfkit.placement import device_of
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
 from tfkit.training.finite import first_not_finite, is_finite
 from tfkit.training.groups import groups_of
+from tfkit.training.memory import smaller
 from tfkit.training.order import indices_of, mix
+from tfkit.training.processes import Processes, check_count
+from tfkit.training.start import begin
 
 FINISHED, INTERRUPTED = "finished", "interrupted"
 
@@ -41,6 +43,7 @@ class Trainer:
         watchers: further observers, which the run does not know of.
         until: the step to end this process after; the run can be continued.
         asked_to_end: true as soon as the process is to end, as by a signal.
+        processes: those that train together; this one alone unless given.
 
     Raises:
         SpecError: the model cannot be built, or does not fit the run.
@@ -54,13 +57,18 @@ class Trainer:
         watchers: Sequence[Callback] = (),
         until: int | None = None,
         asked_to_end: Callable[[], bool] = lambda: False,
+        processes: Processes | None = None,
     ) -> None:
         self.run, self.record, self.config = run, record, run.config
         self.seed, self.steps, self.step = run.config.seed, run.steps, 0
         self.data: Data = run.data
+        self.skipped = 0
+        """Steps without an update, since their loss or gradient was not finite."""
+        self.micro_batch = run.config.micro_batch
         self.ended: str | None = None
         self._until = run.steps if until is None else until
         self._asked_to_end = asked_to_end
+        self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
         self._callbacks = [one.build() for one in run.config.callbacks]
         self._watchers = watchers
@@ -69,12 +77,19 @@ class Trainer:
     def _set_up(self) -> None:
         """Build the model, its loss, and its optimizer."""
         config = self.config
+        check_count(self.run, self._processes.count)
         try:
-            self.device = device_of(config.machine.device)
+            self.device = self._processes.device(config.machine.device)
         except ValueError as wrong:
             raise self.run.error(str(wrong), "machine", "device") from None
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
-        loss = config.loss.build(self.model)
+        self.notes = begin(self.model, self.run)
+        """Sentences about the weights before the first step, by name."""
+        self._processes.spread(self.model, config.machine.shard)
+        try:
+            loss = config.loss.build(self.model)
+        except ValueError as wrong:
+            raise self.run.error(str(wrong), "loss") from wrong
         self.loss = torch.compile(loss) if config.machine.compile else loss
         try:
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
@@ -98,6 +113,8 @@ class Trainer:
                 self.record.close()
 
     def _train(self) -> str:
+        for name, text in self.notes.items() if self.step == 0 else ():
+            self.text(name, text)
         self._tell(lambda one: one.on_start(self))
         try:
             while not self.ended:
@@ -130,9 +147,12 @@ class Trainer:
         factor = self.config.schedule.factor(step, self.steps)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        loss, norm = self._gradients(self.batch(step), step)
+        loss = self._gradients(self.batch(step), step)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        norm = self._processes.whole(norm)
         if not is_finite(loss, norm):
-            raise self._not_finite(step)
+            self._leave_out(step)
+            return
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
@@ -140,40 +160,52 @@ class Trainer:
         self._tell(lambda one: one.on_step(self, numbers))
 
     def batch(self, step: int) -> Batch:
-        """The examples of a step."""
+        """The examples of a step: the part of this process."""
         examples, sequences = len(self._examples), self.config.batch.sequences
-        order = self.config.data.order
-        return self._examples.batch(indices_of(order, self.seed, step, sequences=sequences, examples=examples))
+        indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
+        return self._examples.batch(self._processes.rows(indices))
 
-    def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """The loss of a step, and the norm of its gradients, which are then clipped.
+    def _gradients(self, batch: Batch, step: int) -> Tensor:
+        """The loss of a step, whose gradients are then there; where memory runs out, of fewer sequences at once."""
+        while True:
+            try:
+                return self._summed(batch, step)
+            except RuntimeError as wrong:
+                self.micro_batch = smaller(self.micro_batch, self.run, wrong)
+            self.text("micro_batch", f"{self.micro_batch:,}, since more do not fit into memory")
 
-        The sums of all micro-batches are divided by the number of positions that count in the whole batch.
+    def _summed(self, batch: Batch, step: int) -> Tensor:
+        """The loss of a step, and its gradients.
+
+        The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
-        torch.manual_seed(mix(self.seed, "noise", step))
+        torch.manual_seed(mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
-        sequences, count = self.config.batch.sequences, max(batch.count, 1)
-        size = self.config.machine.micro_batch or sequences
+        sequences, count = len(batch.targets), self._processes.sum(torch.tensor(batch.count)).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
-        for start in range(0, sequences, size):
-            inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+        for start in range(0, sequences, self.micro_batch):
+            inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
             with self._computing():
                 part = self.loss(inputs, targets) / count
             part.backward()
             total += part.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        return total, norm
+        return self._processes.sum(total)
 
     def _computing(self) -> torch.autocast:
         """The context of a forward: its precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
-    def _not_finite(self, step: int) -> SpecError:
-        """The error of a step that must not change the weights."""
+    def _leave_out(self, step: int) -> None:
+        """Pass over a step that must not change the weights, or raise SpecError."""
         cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
+        cause = self._processes.agreed(cause) or "every output is finite, but their loss is not"
+        if self.skipped < self.config.nonfinite.skip:
+            self.step, self.skipped = step, self.skipped + 1
+            self.text("skipped", cause)
+            return
         message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
         help = "a lower learning rate, a longer warmup or `clip` may help"
-        return SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
+        raise SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
 
     # ---- between steps ----
 
@@ -191,27 +223,32 @@ class Trainer:
             sequences=self.config.batch.sequences,
             computing=self._computing,
             between=self._check_end,
+            processes=self._processes,
         )
         self.record.log(self.step, numbers)
         self._tell(lambda one: one.on_eval(self, numbers))
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
-        if self._asked_to_end() or self._until <= self.step < self.steps:
+        asked = self._processes.agreed(INTERRUPTED if self._asked_to_end() else None)
+        if asked or self._until <= self.step < self.steps:
             raise _AskedToEndError
 
     def _save(self) -> None:
-        states = tuple(one.state() for one in self._callbacks)
-        state = optimizer_tensors(self.model, self.optimizer)
-        self.record.save(Checkpoint(self.step, self.model, state, states, self.ended))
+        model = self._processes.whole_model(self.model)
+        state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
+        if model is not None:
+            states = tuple(one.state() for one in self._callbacks)
+            self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
 
     def _restore(self) -> None:
         """Continue from the latest checkpoint."""
         found = self.record.restored()
+        self._processes.check_equal(str(found and found.step), "found another checkpoint: they need a common folder")
         if found is None:
             return
-        restore(self.model, self.optimizer, found)
-        self.step, self.ended = found.step, found.ended
+        restore(self.model, self.optimizer, found, self._processes.part)
+        self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
         for callback, state in zip(self._callbacks, found.callbacks, strict=True):
             callback.restore(state)
 
@@ -226,7 +263,7 @@ class Trainer:
         self.ended = reason
 
     def _tell(self, event: Callable[[Callback], None]) -> None:
-        """Call a method of all observers."""
+        """Call a method of all observers; if one of them stops the run, it ends in all processes."""
         for watcher in self._watchers:
             event(watcher)
         for number, callback in enumerate(self._callbacks):
@@ -234,6 +271,7 @@ class Trainer:
                 event(callback)
             except Invalid as wrong:
                 raise self.run.refused(wrong, "callbacks", str(number)) from wrong
+        self.ended = self._processes.agreed(self.ended)
 
 
 @contextmanager

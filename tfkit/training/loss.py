@@ -24,6 +24,7 @@ Reduction: TypeAlias = Literal["mean", "sum"]
 Ignored: TypeAlias = Annotated[int, INT64]
 Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
 Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
+Weight: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 
 
 class Read(NamedTuple):
@@ -65,6 +66,8 @@ class Loss(nn.Module):
         model: one that `tfkit.build` returned; it returns logits, from a head that computes every position by itself.
         ignore_index: the target of positions that do not count.
         label_smoothing: the share of every target that is spread evenly over the vocabulary.
+        z_loss: the weight of log(Z)^2, added for each position that counts, where Z is the sum of the exponentials of
+            its logits (https://arxiv.org/abs/2204.02311): it keeps logits from drifting.
         reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step.
         pieces: the number of chunks; unless given, enough that the logits take little memory. More take less memory and
             more time.
@@ -82,6 +85,7 @@ class Loss(nn.Module):
         *,
         ignore_index: Ignored = -100,
         label_smoothing: Smoothing = 0.0,
+        z_loss: Weight = 0.0,
         reduction: Reduction = "mean",
         pieces: Pieces | None = None,
     ) -> None:
@@ -89,6 +93,7 @@ class Loss(nn.Module):
         self.model = model = trained(model)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
         self.reduction = reduction
         self.pieces = pieces
         self._ends = find_ends(model)
@@ -133,7 +138,7 @@ class Loss(nn.Module):
         if mask is not None:
             targets = targets.masked_fill(~mask, self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = PiecewiseLoss(self._head(), given, options)
+        head = PiecewiseLoss(self._head(), given, options, self.z_loss)
         rows = hidden.flatten(0, -2)
         pieces = self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
         try:
@@ -196,10 +201,18 @@ def loss(
     *,
     ignore_index: Ignored = -100,
     label_smoothing: Smoothing = 0.0,
+    z_loss: Weight = 0.0,
     reduction: Reduction = "mean",
     pieces: Pieces | None = None,
 ) -> Tensor:
     """`Loss(model, ...)(inputs, targets)` for a single step; to compile or distribute it, make a `Loss`."""
-    made = Loss(model, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, pieces=pieces)
+    made = Loss(
+        model,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        reduction=reduction,
+        pieces=pieces,
+    )
     value: Tensor = made(inputs, targets)
     return value

@@ -1,12 +1,13 @@
 """All measurements that need a GPU, in a few minutes: training and decoding at full size, in bfloat16, compiled.
 
-    python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b] [--json] [--rehearse]
+    python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b | runs] [--json] [--rehearse]
 
 Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision. MFU is the share of the
 device's peak used by the model's own FLOPs: for each token 6 for each parameter outside the table of positions, and
 12 * layers * d_model * length for attention (https://arxiv.org/abs/2204.02311, appendix B).
 Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
 caches can be read, at the bandwidth of the data sheet, over the time of the token.
+Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are; see `runs.py`.
 
 `--rehearse` runs everything at a small size on any device, to see that it works; its figures mean nothing.
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from measure import accelerator, machine, seconds
+from runs import runs, show
 from torch.nn import functional as F
 
 import tfkit
@@ -109,7 +111,7 @@ def verdict(found: dict[str, Any], peaks: tuple[float, float] | None, goal: floa
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", choices=[*TRAINING, *DECODING], help="one of the models; all unless given")
+    parser.add_argument("--part", choices=[*TRAINING, *DECODING, "runs"], help="one of them; all unless given")
     parser.add_argument("--rehearse", action="store_true", help="small sizes, on any device")
     parser.add_argument("--json", action="store_true", help="print every step as JSON")
     options = parser.parse_args()
@@ -128,14 +130,17 @@ def main() -> None:
             torch.compiler.reset()
             if device == "cuda":
                 torch.cuda.empty_cache()
+    together = runs(rehearse=options.rehearse, device=device) if options.part in (None, "runs") else {}
     if options.json:
         about = {"date": str(date.today()), "machine": machine(), "gpu": name, "torch": torch.__version__}
-        print(json.dumps({**about, "results": results}, indent=2))
+        print(json.dumps({**about, "results": results, "runs": together}, indent=2))
         return
     print(f"{machine()}, {name or 'no GPU'}, torch {torch.__version__}")
     for model, found in results.items():
         speed = f"{found['tokens_per_second']:,.0f} tokens/s at batch {found['batch']}"
         print(f"  {model:12}{speed:34}{found['verdict']}")
+    if together:
+        show(together)
 
 
 if __name__ == "__main__":

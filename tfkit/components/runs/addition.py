@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import tfkit
-from tfkit.component import IGNORED, Batch, DataConfig, Examples, Order, Tokenizer
-from tfkit.errors import Invalid
+from tfkit.component import IGNORED, Batch, Data, DataConfig
+from tfkit.components.runs.rows import RowsData, divided
 
 Ids = NDArray[np.int64]
 SYMBOLS = "0123456789+="
@@ -25,7 +24,6 @@ class AdditionConfig(DataConfig):
     """
 
     kind: Literal["addition"] = "addition"
-    takes_length = False
 
     digits: Annotated[int, Field(ge=1, le=3)] = 2
     """Digits of each number."""
@@ -34,38 +32,11 @@ class AdditionConfig(DataConfig):
     loss_on: Literal["answer", "all"] = "answer"
     """The positions that count."""
 
-    def build(self, length: int | None) -> AdditionData:
+    def build(self, length: int | None) -> Data:
         total = 10 ** (2 * self.digits)
         order = np.random.Generator(np.random.Philox(HELD_OUT)).permutation(total)
-        parts = {name: order[start:end] for name, (start, end) in self.ends(total).items()}
-        empty = next((name for name, part in parts.items() if not len(part)), None)
-        if empty is not None:
-            raise Invalid("split", f"split `{empty}` has none of the {total:,} problems")
-        return AdditionData(self, parts, tfkit.CharacterTokenizer(SYMBOLS))
-
-
-@dataclass(frozen=True)
-class AdditionData:
-    """The problems of each split: a * 10^digits + b."""
-
-    config: AdditionConfig
-    parts: dict[str, Ids]
-    tokenizer: Tokenizer
-    vocab_size: int = len(SYMBOLS)
-    fingerprint: str = ""
-
-    @property
-    def length(self) -> int:
-        """Both numbers, two signs, and the answer but for its last digit."""
-        return 3 * self.config.digits + 2
-
-    @property
-    def splits(self) -> list[str]:
-        """Their names."""
-        return list(self.parts)
-
-    def examples(self, split: str, order: Order) -> Examples:
-        return Sums(self.parts[split], self.config)
+        parts = {name: Sums(order[start:end], self) for name, (start, end) in divided(self, total).items()}
+        return RowsData(parts, 3 * self.digits + 2, len(SYMBOLS), tfkit.CharacterTokenizer(SYMBOLS))
 
 
 class Sums:

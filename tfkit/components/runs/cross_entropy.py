@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 import tfkit
 from tfkit.component import LossConfig, Probability
@@ -18,6 +20,8 @@ class CrossEntropyConfig(LossConfig):
 
     label_smoothing: Probability = 0.0
     """The share of every target that is spread evenly over the vocabulary."""
+    z_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The weight of log(Z)^2, Z the sum of the exponentials of a position's logits (https://arxiv.org/abs/2204.02311)."""
 
     def build(self, model: fx.GraphModule) -> nn.Module:
-        return tfkit.Loss(model, label_smoothing=self.label_smoothing, reduction="sum")
+        return tfkit.Loss(model, label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction="sum")

@@ -31,7 +31,10 @@ class BitsPerByteConfig(MetricConfig):
         tokenizer = data.tokenizer
         if tokenizer is None:
             raise Invalid("", "`bits_per_byte` needs text: the data has no tokenizer")
-        return CrossEntropy(torch.tensor(tokenizer.byte_counts()))
+        try:
+            return CrossEntropy(torch.tensor(tokenizer.byte_counts()))
+        except ValueError as wrong:
+            raise Invalid("", f"`bits_per_byte` cannot count the bytes of the tokenizer: {wrong}") from wrong
 
 
 class AccuracyConfig(MetricConfig):

@@ -10,15 +10,28 @@ from tfkit.component import OptimizerConfig, PositiveFloat, Probability
 from tfkit.errors import Invalid
 
 
-class AdamWConfig(OptimizerConfig):
-    """AdamW (https://arxiv.org/abs/1711.05101): a step for each weight by its own scale, and decay beside it."""
-
-    kind: Literal["adamw"] = "adamw"
+class _Moments(OptimizerConfig):
+    """The settings that Adam and AdamW share."""
 
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """The memory of the mean gradient, and of its square."""
     eps: PositiveFloat = 1e-8
     """The least scale."""
+
+
+class AdamConfig(_Moments):
+    """Adam (https://arxiv.org/abs/1412.6980): a step for each weight by its own scale; decay is added to gradients."""
+
+    kind: Literal["adam"] = "adam"
+
+    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+class AdamWConfig(_Moments):
+    """AdamW (https://arxiv.org/abs/1711.05101): a step for each weight by its own scale, and decay beside it."""
+
+    kind: Literal["adamw"] = "adamw"
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)

@@ -1,11 +1,14 @@
-"""Text to ids: characters or bytes."""
+"""Text to ids: characters, bytes, or a trained tokenizer."""
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import tfkit
-from tfkit.component import Tokenizer, TokenizerConfig
+from tfkit.component import Immaterial, Tokenizer, TokenizerConfig
+from tfkit.components.runs.text import shown
+from tfkit.errors import Invalid, SpecError
 
 
 class CharactersConfig(TokenizerConfig):
@@ -24,3 +27,21 @@ class BytesConfig(TokenizerConfig):
 
     def build(self, text: str) -> Tokenizer:
         return tfkit.ByteTokenizer()
+
+
+class FileConfig(TokenizerConfig):
+    """A `tokenizer.json` in the format of Hugging Face's `tokenizers`, as `tfkit tokenizer` writes it."""
+
+    kind: Literal["file"] = "file"
+
+    path: Immaterial[str]
+    """The path of the file."""
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={"path": str((folder / self.path).absolute())})
+
+    def build(self, text: str) -> Tokenizer:
+        try:
+            return tfkit.FileTokenizer.read(Path(shown(self.path)))
+        except SpecError as wrong:
+            raise Invalid("path", wrong.diagnostics[0].message, help="train one: tfkit tokenizer") from wrong

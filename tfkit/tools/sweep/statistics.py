@@ -117,7 +117,7 @@ def _unpaired(values: Sequence[float], base: Sequence[float]) -> Interval:
         mean = float(np.mean(values) - np.mean(base))
         return mean, mean
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # one side that does not vary is no loss of precision
+        warnings.simplefilter("ignore", RuntimeWarning)  # it fears for the precision of a side that does not vary
         low, high = _scipy().ttest_ind(values, base, equal_var=False).confidence_interval(LEVEL)
     return float(low), float(high)
 

@@ -16,7 +16,7 @@ from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 
 
-def bits_of(run: Run) -> dict[str, str | int | bool | None]:
+def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
     """The values that decide the last digits of a run beside its meaning: equal ones promise equal bits."""
     machine = run.config.machine
     return {
@@ -26,7 +26,8 @@ def bits_of(run: Run) -> dict[str, str | int | bool | None]:
         "threads": machine.threads,
         "micro_batch": machine.micro_batch,
         "compile": machine.compile,
-        "processes": 1,
+        "processes": processes,
+        "shard": machine.shard,
     }
 
 
@@ -43,7 +44,10 @@ def environment(plugins: Plugins) -> dict[str, Any]:
 
 def _device(name: str) -> str:
     if name.startswith("cuda"):
-        return torch.cuda.get_device_name(name)
+        try:
+            return torch.cuda.get_device_name(name)
+        except (AssertionError, RuntimeError):  # there is none: the trainer says so
+            return name
     return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -9,7 +9,7 @@ import torch
 from tfkit.graph.run import Run
 from tfkit.tools.common.choices import Optimizer
 from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.devices import device_of_driver
+from tfkit.tools.train.utilisation import device_of
 
 POINTS = 5
 
@@ -46,7 +46,7 @@ class Plan:
 def plan(run: Run) -> Plan:
     """The size of a run; nothing is computed but its costs."""
     config = run.config
-    micro = config.machine.micro_batch or config.batch.sequences
+    micro = config.micro_batch
     parts = config.batch.sequences / micro
     found = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
     one = found.total
@@ -80,12 +80,9 @@ def _states(run: Run) -> Optimizer:
 
 def _seconds(run: Run, parts: float) -> float | None:
     """The least time of all steps on a device whose limits are known."""
-    machine, precision = run.config.machine, run.config.precision
-    if not machine.device.startswith("cuda") or not torch.cuda.is_available():
+    device = device_of(run)
+    if device is None:
         return None
-    device = device_of_driver(torch.cuda.get_device_name(machine.device))
-    if device is None or precision not in device.tera_flops:
-        return None
-    micro = machine.micro_batch or run.config.batch.sequences
+    precision, micro = run.config.precision, run.config.micro_batch
     found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
     return run.steps * parts * found.floor(device).seconds

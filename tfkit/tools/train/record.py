@@ -100,10 +100,7 @@ class RunFolder:
         found = latest(self.folder)
         state = {} if found is None else _state(found)
         self._open(int(state.get("position", 0)), int(state.get("step", 0)))
-        if found is None:
-            return None
-        weights, optimizer = (_tensors(found / name) for name in (WEIGHTS, OPTIMIZER))
-        return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"])
+        return None if found is None else _read(found)
 
     def _open(self, position: int, step: int) -> None:
         path = self.folder / METRICS
@@ -140,6 +137,7 @@ class RunFolder:
             "meaning": self.facts.digest,
             "position": self._metrics.tell(),
             "ended": checkpoint.ended,
+            "skipped": checkpoint.skipped,
             "callbacks": checkpoint.callbacks,
         }
         try:
@@ -170,6 +168,27 @@ class RunFolder:
             self._metrics.close()
         for tracker in self._trackers:
             tracker.close()
+
+
+class Follower:
+    """The record in a process that only reads it: another one writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def restored(self) -> Restored | None:
+        """The latest checkpoint."""
+        found = latest(self._folder)
+        return None if found is None else _read(found)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Do nothing, as all other methods."""
+
+    def text(self, step: int, name: str, text: str) -> None: ...
+
+    def save(self, checkpoint: Checkpoint) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def latest(folder: Path) -> Path | None:
@@ -241,6 +260,12 @@ def _another(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "not there"
+
+
+def _read(folder: Path) -> Restored:
+    state = _state(folder)
+    weights, optimizer = (_tensors(folder / name) for name in (WEIGHTS, OPTIMIZER))
+    return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"], state["skipped"])
 
 
 def _state(folder: Path) -> dict[str, Any]:

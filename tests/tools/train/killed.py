@@ -1,0 +1,83 @@
+"""A run that is killed with SIGKILL at random moments, and started again each time.
+
+python -m tests.tools.train.killed 100
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfkit.cli import main
+from tfkit.spec.folder import LATEST
+
+MOST = 400
+"""Starts after which a run should have come to its end."""
+
+
+def attempt(words: Sequence[str], seconds: float | None = None) -> bool:
+    """Train in a process of its own, killed after some time; True if it came to its end before."""
+    pid = os.fork()
+    if pid == 0:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os._exit(main(["train", *words]))
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return False
+    assert os.WEXITSTATUS(status) == 0, f"the run could not be continued: tfkit train {' '.join(words)}"
+    return True
+
+
+def killed_at_random(run: Sequence[str], folder: Path, times: int, *, seed: int = 0) -> tuple[list[Path], int]:
+    """Kill runs until that many have died; returns the folders of complete ones, and the deaths during a save."""
+    random_ = random.Random(seed)
+    begin = time.perf_counter()
+    assert attempt([*run, "-o", str(folder / "whole")])
+    whole = time.perf_counter() - begin
+    complete, deaths, saving = [], 0, 0
+    while deaths < times:
+        place = folder / f"run-{len(complete)}"
+        for _ in range(MOST):
+            ended = attempt([*run, "-o", str(place)], random_.uniform(0.1, 0.8) * whole)
+            if ended:
+                break
+            deaths += 1
+            saving += any(place.glob(".*")) if place.exists() else 0
+            check_latest(place)
+        complete.append(place)
+    return complete, saving
+
+
+def check_latest(folder: Path) -> None:
+    """The checkpoint to continue from is whole."""
+    if (folder / LATEST).exists():
+        step = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        assert {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"} <= set(os.listdir(step))
+
+
+def run_script(times: int) -> None:
+    from tests.tools.train.test_folder import SETS, contents
+    from tests.training.runs import write_run
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = [str(write_run(folder)), *SETS, "--set", "checkpoint={every: 1, last: 2}"]
+        complete, saving = killed_at_random(run, folder, times, seed=int.from_bytes(os.urandom(4)))
+        wrong = [one.name for one in complete if contents(str(one)) != contents(str(folder / "whole"))]
+    print(f"{times} deaths or more, {saving} of them in a save; {len(complete)} complete runs; {len(wrong)} differ")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    run_script(int(sys.argv[1]))

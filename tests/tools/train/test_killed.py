@@ -1,0 +1,62 @@
+"""`kill -9` at any moment, in saves too: the run that is started again ends with the same bytes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.common.moments import moments, restored
+from tests.training.runs import write_run
+from tfkit.cli import main
+
+from .killed import check_latest
+from .test_folder import SETS, contents
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = 4
+TIMES = 20
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def train(folder: str) -> int:
+    return main(["train", "small.yaml", "-o", folder, *SETS])
+
+
+def check_moments(most: int | None) -> None:
+    """Whatever a killed process left in its folder, the next one ends with the bytes of an uninterrupted run."""
+    with moments(Path("whole")) as found:
+        assert train("whole") == 0
+    wanted = contents("whole")
+    assert len(found) > 40
+    chosen = found if most is None else random.Random(len(found)).sample(found, most)
+    for number, state in enumerate(chosen):
+        folder = restored(state, Path(f"again-{number}"))
+        check_latest(folder)
+        assert train(str(folder)) == 0
+        assert contents(str(folder)) == wanted, sorted(state)
+
+
+def test_killed_at_some_moments() -> None:
+    check_moments(SAMPLE)
+
+
+@pytest.mark.slow
+def test_killed_at_every_moment() -> None:
+    check_moments(None)
+
+
+@pytest.mark.slow
+def test_killed_at_random() -> None:
+    """In a process of its own: one that has computed gradients cannot be forked."""
+    words = [sys.executable, "-m", "tests.tools.train.killed", str(TIMES)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

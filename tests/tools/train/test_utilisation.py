@@ -1,0 +1,31 @@
+"""The share of a device that a run used, by arithmetic of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import small_run
+from tfkit.tools.cost.devices import DEVICES
+from tfkit.tools.train.utilisation import device_of, utilisation
+
+
+def test_causal_and_full(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "precision=bfloat16")
+    width, ffn, vocabulary, length, layers = 16, 32, run.data.vocab_size, 12, 2
+    weights = layers * (4 * width * width + 2 * width * ffn) + width * vocabulary
+    pairs = layers * 2 * width * length  # scores and mixing, for each token
+    seen = layers * 2 * width * (length + 1) / 2
+    found = utilisation(run, 1e9, DEVICES["h100"])
+    assert found is not None
+    peak = 989.5e12
+    assert found.full == pytest.approx(1e9 * 6 * (weights + pairs) / peak, rel=0.05)
+    assert found.causal == pytest.approx(1e9 * 6 * (weights + seen) / peak, rel=0.05)
+    assert found.full - found.causal == pytest.approx(1e9 * 6 * (pairs - seen) / peak, rel=0.02)
+
+
+def test_an_unknown_device_has_none(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    assert device_of(run) is None
+    assert utilisation(run, 1e9, None) is None

@@ -1,0 +1,118 @@
+"""What a run promises: its batches, its gradients, its checkpoints, and the time of its plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from tests.training.runs import Memory, same, small_run, trained, write_run
+from tfkit.cli import main
+from tfkit.training.evaluate import tensors
+from tfkit.training.loop import Trainer
+from tfkit.training.order import indices_of, indices_to_evaluate
+
+TIED = ("model.graph.head={block: lm_head, tie: embedding}", "model.dropout=0.2")
+EVALUATED = "eval={every: 1, splits: {val: {batches: 3}, train: {batches: 3}}}"
+PLAN = [sys.executable, "-m", "tfkit", "train", "minigpt_relu", "--plan", "--json"]
+CPU = "import os, sys, subprocess; subprocess.run(sys.argv[1:], check=True, capture_output=True); "
+CPU += "used = os.times(); print(used.children_user + used.children_system)"
+
+
+def digest(trainer: Trainer, steps: int) -> str:
+    """The content of the first batches."""
+    found = hashlib.sha256()
+    for step in range(1, steps + 1):
+        batch = trainer.batch(step)
+        found.update(batch.inputs["tokens"].tobytes() + batch.targets.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["sampled", "shuffled", "sequential"])
+def test_batches_are_the_same_however_a_run_is_made(order: str, steps: int, tmp_path: Path) -> None:
+    sets = [f"data.order={order}", f"steps={steps}"]
+    wanted = digest(Trainer(small_run(tmp_path, *sets), Memory()), steps)
+    for changed in ("machine.micro_batch=1", "machine.micro_batch=4", EVALUATED, "model.decoder.n_layers=1"):
+        assert digest(Trainer(small_run(tmp_path, *sets, changed), Memory()), steps) == wanted, changed
+    part, _ = trained(small_run(tmp_path, *sets, EVALUATED), until=3)
+    continued = Trainer(small_run(tmp_path, *sets, EVALUATED), Memory(part.saved), until=5)
+    continued.train()
+    assert digest(continued, steps) == wanted
+    if order != "sequential":
+        assert digest(Trainer(small_run(tmp_path, *sets, "seed=4"), Memory()), steps) != wanted
+
+
+def test_an_evaluation_draws_numbers_of_its_own() -> None:
+    """No seed and no step of training has the examples of an evaluation."""
+    read = [
+        indices_to_evaluate(split, number, sequences=8, examples=10**9)
+        for split in ("train", "val")
+        for number in range(20)
+    ]
+    drawn = [indices_of("sampled", seed, step, sequences=8, examples=10**9) for seed in range(5) for step in range(60)]
+    assert len({one.tobytes() for one in [*read, *drawn]}) == len(read) + len(drawn)
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Path) -> None:
+    """Ragged targets in micro-batches: by automatic differentiation of the whole batch at once."""
+    ragged = "data.split={train: 0.007, val: 0.5}"
+    trainer = Trainer(small_run(tmp_path, ragged, f"machine.micro_batch={size}"), Memory())
+    batch = trainer.batch(1)
+    assert len(set((batch.targets >= 0).sum(1))) > 1
+    loss = trainer._gradients(batch, 1)
+    found = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    trainer.model.zero_grad()
+    inputs, targets = tensors(batch, trainer.model, trainer.device)
+    logits = trainer.model(**inputs)
+    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / int((targets >= 0).sum())
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), abs=1e-6)
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_a_tied_table_is_one_weight_when_a_run_continues(tmp_path: Path) -> None:
+    whole, weights = trained(small_run(tmp_path, *TIED))
+    part, _ = trained(small_run(tmp_path, *TIED), until=3)
+    rest, continued = trained(small_run(tmp_path, *TIED), Memory(part.saved))
+    assert "embedding.tokens.weight" in weights
+    assert "head.output.weight" not in weights
+    assert part.losses + rest.losses == whole.losses
+    assert same(weights, continued)
+
+
+def test_a_checkpoint_has_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "small.yaml", "-o", "out"]) == 0
+    files = sorted(path.name for path in Path("out/step-8").iterdir())
+    assert files == ["chars.json", "model.safetensors", "optimizer.safetensors", "spec.yaml", "state.json"]
+    for path in Path("out/step-8").glob("*.safetensors"):
+        with safe_open(path, "numpy") as opened:
+            assert all(np.isfinite(opened.get_tensor(name)).all() for name in opened.keys())  # noqa: SIM118
+    assert set(json.loads(Path("out/step-8/state.json").read_text(encoding="utf-8"))) == {
+        "step", "meaning", "position", "ended", "skipped", "callbacks"
+    }  # fmt: skip
+
+
+def cpu_seconds(command: list[str]) -> float:
+    done = subprocess.run([sys.executable, "-c", CPU, *command], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_plan_takes_little_more_time_than_torch() -> None:
+    torch_ = [sys.executable, "-c", "import torch"]
+    pairs = [(cpu_seconds(PLAN), cpu_seconds(torch_)) for _ in range(2)]
+    assert min(one for one, _ in pairs) <= 1.3 * min(other for _, other in pairs), pairs

@@ -1,0 +1,177 @@
+"""Launches of several processes, one or more in each test: slow, and as users make them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .launches import children, finish, launched, numbers, options, start, tensors
+from .runs import same, write_run
+
+pytestmark = pytest.mark.slow
+SYMBOLS = 97
+SETS = (
+    "data={kind: text, files: symbols.txt, split: {train: 0.9, val: 0.1}}",
+    "model.head={block: lm_head, tie: embedding}",
+    "model.dropout=0",
+    "batch.sequences=8",
+    "steps=20",
+    "clip=0.5",
+    "checkpoint={every: 1, last: 30}",
+    "eval={every: 10, splits: {val: {batches: 2}}}",
+)
+ENDLESS = [*options(*SETS), "--set", "steps=100000", "--set", "checkpoint={every: 10, last: 2}"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of a tied model whose vocabulary of 97 no number of processes divides."""
+    folder = tmp_path_factory.mktemp("launches")
+    write_run(folder)
+    draw = random.Random(0)
+    text = "".join(chr(0x100 + draw.randrange(SYMBOLS)) for _ in range(4000))
+    assert len(set(text)) == SYMBOLS
+    (folder / "symbols.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    launched(folder, 1, "small.yaml", "-o", "alone", *options(*SETS))
+    return folder / "alone"
+
+
+def check(found: Path, alone: Path) -> None:
+    """Every loss to 1e-5, over all steps."""
+    ours, theirs = numbers(found), numbers(alone)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    assert len(ours) == 20 + 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("processes", "sets"),
+    [(2, []), (2, ["machine.micro_batch=1"]), (4, []), (4, ["machine.shard=2"]), (4, ["machine.shard=1"])],
+)
+def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: int, sets: list[str]) -> None:
+    name = "-".join([str(processes), *sets])
+    launched(folder, processes, "small.yaml", "-o", name, *options(*SETS, *sets))
+    check(folder / name, alone)
+
+
+def test_a_folder_of_two_goes_on_with_four_and_with_one(folder: Path, alone: Path) -> None:
+    for processes, last in ((2, 7), (4, 13), (1, 20)):
+        launched(folder, processes, "small.yaml", "-o", "mixed", "--stop-after", str(last), *options(*SETS))
+    check(folder / "mixed", alone)
+
+
+def test_dropout_and_all_continue_with_the_same_bits_for_the_same_number(folder: Path) -> None:
+    sets = options(*SETS, "model.dropout=0.2")
+    launched(folder, 2, "small.yaml", "-o", "whole", *sets)
+    for last in (9, 20):
+        launched(folder, 2, "small.yaml", "-o", "parts", "--stop-after", str(last), *sets)
+    assert numbers(folder / "whole") == numbers(folder / "parts")
+    for name in ("model", "optimizer"):
+        assert same(tensors(folder / "whole", name), tensors(folder / "parts", name))
+
+
+def test_launches_end_well_every_time(folder: Path) -> None:
+    for number in range(8):
+        out = launched(folder, 2, "small.yaml", "-o", f"again-{number}", "--json", *options(*SETS, "steps=2"))
+        assert '"ended": "finished"' in out
+
+
+def latest(folder: Path) -> int:
+    """The step that a run would continue after; -1 before its first checkpoint."""
+    file = folder / "latest"
+    return int(file.read_text().strip()[5:]) if file.exists() else -1
+
+
+def until(folder: Path, step: int) -> None:
+    """Wait until a run has a checkpoint of that step, or a later one."""
+    for _ in range(600):
+        if latest(folder) >= step:
+            return
+        time.sleep(0.2)
+    pytest.fail("the run made no steps")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> None:
+    name = f"killed-{rank}"
+    running = start(folder, 2, "small.yaml", "-o", name, *ENDLESS)
+    until(folder / name, 20)
+    os.kill(children(running)[rank], signal.SIGKILL)
+    began = time.monotonic()
+    status, _, errors = finish(running)
+    assert time.monotonic() - began < 60
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "error: another process of the run has ended, or does not answer" in errors
+    newest = latest(folder / name)
+    goes_on = start(folder, 2, "small.yaml", "-o", name, "--stop-after", str(newest + 2), *ENDLESS)
+    status, _, errors = finish(goes_on)
+    assert status == 0, errors
+    assert f"continued after step {newest}" in errors
+
+
+def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
+    running = start(folder, 2, "small.yaml", "-o", "told", *ENDLESS)
+    until(folder / "told", 20)
+    os.kill(children(running)[1], signal.SIGTERM)  # to one of them, and not the writer
+    status, out, errors = finish(running)
+    assert status == 0, errors
+    assert "interrupted" in out
+    last = [line["step"] for line in numbers(folder / "told") if "loss" in line][-1]
+    assert latest(folder / "told") == last
+
+
+WRONG = {
+    "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
+    "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
+    "a callback that does not fit": ("callbacks={kind: stop_at, metric: test.loss, below: 1}", "has no `test.loss`"),
+    "a device": ("machine.device=cuda", "`cuda` cannot be used here"),
+    "a number of processes": ("machine.shard=3", "3 processes are to share the weights, but there are 2"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_error_is_said_once(folder: Path, what: str) -> None:
+    change, words = WRONG[what]
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", what, *options(*SETS, change)))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert words in errors
+
+
+def test_an_error_of_the_writer_alone_ends_all(folder: Path) -> None:
+    (folder / "other").mkdir()
+    (folder / "other" / "thesis.tex").write_text("")
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "other", *options(*SETS)))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "holds other files than a run's" in errors
+
+
+def test_data_that_differ_between_processes(folder: Path) -> None:
+    """Each process reads a file of its own, as machines without a common folder do."""
+    code = (
+        "import os, sys; from tfkit.cli import main;"
+        "os.chdir('machine-' + os.environ['RANK']); sys.exit(main(sys.argv[1:]))"
+    )
+    (folder / "begin.py").write_text(code)
+    for rank in (0, 1):
+        machine = folder / f"machine-{rank}"
+        machine.mkdir()
+        write_run(machine)
+        (machine / "symbols.txt").write_text((folder / "symbols.txt").read_text() + "ĀĀĀ" * rank)
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "out", *options(*SETS), script="begin.py"))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "reads a run of another meaning: its file, its data or its versions" in errors

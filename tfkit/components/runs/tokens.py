@@ -1,0 +1,124 @@
+"""Token ids in `.npy` files, which are read where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from tfkit.component import Data, DataConfig, Dim, Immaterial
+from tfkit.components.runs.text import shown
+from tfkit.components.runs.windows import StreamData
+from tfkit.errors import Invalid, quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.int64]
+
+CHUNK = 2**22
+"""Tokens that are looked at in one piece."""
+
+
+class TokensConfig(DataConfig):
+    """Windows of `length` token ids from `.npy` files; the target of each token is the next one.
+
+    The files follow each other in the order of the list. They are mapped into memory, and read once as a whole when the
+    run begins, for their digest and their largest id. Splits are ranges of all tokens, in their order.
+    """
+
+    kind: Literal["tokens"] = "tokens"
+
+    files: Immaterial[str | tuple[str, ...]]
+    """The path of a file with one axis of whole numbers, as `numpy.save` writes it; or a list of them."""
+    vocab_size: Dim | None = None
+    """The size of the vocabulary; one more than the largest id unless given."""
+    separator: Annotated[int, Field(ge=0)] | None = None
+    """The id that ends a document: if given, a split ends behind one, so that no document is in two."""
+
+    @property
+    def takes_length(self) -> bool:
+        return True
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={"files": tuple(str((folder / name).absolute()) for name in self._names())})
+
+    def build(self, length: int | None) -> Data:
+        assert length is not None
+        files = Joined(list(map(_mapped, self._names())))
+        digest, largest = _read_through(files)
+        vocab_size = largest + 1 if self.vocab_size is None else self.vocab_size
+        if largest >= vocab_size:
+            raise Invalid("vocab_size", f"the files have the id {largest:,}, above a vocabulary of {vocab_size:,}")
+        ends = {name: self._moved(files, end) for name, (_, end) in self.ends(len(files)).items()}
+        starts = dict(zip(ends, [0, *ends.values()], strict=False))
+        parts = {name: Joined(files.parts, starts[name], end) for name, end in ends.items()}
+        return StreamData(parts, length, vocab_size, None, digest)
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.files,) if isinstance(self.files, str) else self.files
+
+    def _moved(self, files: Joined, end: int) -> int:
+        """The end of a split, or of the document that lies across it."""
+        if self.separator is None or end == 0:
+            return end
+        for start in range(end - 1, len(files), CHUNK):
+            found = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
+            if len(found):
+                return int(start + found[0] + 1)
+        return len(files)
+
+
+class Joined:
+    """Files one after the other, from a place to another; see `Stream`."""
+
+    def __init__(self, parts: list[Ids], start: int = 0, end: int | None = None) -> None:
+        self.parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._start, self._end = start, int(self._ends[-1]) if end is None else end
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def __getitem__(self, places: Ids) -> Ids:
+        places = places + self._start
+        owners = np.searchsorted(self._ends, places, side="right")
+        found = np.empty(places.shape, dtype=np.int64)
+        for owner in np.unique(owners).tolist():
+            here = owners == owner
+            found[here] = self.parts[owner][places[here] - self._ends[owner] + len(self.parts[owner])]
+        return found
+
+
+def _mapped(name: str) -> Ids:
+    """The ids of a file, mapped into memory."""
+    try:
+        ids: object = np.load(name, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise Invalid("files", f"{quoted(shown(name))} is not a file of numbers that `numpy.save` wrote") from error
+    if not isinstance(ids, np.ndarray):
+        raise Invalid("files", f"{quoted(shown(name))} has several arrays, not one of token ids")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        message = f"{quoted(shown(name))} has {ids.dtype} {list(ids.shape)}: token ids are whole numbers on one axis"
+        raise Invalid("files", message)
+    if not len(ids):
+        raise Invalid("files", f"{quoted(shown(name))} is empty")
+    return ids
+
+
+def _read_through(files: Joined) -> tuple[str, int]:
+    """A digest of the ids of all files, and the largest one; raises `Invalid` for one below 0."""
+    digest, largest = hashlib.blake2b(digest_size=32), 0
+    for part in files.parts:
+        for start in range(0, len(part), CHUNK):
+            ids = part[start : start + CHUNK]
+            if ids.min() < 0:
+                raise Invalid("files", f"the files have an id below 0: {ids.min()}")
+            largest = max(largest, int(ids.max()))
+            digest.update(ids.astype("<i8").tobytes())
+    return digest.hexdigest(), largest

@@ -1,0 +1,75 @@
+"""Windows of equal length over a long row of tokens: the examples of every data kind that is a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from tfkit.component import IGNORED, Batch, Examples, Order, Tokenizer
+from tfkit.errors import Invalid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.int64]
+
+
+class Stream(Protocol):
+    """Tokens in a row, as an array of them or something that computes or reads them."""
+
+    def __len__(self) -> int:
+        """Their number."""
+
+    def __getitem__(self, places: Ids) -> Ids:
+        """The tokens at these places."""
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """The tokens of each split, in windows; raises `Invalid` if a split has too few for one."""
+
+    parts: Mapping[str, Stream]
+    length: int
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            if len(part) <= self.length:
+                wanted = f"too few for one window of {self.length:,} and a target"
+                raise Invalid("split", f"split `{name}` has {len(part):,} tokens, {wanted}")
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names."""
+        return list(self.parts)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return Windows(self.parts[split], self.length, stride=1 if order == "sampled" else self.length)
+
+
+class Windows:
+    """Windows of tokens, one at each multiple of `stride`.
+
+    With a stride of 1 all are complete; with that of their length, they cover the stream, and targets behind its end do
+    not count.
+    """
+
+    def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:
+        self._tokens, self._stride = tokens, stride
+        self._offsets = np.arange(length + 1)
+        self._count = len(tokens) - length if stride == 1 else -(-(len(tokens) - 1) // stride)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: Ids) -> Batch:
+        places = indices[:, None] * self._stride + self._offsets
+        inside = places < len(self._tokens)
+        ids = self._tokens[np.where(inside, places, 0)]
+        targets = np.where(inside[:, 1:], ids[:, 1:], IGNORED)
+        return Batch({"tokens": ids[:, :-1]}, targets)

@@ -1,0 +1,42 @@
+"""Byte-level BPE from texts, by the library `tokenizers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+
+
+def read_texts(files: Sequence[Path]) -> list[str]:
+    """The texts of files; raises SpecError if one cannot be read, or all are empty."""
+    texts = list(map(_read, files))
+    if not any(texts):
+        raise SpecError(Diagnostic("there is nothing to learn from: the text is empty"))
+    return texts
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error.strerror}")) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(Diagnostic(f"{quoted(str(path))} is not UTF-8: byte {error.start:,}")) from error
+
+
+def train(texts: Sequence[str], *, vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` tokens: special ones, 256 bytes, and pairs that are frequent in the texts."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return made

@@ -1,0 +1,168 @@
+"""Several processes that train one model, each with its part of the weights and of the batch.
+
+torch starts them (`torchrun`) and torch's `fully_shard` spreads the weights: the parameters of a layer are gathered
+before it runs, and the sums of their gradients scattered after it. Everything that belongs to no layer is in the root
+group: a tied head reads the table of the embedding, which must be whole at both places. https://arxiv.org/abs/2304.11277
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tfkit.builder import build, graph_of
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.placement import device_of
+from tfkit.training.order import Ids
+from tfkit.training.processes import Processes
+
+_BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+PATIENCE = timedelta(minutes=10)
+"""The longest wait for another process."""
+
+
+class Together(Processes):
+    """This process among others."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+
+    def device(self, name: str) -> torch.device:
+        kind = device_of(name).type
+        if kind == "cpu":
+            return torch.device("cpu")
+        if name != "cuda":
+            raise ValueError(f"several processes train on `cpu`, or on `cuda` with a GPU for each, not on `{name}`")
+        device = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(device)
+        return device
+
+    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
+        self.check_equal(_checksum(model), "began with other weights")
+        shard = shard or self.count
+        shape = (self.count // shard, shard)
+        mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("replicate", "shard"))
+        for module in (*_layers(model), model):
+            sharded: FSDPModule = fully_shard(module, mesh=mesh)
+            sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+    def rows(self, indices: Ids) -> Ids:
+        own = len(indices) // self.count
+        return indices[self.rank * own : (self.rank + 1) * own]
+
+    def sum(self, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    def agreed(self, reason: str | None) -> str | None:
+        if not self.sum(torch.tensor(int(reason is not None))):
+            return None
+        return next(one for one in self._from_all(reason) if one is not None)
+
+    def check_equal(self, value: str, what: str) -> None:
+        others = [str(rank) for rank, other in enumerate(self._from_all(value)) if other != value]
+        if others:
+            raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(others)}: it {what}"))
+
+    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
+        rows = len(next(iter(inputs.values())))
+        if rows % self.count:  # the last rows of a split: everybody computes them
+            return super().run(model, inputs)
+        own = super().run(model, {name: one.chunk(self.count)[self.rank] for name, one in inputs.items()})
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(found, own.contiguous())
+        return torch.cat(found)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        if not isinstance(like, DTensor):
+            return tensor
+        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+        state = self.gathered(model.state_dict())
+        if self.rank:
+            return None
+        whole = build(graph_of(model), device="meta")
+        whole.load_state_dict(state, assign=True)
+        return whole
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            whole = self.whole(tensor)  # all processes take part in it
+            if self.rank == 0:
+                found[name] = whole.to("cpu", copy=True)  # alone: what was gathered has padding
+        return found
+
+    def _from_all(self, value: str | None) -> list[str | None]:
+        found: list[str | None] = [None] * self.count
+        dist.all_gather_object(found, value)
+        return found
+
+
+def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
+    """The layers of all stacks. One that runs several times in a row stays in the root group."""
+    for node in graph_of(model).nodes:
+        if node.stack is not None and node.stack.repeats == 1:
+            yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))
+
+
+def _checksum(model: nn.Module) -> str:
+    """A text that is equal for equal weights, on every machine: the sum of the bits of each parameter."""
+    return " ".join(str(one.detach().view(torch.int32).sum().item()) for one in model.parameters())
+
+
+# ---- the beginning and the end ----
+
+
+@contextmanager
+def together() -> Iterator[Together]:
+    """Within, the processes that `torchrun` started can speak to each other, and the first to fail speaks for all.
+
+    The others end in silence: what they would say is the same, or that the first one is gone.
+    """
+    store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    try:
+        yield Together()
+        dist.barrier()  # a process that ends earlier would take its connections with it
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
+        if not _is_first(store):
+            raise SystemExit(1) from None
+        if isinstance(error, RuntimeError) and _is_lost(error):
+            message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
+            help = "the same command continues from the last checkpoint"
+            raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+        raise
+    dist.destroy_process_group()
+
+
+def _is_first(store: Any) -> bool:
+    """True in the process that asks first; in all of them if the launcher is gone."""
+    try:
+        return store.add("failed", 1) == 1
+    except dist.DistError:
+        return True
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """True for the errors of a connection; those of gloo have no type of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -1,0 +1,86 @@
+"""The processes that train together, as each of them sees the others. Here there are no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.graph.run import Run
+from tfkit.placement import device_of
+from tfkit.training.order import Ids
+
+
+class Processes:
+    """One process. `tfkit.training.parallel.Together` has the same methods for several."""
+
+    rank = 0
+    """The number of this process. The first one, 0, writes the record."""
+    count = 1
+    """The number of processes."""
+
+    def device(self, name: str) -> torch.device:
+        """The device of this process; raises ValueError if it has none of that name."""
+        return device_of(name)
+
+    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
+        """Leave each process its part of the parameters: each copy is shared by `shard` processes, or by all.
+
+        Raises SpecError if their values differ.
+        """
+
+    def rows(self, indices: Ids) -> Ids:
+        """The examples of this process among those of a step."""
+        return indices
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of a number of each process."""
+        return value
+
+    def agreed(self, reason: str | None) -> str | None:
+        """The first reason that a process has, for all of them."""
+        return reason
+
+    def check_equal(self, value: str, what: str) -> None:
+        """Raise SpecError, which says `what` others have, unless all processes have the same value."""
+
+    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The output of a model, whose rows may be computed in different processes."""
+        output: Tensor = model(**inputs)
+        return output
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All values of a tensor that may be spread."""
+        return tensor
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """The values of a whole tensor, spread as `like` is."""
+        return tensor
+
+    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+        """The model with all values of its parameters; None in processes that do not write."""
+        return model
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """All values of tensors; none in processes that do not write."""
+        return tensors
+
+
+def check_count(run: Run, count: int) -> None:
+    """Raise SpecError if that many processes cannot train a run."""
+    shard, sequences = run.config.machine.shard or 1, run.config.batch.sequences
+    if count % shard:
+        help = f"start a multiple of {shard} processes: `torchrun --nproc-per-node {shard} -m tfkit train ...`"
+        raise run.error(
+            f"{shard} processes are to share the weights, but there are {count}", "machine", "shard", help=help
+        )
+    if sequences % count:
+        message = f"{count} processes cannot divide a batch of {sequences} sequences"
+        raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
+    if count > 1 and run.config.machine.micro_batch == "auto":
+        message = "`auto` is for one process: several would have to run out of memory at once"
+        raise run.error(message, "machine", "micro_batch", help="give it a number")
+    if count > 1 and run.config.optimizer.rest is not None:
+        message = f"`{run.config.optimizer.kind_name()}` needs whole matrices, but {count} processes have parts of them"
+        raise run.error(message, "optimizer", help="train it in one process")

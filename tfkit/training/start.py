@@ -1,0 +1,132 @@
+"""The weights that a run begins with: those of a checkpoint, whole or in part, and those that stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from torch import fx
+
+from tfkit.builder import graph_of
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.fitting import nearest_map
+from tfkit.checkpoint.meaning import check_meaning
+from tfkit.checkpoint.mismatch import check, collapsed
+from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
+from tfkit.graph.run import Run
+from tfkit.spec.extending import shortest
+from tfkit.spec.folder import model_folder
+from tfkit.spec.run import WeightsConfig
+from tfkit.training.groups import no_match
+
+ALLOW = "`weights: {path: ..., missing: [...], unused: [...]}` allows by name what is not read"
+CHANGE = "`weights: {path: ..., allow_change: true}` begins with them anyway"
+
+
+def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
+    """Fill a new model with the weights that its run names, and freeze some; return what was done, in words.
+
+    Raises:
+        SpecError: the weights cannot be read, or do not fit; or a pattern matches nothing.
+    """
+    done = {}
+    config = run.config.weights
+    if config is not None:
+        try:
+            done["weights"] = _fill(model, config)
+        except Invalid as wrong:
+            raise run.refused(wrong, "weights") from wrong
+        except SpecError as wrong:
+            raise run.file.placed(wrong, "weights") from wrong
+    if run.config.freeze:
+        try:
+            done["frozen"] = listing(_collapsed(freeze(model, run.config.freeze)), 24)
+        except Invalid as wrong:
+            raise run.refused(wrong) from wrong
+    return done
+
+
+def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
+    """Take the parameters of these names out of training; returns their names.
+
+    Raises `Invalid` for a pattern that matches nothing, and if nothing is left.
+    """
+    names = dict(model.named_parameters())
+    _check_matches("freeze", patterns, names, "no parameter matches")
+    frozen = [name for name in names if _matches(name, patterns)]
+    if len(frozen) == len(names):
+        raise Invalid("freeze", "every parameter is frozen: there is nothing to train")
+    for name in frozen:
+        names[name].requires_grad_(False)
+    return frozen
+
+
+def _fill(model: fx.GraphModule, config: WeightsConfig) -> str:
+    path = model_folder(Path(config.path))
+    graph = graph_of(model)
+    with Checkpoint.open(path) as checkpoint:
+        weights = nearest_map(model, graph, checkpoint)
+        read, missing, unused = _in_part(weights, checkpoint.names, config)
+        _check(read, model, checkpoint, path)
+        if not config.allow_change:
+            _check_meaning(checkpoint, model, path)
+        read.load(checkpoint, model.state_dict())
+    said = [f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"]
+    said += [f"missing: {listing(_collapsed(missing), 24)}"] if missing else []
+    said += [f"unused: {listing(_collapsed(unused), 24)}"] if unused else []
+    return "; ".join(said)
+
+
+def _in_part(
+    weights: WeightMap, names: Collection[str], config: WeightsConfig
+) -> tuple[WeightMap, list[str], list[str]]:
+    """The map of what is read; the model's names that are allowed to be missing, the file's that may stay unused."""
+    links: list[Link] = []
+    left_out: list[Link] = []
+    for link in weights.links:
+        (left_out if all(_matches(name, config.missing) for name in link.own) else links).append(link)
+    taken = {name for link in links for name in link.file}
+    others = [name for name in names if name not in taken]
+    unused = [name for name in others if _matches(name, config.unused)]
+    _check_matches("missing", config.missing, _own(weights.links), "no weight of the model matches")
+    _check_matches("unused", config.unused, others, "no tensor that the model does not read matches")
+    ignored = {**weights.ignored, **dict.fromkeys(unused, "left out by the run")}
+    return replace(weights, links=tuple(links), ignored=ignored), _own(left_out), unused
+
+
+def _own(links: Sequence[Link]) -> list[str]:
+    return [name for link in links for name in link.own]
+
+
+def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: Checkpoint, path: Path) -> None:
+    try:
+        check(weights, model.state_dict(), checkpoint.names, path)
+    except SpecError as wrong:
+        notes = [line for one in wrong.diagnostics for line in (f"{one.message}:", *(f"  {n}" for n in one.notes))]
+        message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
+        raise SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW)) from wrong
+
+
+def _check_meaning(checkpoint: Checkpoint, model: fx.GraphModule, path: Path) -> None:
+    try:
+        check_meaning(checkpoint, graph_of(model), path)
+    except SpecError as wrong:
+        raise SpecError(*(replace(one, help=CHANGE) for one in wrong.diagnostics)) from wrong
+
+
+def _check_matches(field: str, patterns: Sequence[str], names: Collection[str], message: str) -> None:
+    for number, pattern in enumerate(patterns):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _collapsed(names: Sequence[str]) -> list[str]:
+    """Names, those of alike layers once."""
+    return [name for name, _ in collapsed(dict.fromkeys(names))]

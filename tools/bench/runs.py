@@ -1,0 +1,96 @@
+"""`tfkit train` of a model of GPT-2's size, on one GPU and on several: tokens per second, and the same losses.
+
+The time of a step is the difference of a long and a short run over the difference of their steps, so that neither the
+start of the processes nor the compiler counts. `gpu.py` calls this.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COUNTS = (1, 2, 4, 8)
+SHORT, LONG = 20, 80
+"""Steps of the two runs."""
+PATIENCE = 240
+"""Seconds until a run is ended as one that hangs."""
+RUN = """\
+tfkit: 1
+name: runs
+model: {{extends: gpt2, vocab_size: data.vocab_size, dropout: 0{small}}}
+data: {{kind: text, files: symbols.txt}}
+batch: {{sequences: {sequences}, length: {length}}}
+steps: {steps}
+optimizer: {{kind: adamw, lr: 1e-4}}
+precision: {precision}
+clip: 1.0
+machine: {{device: {device}, compile: {compile}, micro_batch: {micro_batch}, shard: {shard}}}
+"""
+SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
+
+
+def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
+    """The measurements by the number of processes: weights shared by all of them, and held by each."""
+    most = 2 if rehearse else torch.cuda.device_count()
+    found: dict[str, dict[str, Any]] = {}
+    for count in (one for one in COUNTS if one <= most):
+        for shard in sorted({1, count}, reverse=True):
+            found[f"{count} x {shard}"] = _measured(count, shard, rehearse=rehearse, device=device)
+    first = found["1 x 1"]
+    for one in found.values():
+        pairs = zip(one["losses"], first["losses"], strict=True)
+        one["farthest loss"] = max(abs(loss - other) for loss, other in pairs)
+        one["of ideal"] = one["tokens_per_second"] / first["tokens_per_second"] / one["processes"]
+    return found
+
+
+def _measured(count: int, shard: int, *, rehearse: bool, device: str) -> dict[str, Any]:
+    """A long and a short run: the same batch for every number of processes, in micro-batches of one process's size."""
+    sequences, length = (8, 16) if rehearse else (256, 1024)
+    sizes = {"sequences": sequences, "length": length, "micro_batch": sequences // 8, "shard": shard}
+    how = {"precision": "float32" if rehearse else "bfloat16", "compile": str(not rehearse).lower(), "device": device}
+    seconds, losses = {}, []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _write_symbols(folder / "symbols.txt", 97 if rehearse else 50304, 4 * sequences * length)
+        for steps in (SHORT, LONG):
+            text = RUN.format(small=SMALL if rehearse else "", steps=steps, **sizes, **how)
+            (folder / "run.yaml").write_text(text, encoding="utf-8")
+            speed = _launched(folder, count, f"out-{steps}")["tokens_per_second"]
+            seconds[steps] = steps * sequences * length / speed
+            lines = (folder / f"out-{steps}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            losses = [json.loads(line)["loss"] for line in lines][:SHORT]
+    speed = (LONG - SHORT) * sequences * length / (seconds[LONG] - seconds[SHORT])
+    return {"processes": count, "shard": shard, "tokens_per_second": speed, "losses": losses}
+
+
+def _launched(folder: Path, count: int, name: str) -> dict[str, Any]:
+    """The result of a run, as `--json` prints it."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "tfkit"]
+    command = [sys.executable, *launcher, "train", "run.yaml", "-o", name, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _write_symbols(path: Path, symbols: int, size: int) -> None:
+    """A text of that many different characters, of planes that have no surrogates, each at least once."""
+    drawn = torch.randint(symbols, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+    path.write_text("".join(chr(0x10000 + one) for one in [*range(symbols), *drawn]), encoding="utf-8")
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    """Print a line for each number of processes."""
+    print("  tfkit train, GPT-2's size, one batch for all:")
+    for one in found.values():
+        how = f"processes: {one['processes']}, weights over {one['shard']}"
+        speed = f"{one['tokens_per_second']:,.0f} tokens/s"
+        print(f"    {how:28}{speed:>20}  {one['of ideal']:.0%} of ideal, losses to {one['farthest loss']:.0e}")
