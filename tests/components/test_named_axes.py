@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*ROOT.glob("tfkit/components/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
+SOURCES = [*ROOT.glob("tfkit/components/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]  # kinds of runs have no forward
 BARE = {"view", "reshape", "unflatten", "permute", "transpose", "swapaxes", "movedim"}
 ALLOWED = {
     "out.view(x.shape)": "batch and length are known only when it runs",
