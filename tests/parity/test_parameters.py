@@ -178,5 +178,6 @@ def example(graph: Graph) -> dict[str, Tensor]:
 def test_no_file_is_overlooked() -> None:
     """Neither a spec in a subfolder nor one with another suffix escapes the tests above."""
     folders = {one.path.parent for one in KNOWN.files.values()}
-    found = {path for folder in folders for path in folder.rglob("*.y*ml") if path.parent.name not in ("runs", "sweeps")}
+    files = [path for folder in folders for path in folder.rglob("*.y*ml")]
+    found = {path for path in files if path.parent.name not in ("runs", "sweeps")}
     assert found == {one.path for one in KNOWN.files.values()}
