@@ -190,6 +190,7 @@ def wait(ready: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
     """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice."""
     wild = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:")
