@@ -40,7 +40,7 @@ assert "tfkit" not in sys.modules
 archive = load_pt2(sys.argv[1])
 tokens, mask = torch.tensor([[3, 1, 4]]), torch.ones(1, 3, dtype=torch.bool)
 whole = torch.export.load(sys.argv[1]).module()(tokens=tokens, tokens_mask=mask)
-cache = {"stack": [torch.zeros(1, 2, 11, 8), torch.zeros(1, 2, 11, 8)]}
+cache = {"stack": [[torch.zeros(1, 2, 11, 8), torch.zeros(1, 2, 11, 8)]]}
 prefill, decode = (archive.exported_programs[name].module() for name in ("prefill", "decode"))
 prefill(tokens=tokens[:, :2], tokens_mask=mask[:, :2], cache=cache)
 last = decode(tokens=tokens[:, 2:], tokens_mask=mask[:, 2:], cache=cache, past=torch.tensor([2]))
