@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tfkit.component import BlockConfig, Config, Dim, Immaterial, InitConfig, slot
 from tfkit.errors import Invalid
 from tfkit.spec.checkpoint import CheckpointConfig
-
-VERSION = 1
+from tfkit.spec.document import NAME, Document
 
 
 class InputConfig(Config):
@@ -42,12 +41,10 @@ class InputConfig(Config):
             )
 
 
-class ModelSpec(Config):
+class ModelSpec(Document):
     """A model, every value resolved."""
 
-    tfkit: Literal[1]
-    """Version of the spec language."""
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    name: str = Field(pattern=NAME, max_length=100)
     """The name of the model."""
     source: str | None = None
     """The paper or the reference implementation."""
@@ -67,14 +64,6 @@ class ModelSpec(Config):
     """The number of parameters; checked when the model is built. Specs that extend this one state their own."""
     checkpoint: CheckpointConfig | None = None
     """Names of tensors and fields in a published checkpoint of the model."""
-
-    @field_validator("tfkit", mode="before")
-    @classmethod
-    def _version(cls, version: object) -> object:
-        if type(version) is int and version != VERSION:
-            message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
-            raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
-        return version
 
     def check(self) -> None:
         """Refuse a model without inputs or nodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tfkit.component import (
     CallbackConfig,
@@ -24,7 +24,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.spec.model_spec import VERSION
+from tfkit.spec.document import NAME, Document
 
 MODEL = "model"
 """The key of a run's model, which is a spec of its own."""
@@ -32,7 +32,6 @@ ENDS = frozenset({"steps", "tokens", "passes"})
 """Keys that say how long a run is; it has one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class BatchConfig(Config):
@@ -124,11 +123,9 @@ class MachineConfig(Config):
     """Threads of the processor for one operation."""
 
 
-class RunSpec(Config):
+class RunSpec(Document):
     """A run, every value resolved; the model beside it is a spec of its own."""
 
-    tfkit: Literal[1]
-    """Version of the spec language."""
     name: Immaterial[str] = Field(pattern=NAME, max_length=100)
     """The name of the run."""
     description: Immaterial[str | None] = None
@@ -173,14 +170,6 @@ class RunSpec(Config):
     """Places that numbers are shown in, beside `metrics.jsonl`."""
     machine: Immaterial[MachineConfig] = MachineConfig()
     """The machine."""
-
-    @field_validator("tfkit", mode="before")
-    @classmethod
-    def _version(cls, version: object) -> object:
-        if type(version) is int and version != VERSION:
-            message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
-            raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
-        return version
 
     def check(self) -> None:
         """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""

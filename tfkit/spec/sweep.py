@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from tfkit.component import Config, PositiveCount
 from tfkit.errors import Invalid
+from tfkit.spec.document import Document
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 LOWER = frozenset({"loss", "bits_per_byte"})
@@ -88,11 +89,9 @@ class CompareConfig(Config):
         return self.better != "higher"
 
 
-class SweepSpec(Config):
+class SweepSpec(Document):
     """A sweep as it is written; the changes of its variants are read as parts of a run."""
 
-    tfkit: Literal[1]
-    """Version of the spec language."""
     description: str | None = None
     """The question that the sweep answers."""
     source: str | None = None
