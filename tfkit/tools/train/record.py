@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,7 @@ from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, WEIGHTS
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import fresh_folder, write_file
-from tfkit.tools.common.workshop import sweep
+from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.save.save import write_model
 from tfkit.training.checkpoint import Checkpoint, Restored
 
@@ -227,15 +227,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(number: int, folder: Path) -> None:
-    try:
-        import fcntl
-
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        message = f"another process trains in {quoted(str(folder))}"
-        raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o")) from error
-    except (ImportError, OSError):  # the system has no locks
-        return
+    with suppress(OSError):  # the system has no locks
+        if not held(number):
+            message = f"another process trains in {quoted(str(folder))}"
+            raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o"))
 
 
 def _check_new(folder: Path) -> None:
