@@ -71,12 +71,10 @@ def cli() -> None:
 def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from tfkit.plugin.discover import own_version
 
-    try:
-        click.echo(f"tfkit {version('tfkit')}")
-    except PackageNotFoundError:
-        click.echo("tfkit, not installed")
+    number = own_version()
+    click.echo(f"tfkit {number}" if number else "tfkit, not installed")
     context.exit()
 
 

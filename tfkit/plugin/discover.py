@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ DISABLE = "TFKIT_DISABLE"
 BUILT_IN, ENTRY_POINT = "built in", "entry point"
 LAYOUTS = "a *.py file, a package, or a project whose pyproject.toml has [project.entry-points.tfkit]"
 LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
+
+
+def own_version() -> str:
+    """The version of tfkit; empty if it runs without being installed."""
+    try:
+        return version("tfkit")
+    except PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ is never called because its name is misspelt.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Annotated, TypeAlias
 from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, wanted
+from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, own_version, wanted
 from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
 from tfkit.plugin.printed import apart
@@ -195,12 +194,8 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """The components and formats of tfkit itself. Nothing works without them, so their failures are not caught."""
-    try:
-        version = importlib.metadata.version("tfkit")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
     modules = [COMPONENTS, FORMATS]
-    return Candidate("tfkit", version, BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
+    return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 
 def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
+from tfkit.plugin.discover import own_version
 from tfkit.spec.render import render
 
 Inputs = Mapping[str, Tensor]
@@ -110,17 +111,11 @@ class Format(ABC):
 
 def metadata(model: fx.GraphModule) -> dict[str, str]:
     """The metadata in every file whose format has a place for it: texts by name."""
-    from importlib.metadata import PackageNotFoundError, version
-
     graph = graph_of(model)
-    try:
-        made_by = version("tfkit")
-    except PackageNotFoundError:
-        made_by = ""
     return {
         "name": graph.name,
         "spec": render(graph.spec.model),
-        "tfkit": made_by,
+        "tfkit": own_version(),
         "torch": str(torch.__version__),
         "inputs": " ".join(inputs_of(model)),
         "outputs": " ".join(graph.outputs),

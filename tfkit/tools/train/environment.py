@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy
 import torch
 
 from tfkit.graph.run import Run
-from tfkit.plugin.discover import BUILT_IN
+from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 
 
@@ -36,7 +35,7 @@ def environment(plugins: Plugins) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "tfkit": _version(),
+        "tfkit": own_version(),
         "plugins": {one.name: one.version for one in plugins.loaded if one.origin != BUILT_IN},
         "git": _commit(Path()),
     }
@@ -49,13 +48,6 @@ def _device(name: str) -> str:
         except (AssertionError, RuntimeError):  # there is none: the trainer says so
             return name
     return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("tfkit")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _commit(folder: Path) -> str | None:
