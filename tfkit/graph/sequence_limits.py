@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from tfkit.component import Config
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
+from tfkit.spec.parts import parts
 
 
 def max_len(graph: Graph) -> int | None:
@@ -20,18 +21,10 @@ def beyond(limit: int) -> str:
 
 
 def _limits(graph: Graph) -> Iterator[int]:
-    pending: list[object] = [node.config for node in graph.nodes]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Config):
-            values = {name: getattr(part, name) for name in type(part).model_fields}
-            if isinstance(values.get("max_len"), int):
-                yield values["max_len"]
-            pending += values.values()
-        elif isinstance(part, dict):
-            pending += part.values()
-        elif isinstance(part, tuple):
-            pending += part
+    for part in (part for node in graph.nodes for _, part in parts((), node.config)):
+        limit = dict(part).get("max_len") if isinstance(part, Config) else None
+        if isinstance(limit, int):
+            yield limit
 
 
 def rows_of(graph: Graph, name: str) -> int | None:

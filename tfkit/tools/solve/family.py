@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-from tfkit.component import AttentionConfig, Config
+from tfkit.component import AttentionConfig
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import find_spec, read_tree, resolve_spec
 from tfkit.spec.merge import assign
 from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.parts import parts
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
 
@@ -140,7 +141,8 @@ class Family:
     def _step(self) -> Fraction:
         """The least factor of all widths whose multiples keep every ratio in whole numbers."""
         ratios = [Fraction(number) for number in self.widths.values()]
-        for path, attention in _attentions(self.own.spec.model, ()):
+        found = parts((), self.own.spec.model)
+        for path, attention in ((path, one) for path, one in found if isinstance(one, AttentionConfig)):
             grows, kv_grows = (self._grows((*path, name)) for name in HEADS)
             if grows and not kv_grows and 1 < attention.kv_heads < attention.n_heads:
                 ratios.append(Fraction(attention.n_heads, attention.kv_heads))
@@ -248,15 +250,6 @@ def _at(tree: Node | None, path: Path) -> Node | None:
     for name in path:
         tree = tree.items.get(name) if isinstance(tree, Tree) else None
     return tree
-
-
-def _attentions(value: object, path: Path) -> Iterator[tuple[Path, AttentionConfig]]:
-    """All attentions of a resolved spec, with their paths."""
-    if isinstance(value, AttentionConfig):
-        yield path, value
-    elif isinstance(value, Config | Mapping):
-        for name, one in value.items() if isinstance(value, Mapping) else value:
-            yield from _attentions(one, (*path, str(name)))
 
 
 def _near(number: int, step: int) -> str:
