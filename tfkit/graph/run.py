@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfkit.component import Component, Config, Data, ImmaterialMarker, marker
+from tfkit.component import Component, Config, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.sequence_limits import max_len, rows_of
@@ -60,7 +60,7 @@ class Run:
     @cached_property
     def meaning(self) -> Mapping[str, Value]:
         """Each value that decides the numbers of the run, by its path: its own, the model's, and the data's digest."""
-        run = {name: value for name, value in _material(self.config).items() if name not in ENDS}
+        run = {name: _plain(one, material=True) for name, one in self.config.material().items() if name not in ENDS}
         model = self.graph.spec.model
         values = {name: _plain(getattr(model, name)) for name in ModelSpec.model_fields if name not in LABELS}
         whole = {**run, "steps": self.steps, "model": values, CONTENT: self.data.fingerprint}
@@ -148,17 +148,10 @@ def _check_model(run: Run) -> None:
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
 
 
-def _material(config: Config) -> dict[str, Any]:
-    """The values of a config that decide numbers, those of configs inside too."""
-    fields = type(config).model_fields
-    kept = [name for name, info in fields.items() if marker(info, ImmaterialMarker) is None]
-    return {name: _plain(getattr(config, name), material=True) for name in kept}
-
-
 def _plain(value: Any, *, material: bool = False) -> Any:
     """A value as JSON data."""
     if isinstance(value, Config):
-        names = _material(value) if material else {name: getattr(value, name) for name in type(value).model_fields}
+        names = value.material() if material else dict(value)
         named = {name: _plain(one, material=material) for name, one in names.items()}
         return named | ({str(value.word_key): value.kind_name()} if isinstance(value, Component) else {})
     if isinstance(value, Mapping):
