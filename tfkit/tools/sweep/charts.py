@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.report.markup import tag
+from tfkit.tools.common.page import tag
 from tfkit.tools.sweep.results import Result
 
 COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")

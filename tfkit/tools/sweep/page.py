@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from xml.etree.ElementTree import Element, fromstring
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
+from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.common.page import page as document
 from tfkit.tools.diff.differences import differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import SVG, to_svg
-from tfkit.tools.profile.report.bars import remark, table
-from tfkit.tools.profile.report.markup import Child, tag
-from tfkit.tools.profile.report.markup import page as document
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.arms import Arm, Arms
 from tfkit.tools.sweep.charts import colour, curves, forest
@@ -42,7 +40,7 @@ def page(arms: Arms, found: Results) -> str:
             f"{found.on} over the steps",
             [curves(found.arms), tag("ul", *legend, class_="legend")] if there else [],
         ),
-        ("costs", "Costs", [_table(tables.costs(found)), remark(COSTS)]),
+        ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
         ("models", "Models", list(_models(arms))),
         ("origin", "Where it comes from", list(_origin(arms, found))),
     ]
@@ -52,8 +50,7 @@ def page(arms: Arms, found: Results) -> str:
         f"{len(arms.config.seeds)} seeds, {len(found.arms)} arms, base {arms.config.base}",
     ]
     header = tag("header", tag("h1", found.name), *(tag("p", line, class_="setting") for line in lines if line))
-    style = files("tfkit.tools.profile.report").joinpath("report.css").read_text(encoding="utf-8")
-    return document(f"{found.name}: sweep", style + STYLE, header, tag("main", *body))
+    return document(f"{found.name}: sweep", header, tag("main", *body), style=STYLE)
 
 
 COSTS = (
@@ -71,13 +68,9 @@ METHOD = (
 def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
     if compared:
         yield forest(found.arms)
-    yield _table(tables.differences(found))
+    yield table(*tables.differences(found))
     yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
     yield remark(METHOD)
-
-
-def _table(content: tuple[list[str], tables.Rows]) -> Element:
-    return table(*content)
 
 
 def _models(arms: Arms) -> Iterator[Child]:
@@ -90,11 +83,12 @@ def _models(arms: Arms) -> Iterator[Child]:
         seen.add(arm.variant)
         yield tag("h3", f"{arm.base} and {arm.name}")
         base, own = graphs[arm.base], graphs[arm.name]
-        rows = [[one.path, one.before or "–", one.after or "–"] for one in differences(base, own)]
+        differing = differences(base, own)
+        rows = [[one.path, one.before or "–", one.after or "–"] for one in differing]
         runs = (arms.cells(arms.arm(arm.base))[0].run, arms.cells(arm)[0].run)
         rows += [[path, *values] for path, *values in _of_runs(*runs)]
         yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
-        if differences(base, own):
+        if differing:
             yield tag("div", _picture(base, own), class_="picture")
     if not seen:
         only = arms.arms[0]

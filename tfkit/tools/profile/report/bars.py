@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import tag
 from tfkit.tools.profile.result import Profile, rows
 
 KNOWN = (
@@ -93,20 +93,6 @@ def swatch(name: str) -> Element:
     return tag("i", class_=f"swatch {colour(name)}")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
-    """A table whose first `text` columns are words and whose others are numbers."""
-    body = tag("tbody")
-    for row in rows:
-        body.append(tag("tr", *(tag("td" if index else "th", cell) for index, cell in enumerate(row))))
-    columns = tag("thead", tag("tr", *(tag("th", column) for column in head)))
-    return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
-
-
 def heading(name: str, several: bool) -> Element | None:
     """The name of a model above its own contents, if there are several models."""
     return tag("h3", name) if several else None
-
-
-def remark(text: str) -> Element:
-    """A sentence that explains a picture, or its absence."""
-    return tag("p", text, class_="remark")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.report.bars import heading, remark
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.profile.report.bars import heading
 from tfkit.tools.profile.report.numbers import time_text
 from tfkit.tools.profile.result import ComponentTime, Profile, rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of, remark, unknown
-from tfkit.tools.profile.report.markup import Child
+from tfkit.tools.common.page import Child, remark
+from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of, unknown
 from tfkit.tools.profile.report.numbers import ratio_text, time_text
 from tfkit.tools.profile.result import ComponentTime, Profile, rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, legend, remark, swatch, table
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, legend, swatch
 from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
 from tfkit.tools.profile.result import Profile, rows
 

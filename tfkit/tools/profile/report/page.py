@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 
+from tfkit.tools.common.page import Child, page, tag
 from tfkit.tools.profile.report.layers import layer_strips
 from tfkit.tools.profile.report.limits import floors
-from tfkit.tools.profile.report.markup import Child, page, tag
 from tfkit.tools.profile.report.memory import kernels, memory
 from tfkit.tools.profile.report.roofline import roofline
 from tfkit.tools.profile.report.summary import measured, setting, summary, title
@@ -44,8 +43,7 @@ def report(profiles: Sequence[Profile]) -> str:
     settings = [tag("p", text, class_="setting") for text in dict.fromkeys(map(setting, profiles))]
     head = tag("header", tag("h1", title(profiles)), *settings)
     body = [_section(name, words, content) for name, words, content in sections]
-    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    return page(f"{title(profiles)}: profile", style, head, tag("main", *body))
+    return page(f"{title(profiles)}: profile", head, tag("main", *body))
 
 
 def _section(name: str, words: str, content: Sequence[Child]) -> Child:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.report.bars import colour, remark, unknown
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.profile.report.bars import colour, unknown
 from tfkit.tools.profile.report.numbers import amount_text, decade_text, share_text
 from tfkit.tools.profile.result import Limits, Profile, rows
 

@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from tfkit.tools.profile.report.bars import heading, table
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, table, tag
+from tfkit.tools.profile.report.bars import heading
 from tfkit.tools.profile.report.numbers import (
     NONE,
     amount_text,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.report.bars import heading, labels_of, remark, swatch, table
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.profile.report.bars import heading, labels_of, swatch
 from tfkit.tools.profile.report.numbers import amount_text, memory_text, ratio_text, share_text, time_text
 from tfkit.tools.profile.report.time import REST, UPDATE
 from tfkit.tools.profile.result import ComponentTime, Profile, rows

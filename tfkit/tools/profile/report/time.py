@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.profile.report.bars import Segment, bar, labelled, labels_of, legend, remark
-from tfkit.tools.profile.report.markup import Child, tag
+from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.profile.report.bars import Segment, bar, labelled, labels_of, legend
 from tfkit.tools.profile.report.numbers import share_text, time_text
 from tfkit.tools.profile.result import Profile, rows
 

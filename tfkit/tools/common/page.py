@@ -1,7 +1,9 @@
-"""Elements of the report's page. Their contents are text: markup in a name of a spec stays text."""
+"""Pages that need nothing beside themselves. Their contents are text: markup in a name of a spec stays text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 Child = Element | str | None
@@ -24,8 +26,11 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
     return element
 
 
-def page(title: str, style: str, *body: Child) -> str:
-    """A whole HTML document, which may neither run a script nor load anything beyond itself."""
+def page(title: str, *body: Child, style: str = "") -> str:
+    """A whole HTML document, which may neither run a script nor load anything beyond itself.
+
+    It follows light and dark, and prints; `style` is what it needs beside `page.css`.
+    """
     root = Element("html", {"lang": "en"})
     head = SubElement(root, "head")
     head.append(tag("meta", charset="utf-8"))
@@ -33,9 +38,24 @@ def page(title: str, style: str, *body: Child) -> str:
     head.append(tag("meta", http_equiv="Content-Security-Policy", content=policy))
     head.append(tag("meta", name_="viewport", content="width=device-width, initial-scale=1"))
     head.append(tag("title", title))
-    head.append(tag("style", style))
+    own = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    head.append(tag("style", own + style))
     root.append(tag("body", *body))
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
+    """A table whose first `text` columns are words and whose others are numbers."""
+    body = tag("tbody")
+    for row in rows:
+        body.append(tag("tr", *(tag("td" if index else "th", cell) for index, cell in enumerate(row))))
+    columns = tag("thead", tag("tr", *(tag("th", column) for column in head)))
+    return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
+
+
+def remark(text: str) -> Element:
+    """A sentence that explains a picture, or its absence."""
+    return tag("p", text, class_="remark")
 
 
 def _append_text(element: Element, text: str) -> None:
