@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import tfkit
-from tfkit.component import IGNORED, Batch, Data, DataConfig
-from tfkit.components.runs.rows import RowsData, divided
+from tfkit.component import Batch, Data, DataConfig
+from tfkit.components.runs.rows import RowsData, divided, next_tokens
 
 Ids = NDArray[np.int64]
 SYMBOLS = "0123456789+="
@@ -56,10 +56,7 @@ class Sums:
         if self._config.reverse:
             answer = answer[:, ::-1]
         row = np.concatenate([_digits(left, digits), plus, _digits(right, digits), equals, answer], axis=1)
-        targets = row[:, 1:].copy()
-        if self._config.loss_on == "answer":
-            targets[:, : -(digits + 1)] = IGNORED
-        return Batch({"tokens": row[:, :-1]}, targets)
+        return next_tokens(row, counted=digits + 1 if self._config.loss_on == "answer" else None)
 
 
 def _digits(numbers: Ids, count: int) -> Ids:

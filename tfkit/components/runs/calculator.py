@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 import tfkit
-from tfkit.component import IGNORED, Batch, Data, DataConfig, Examples, Order, PositiveCount
-from tfkit.components.runs.rows import RowsData, divided, generator
+from tfkit.component import Batch, Data, DataConfig, Examples, Order, PositiveCount
+from tfkit.components.runs.rows import RowsData, divided, generator, next_tokens
 from tfkit.components.runs.windows import StreamData
 from tfkit.errors import Invalid
 
@@ -144,11 +144,7 @@ class Rows:
         return self._end - self._start
 
     def batch(self, indices: Ids) -> Batch:
-        rows = self._problems.rows(indices + self._start)
-        targets = rows[:, 1:].copy()
-        if self._answer_only:
-            targets[:, :-ANSWER] = IGNORED
-        return Batch({"tokens": rows[:, :-1]}, targets)
+        return next_tokens(self._problems.rows(indices + self._start), counted=ANSWER if self._answer_only else None)
 
 
 @dataclass(frozen=True)

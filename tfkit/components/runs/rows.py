@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfkit.component import DataConfig, Examples, Order, Tokenizer
+from tfkit.component import IGNORED, Batch, DataConfig, Examples, Order, Tokenizer
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
@@ -43,6 +43,14 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
     if empty is not None:
         raise Invalid("split", f"split `{empty}` has none of the {size:,} examples")
     return ends
+
+
+def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
+    """Rows in which the target of each token is the next one; if `counted`, only that many at the end count."""
+    targets = rows[:, 1:].copy()
+    if counted is not None:
+        targets[:, :-counted] = IGNORED
+    return Batch({"tokens": rows[:, :-1]}, targets)
 
 
 def generator(*key: int) -> np.random.Generator:
