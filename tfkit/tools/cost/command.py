@@ -11,7 +11,7 @@ from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, batch_option, by_option, dtype_option, json_option
 from tfkit.errors import closest
-from tfkit.tools.common.choices import MODES, OPTIMIZERS, Mode
+from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
 from tfkit.tools.common.units import flops_text, short
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--memory-length", type=click.IntRange(1), metavar="N", help="Tokens of the encoder's input.  [default: as many]"
 )
-@click.option(
-    "--mode",
-    default="train",
-    show_default=True,
-    type=click.Choice(MODES),
-    metavar="MODE",
-    help="train, prefill (read a prompt) or decode (one more token).",
-)
+@mode_option("train, prefill (read a prompt) or decode (one more token).", default="train")
 @dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
     "--device",

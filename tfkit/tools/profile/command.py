@@ -24,7 +24,7 @@ from tfkit.console.options import (
     weights_option,
 )
 from tfkit.errors import printable
-from tfkit.tools.common.choices import MODES
+from tfkit.tools.common.choices import mode_option
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
@@ -63,14 +63,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
-@click.option(
-    "--mode",
-    default="train",
-    show_default=True,
-    type=click.Choice(MODES),
-    metavar="MODE",
-    help="The kind of step: train, prefill or decode.",
-)
+@mode_option("The kind of step: train, prefill or decode.", default="train")
 @dtype_option("Type of weights and activations: float32, bfloat16, float16, float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
 @batch_option

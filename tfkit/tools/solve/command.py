@@ -15,7 +15,7 @@ from tfkit.console.completion import complete_spec
 from tfkit.console.options import Reader, dtype_option, json_option
 from tfkit.console.output import WIDTH
 from tfkit.errors import printable
-from tfkit.tools.common.choices import MODES, OPTIMIZERS
+from tfkit.tools.common.choices import OPTIMIZERS, mode_option
 
 if TYPE_CHECKING:
     from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
@@ -83,7 +83,7 @@ _NEEDS = {
 @click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for this many tokens: 20B.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Sequences in memory.  [default: 1]")
 @click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
-@click.option("--mode", type=click.Choice(MODES), metavar="MODE", help="train, prefill or decode.  [default: train]")
+@mode_option("train, prefill or decode.  [default: train]")
 @dtype_option("float32, bfloat16 ...  [default: bfloat16]")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
 @click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
