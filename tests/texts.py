@@ -1,4 +1,4 @@
-"""Texts of two small specs."""
+"""Texts of two small specs, and of two plugins that fail."""
 
 TINY = """\
 tfkit: 1
@@ -39,3 +39,23 @@ graph:
       pattern: [base, wide]
   logits: {block: lm_head, bias: true}
 """
+BROKEN_PLUGIN = "import there_is_no_such_module\n"
+FAILING_PLUGIN = '''
+from typing import Literal
+import tfkit
+from torch import nn
+
+class Fails(nn.Module):
+    def forward(self, x):
+        return x @ x
+
+class FailsConfig(tfkit.FFNConfig):
+    """An FFN whose forward fails."""
+    kind: Literal["fails"] = "fails"
+    def build(self, make):
+        return Fails()
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(FailsConfig)
+'''

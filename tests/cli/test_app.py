@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import BROKEN_PLUGIN
 from tfkit.cli import SECTIONS, main
 
-BROKEN_PLUGIN = "import there_is_no_such_module\n"
 COMMANDS = [name for names in SECTIONS.values() for name in names]
 Golden = Callable[[str, str], None]
 pytestmark = pytest.mark.usefixtures("specs")

@@ -9,29 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.texts import TINY
+from tests.texts import FAILING_PLUGIN, TINY
 
 Golden = Callable[[str, str], None]
 pytestmark = pytest.mark.usefixtures("specs")
-FAILING_PLUGIN = '''
-from typing import Literal
-import tfkit
-from torch import nn
-
-class Fails(nn.Module):
-    def forward(self, x):
-        return x @ x
-
-class FailsConfig(tfkit.FFNConfig):
-    """An FFN whose forward fails."""
-    kind: Literal["fails"] = "fails"
-    def build(self, make):
-        return Fails()
-
-@tfkit.hookimpl
-def tfkit_register(register):
-    register(FailsConfig)
-'''
 
 
 def test_build(run: Callable[..., str], golden: Golden) -> None:

@@ -9,27 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import BROKEN_PLUGIN, FAILING_PLUGIN
+
 pytestmark = pytest.mark.usefixtures("specs")
-BROKEN_PLUGIN = "import there_is_no_such_module\n"
-FAILING_PLUGIN = '''
-from typing import Literal
-import tfkit
-from torch import nn
-
-class Fails(nn.Module):
-    def forward(self, x):
-        return x @ x
-
-class FailsConfig(tfkit.FFNConfig):
-    """An FFN whose forward fails."""
-    kind: Literal["fails"] = "fails"
-    def build(self, make):
-        return Fails()
-
-@tfkit.hookimpl
-def tfkit_register(register):
-    register(FailsConfig)
-'''
 
 
 def test_plugins(specs: Path, run: Callable[..., str]) -> None:
