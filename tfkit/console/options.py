@@ -85,10 +85,8 @@ def warn(diagnostics: Iterable[Diagnostic]) -> None:
 
 def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
     for one in broken:
-        message = f"plugin `{one.name}` is left out: {one.cause}"
-        place = (one.where,) if one.where else ()
-        text = Diagnostic(message, notes=place, help=f"--disable {one.name} hides this").render("warning")
-        click.echo(f"{text}\n", err=True)
+        message, place = f"plugin `{one.name}` is left out: {one.cause}", (one.where,) if one.where else ()
+        warn([Diagnostic(message, notes=place, help=f"--disable {one.name} hides this")])
 
 
 def device_of(name: str) -> torch.device:

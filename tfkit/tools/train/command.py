@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import Reader, json_option, warn
 
 if TYPE_CHECKING:
     from tfkit.graph.run import Run
@@ -68,8 +68,8 @@ def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     from tfkit.graph.run import load_run
 
     loaded = load_run(run, reader.plugins, sets=reader.sets)
-    for note in () if quiet else loaded.file.notes:
-        click.echo(f"{note.render('warning')}\n", err=True)
+    if not quiet:
+        warn(loaded.file.notes)
     return loaded
 
 
