@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.runs import small_run
 from tfkit.tools.cost.devices import DEVICES
-from tfkit.tools.train.utilisation import device_of, utilisation
+from tfkit.tools.train.utilisation import known_device, utilisation
 
 
 def test_causal_and_full(tmp_path: Path) -> None:
@@ -27,5 +27,5 @@ def test_causal_and_full(tmp_path: Path) -> None:
 
 def test_an_unknown_device_has_none(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    assert device_of(run) is None
+    assert known_device(run) is None
     assert utilisation(run, 1e9, None) is None

@@ -151,12 +151,12 @@ def _follow(run: Run, folder: Path, stop_after: int | None, processes: Processes
 def _report(record: RunFolder, watch: Watch | None, folder: Path, run: Run, *, json: bool) -> None:
     """Print the result: as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
-    from tfkit.tools.train.utilisation import device_of, utilisation
+    from tfkit.tools.train.utilisation import known_device, utilisation
 
     last = record.facts.sessions[-1]
     numbers: dict[str, Any] = {} if watch is None else watch.numbers
     speed = None if watch is None else watch.tokens_per_second
-    mfu = utilisation(run, speed, device_of(run)) if speed else None
+    mfu = utilisation(run, speed, known_device(run)) if speed else None
     if json:
         result = {"folder": str(folder), "step": last["step"], "ended": last["ended"]}
         print_json({**result, "numbers": numbers, "tokens_per_second": speed, "mfu": mfu})

@@ -9,7 +9,8 @@ import torch
 from tfkit.graph.run import Run
 from tfkit.tools.common.choices import Optimizer
 from tfkit.tools.cost.count import cost
-from tfkit.tools.train.utilisation import device_of
+from tfkit.tools.cost.result import Cost
+from tfkit.tools.train.utilisation import known_device
 
 POINTS = 5
 
@@ -60,7 +61,7 @@ def plan(run: Run) -> Plan:
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (one.flops_forward + one.flops_backward)),
         memory=found.peak,
-        seconds=_seconds(run, parts),
+        seconds=_seconds(run, parts, found),
         rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
     )
 
@@ -78,11 +79,12 @@ def _states(run: Run) -> Optimizer:
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _seconds(run: Run, parts: float) -> float | None:
+def _seconds(run: Run, parts: float, found: Cost) -> float | None:
     """The least time of all steps on a device whose limits are known."""
-    device = device_of(run)
+    device = known_device(run)
     if device is None:
         return None
     precision, micro = run.config.precision, run.config.micro_batch
-    found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
+    if precision != "float32":
+        found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
     return run.steps * parts * found.floor(device).seconds

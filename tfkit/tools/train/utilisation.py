@@ -24,7 +24,7 @@ class Utilisation:
     full: float
 
 
-def device_of(run: Run) -> Device | None:
+def known_device(run: Run) -> Device | None:
     """The device of a run; None if its limits are not known."""
     name = run.config.machine.device
     if not name.startswith("cuda") or not torch.cuda.is_available():
