@@ -122,6 +122,14 @@ def test_changes_with_others() -> None:
     assert completions(*before, "decoder.ffn.d_f") == ["decoder.ffn.d_ff=", "decoder.ffn.d_ff=3072"]
 
 
+def test_a_broken_plugin_is_not_spoken_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "broken").mkdir()
+    text = '[project]\nname = "broken"\n[project.entry-points."tfkit.specs"]\nbroken = "nowhere.specs"\n'
+    (folder / "broken" / "pyproject.toml").write_text(text, encoding="utf-8")
+    assert completions("show", "--plugin-dir", "broken", "gpt2_l") == ["gpt2_large"]
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("words", [["show"], ["show", "nothing"], ["show", "notes.txt"], ["components"]])
 def test_changes_of_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert completions(*words, "--set", "dec") == []

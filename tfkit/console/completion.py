@@ -68,7 +68,7 @@ def complete_spec(context: click.Context, parameter: click.Parameter, incomplete
     from click.shell_completion import CompletionItem
 
     try:
-        known = reader_of(context).available.specs.files
+        known = reader_of(context).present.specs.files
     except Exception:  # the command says what is wrong
         known = {}
     names = [name for name in known if name.startswith(incomplete)]

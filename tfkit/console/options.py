@@ -49,12 +49,16 @@ class Reader:
 
     @functools.cached_property
     def available(self) -> Available:
-        """The plugins and their specs; none is loaded."""
+        """The plugins and their specs, none of which is loaded; broken ones are named on standard error."""
+        _say_broken(self.present.broken)
+        return self.present
+
+    @functools.cached_property
+    def present(self) -> Available:
+        """The plugins and their specs, without a message about broken ones."""
         from tfkit.plugin.manager import available
 
-        found = available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
-        _say_broken(found.broken)
-        return found
+        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
 
     def load(self, spec: str) -> Graph:
         """The graph of a spec; its notes go to standard error."""
