@@ -60,7 +60,7 @@ from tfkit.component import optional_slot as optional_slot
 from tfkit.component import slot as slot
 from tfkit.components.attention import MultiHeadConfig as MultiHeadConfig
 from tfkit.console.commands import command as command
-from tfkit.console.options import Reader as Reader
+from tfkit.console.reader import Reader as Reader
 from tfkit.decoding.cached import CachedModel as CachedModel
 from tfkit.decoding.generate import Generated as Generated
 from tfkit.decoding.generate import generate as generate

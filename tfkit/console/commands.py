@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.arguments import checked
-from tfkit.console.options import PLUGINS, SETS, Reader
+from tfkit.console.options import PLUGINS, SETS
+from tfkit.console.reader import Reader
 from tfkit.errors import SpecError, closest
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from tfkit.console.options import Reader
+    from tfkit.console.reader import Reader
 
 VARIABLE = "_TFKIT_COMPLETE"
 """The environment variable in which a shell asks for completions."""
@@ -122,7 +122,7 @@ def complete_slot(context: click.Context, parameter: click.Parameter, incomplete
 
 def reader_of(context: click.Context) -> Reader:
     """The plugins that the options on the command line ask for."""
-    from tfkit.console.options import Reader
+    from tfkit.console.reader import Reader
 
     given = context.params
     return Reader((), given.get("plugin_dir") or (), bool(given.get("no_plugins")), given.get("disable") or ())

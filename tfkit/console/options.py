@@ -1,11 +1,8 @@
-"""Options that commands share: for reading a spec, its weights, and for the form of the result."""
+"""Options that commands share: for reading a spec, for its weights, and for the form of the result."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,84 +10,11 @@ import click
 
 from tfkit.arguments import DTYPES
 from tfkit.console.completion import complete_change
-from tfkit.errors import Diagnostic
 
 if TYPE_CHECKING:
     import torch
 
-    from tfkit.errors import Diagnostic
-    from tfkit.graph.expand import Graph
-    from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
-
 Decorator: TypeAlias = Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """The way to read specs: the plugins, and the changes."""
-
-    sets: tuple[str, ...] = ()
-    plugin_dir: tuple[Path, ...] = ()
-    no_plugins: bool = False
-    disable: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def plugins(self) -> Plugins:
-        """The plugins; broken ones are named on standard error."""
-        _say_broken(self.found.broken)
-        return self.found
-
-    @functools.cached_property
-    def found(self) -> Plugins:
-        """The plugins, without a message about broken ones."""
-        from tfkit.plugin.manager import load_plugins
-
-        return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
-
-    @functools.cached_property
-    def available(self) -> Available:
-        """The plugins and their specs, none of which is loaded; broken ones are named on standard error."""
-        _say_broken(self.present.broken)
-        return self.present
-
-    @functools.cached_property
-    def present(self) -> Available:
-        """The plugins and their specs, without a message about broken ones."""
-        from tfkit.plugin.manager import available
-
-        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
-
-    def load(self, spec: str) -> Graph:
-        """The graph of a spec; its notes go to standard error."""
-        from tfkit.graph.expand import expand
-        from tfkit.spec.load import is_folder, read_spec
-
-        if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
-            click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
-        read = read_spec(spec, self.plugins, sets=self.sets)
-        warn(read.notes)
-        return expand(read)
-
-    def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
-        """The weights given to a command, or those in the folder that the spec is; None for random ones."""
-        from tfkit.spec.load import weights_beside
-
-        found = given if given is not None else weights_beside(spec, self.plugins.specs)
-        if found is None and allow_change:
-            raise click.UsageError("--allow-change has no effect without weights")
-        return found
-
-
-def warn(diagnostics: Iterable[Diagnostic]) -> None:
-    """Print warnings on standard error."""
-    for one in diagnostics:
-        click.echo(f"{one.render('warning')}\n", err=True)
-
-
-def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
-    for one in broken:
-        message, place = f"plugin `{one.name}` is left out: {one.cause}", (one.where,) if one.where else ()
-        warn([Diagnostic(message, notes=place, help=f"--disable {one.name} hides this")])
 
 
 def device_of(name: str) -> torch.device:

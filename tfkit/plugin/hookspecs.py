@@ -32,8 +32,7 @@ from tfkit.errors import Diagnostic
 if TYPE_CHECKING:
     import click
 
-    from tfkit.graph.expand import Graph
-    from tfkit.tools.export.format import Format
+    import tfkit
 
 PROJECT = "tfkit"
 
@@ -90,7 +89,7 @@ def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
 
 
 @hookspec
-def tfkit_export_formats() -> Iterable[type[Format]]:  # type: ignore[empty-body]
+def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empty-body]
     """Return the formats of `tfkit export` in the plugin: subclasses of `tfkit.Format`.
 
     Called when a model is exported, and for `tfkit export --formats`. So the modules of the formats, and what they
@@ -107,7 +106,7 @@ def tfkit_export_formats() -> Iterable[type[Format]]:  # type: ignore[empty-body
 
 
 @hookspec
-def tfkit_checks(graph: Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
+def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
     """Return warnings about a model: what is valid, and yet slow or likely not meant.
 
     Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate` and

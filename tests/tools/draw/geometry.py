@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tfkit.tools.draw.shapes import Disc, Group, Picture, Point, Rect, Way, Words
+from tfkit.tools.draw.shapes import Disc, Group, Point, Rect, Way, Words
+from tfkit.tools.draw.svg import Picture
 
 Bounds = tuple[float, float, float, float]
 NEAR = 0.01

@@ -10,16 +10,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import (
-    Reader,
-    allow_change_option,
-    device_of,
-    dtype_option,
-    json_option,
-    seed_option,
-    warn,
-    weights_option,
-)
+from tfkit.console.options import allow_change_option, device_of, dtype_option, json_option, seed_option, weights_option
+from tfkit.console.reader import Reader, warn
 from tfkit.errors import printable
 
 if TYPE_CHECKING:

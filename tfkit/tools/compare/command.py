@@ -10,7 +10,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, allow_change_option, device_of, json_option, seed_option, weights_option
+from tfkit.console.options import allow_change_option, device_of, json_option, seed_option, weights_option
+from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph

@@ -9,7 +9,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, batch_option, by_option, dtype_option, json_option
+from tfkit.console.options import batch_option, by_option, dtype_option, json_option
+from tfkit.console.reader import Reader
 from tfkit.errors import closest
 from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
 from tfkit.tools.common.units import flops_text, short

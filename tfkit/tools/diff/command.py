@@ -10,7 +10,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph

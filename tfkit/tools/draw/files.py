@@ -9,9 +9,8 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.draw.page import to_html
-from tfkit.tools.draw.shapes import Picture
 from tfkit.tools.draw.style import Theme
-from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.draw.svg import Picture, to_svg
 
 ZOOM = 2
 """Pixels of a PNG for each pixel of the picture."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from tfkit.tools.draw.shapes import Picture
 from tfkit.tools.draw.style import FONTS, INKS, Theme
-from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.draw.svg import Picture, to_svg
 
 _SCRIPT = """
 const tip = document.getElementById("tip");

@@ -12,7 +12,8 @@ from tfkit.tools.draw.compare import differences
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.panel import place_scene, title_of
 from tfkit.tools.draw.scene import Scene
-from tfkit.tools.draw.shapes import Canvas, Picture, Rect
+from tfkit.tools.draw.shapes import Canvas, Rect
+from tfkit.tools.draw.svg import Picture
 
 BELOW_TITLE = 16.0
 MARGIN, APART = 22.0, 56.0

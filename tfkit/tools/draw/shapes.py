@@ -106,32 +106,3 @@ class Canvas:
         yield
         outer.append(Group(key, title, tip, tuple(self.front)))
         self.front = outer
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawing from (x, y) on; `title` and `description` describe it in words."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    shapes: tuple[Shape, ...] = field(repr=False)
-    title: str
-    description: str
-
-    def flat(self) -> Iterator[Shape]:
-        """All shapes, including those of groups."""
-        pending = list(reversed(self.shapes))
-        while pending:
-            shape = pending.pop()
-            if isinstance(shape, Group):
-                pending += reversed(shape.shapes)
-            else:
-                yield shape
-
-    def _repr_svg_(self) -> str:
-        """The picture that a notebook shows."""
-        from tfkit.tools.draw.svg import to_svg
-
-        return to_svg(self)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
-from tfkit.tools.draw.shapes import Disc, Group, Picture, Point, Rect, Shape, Way, Words
+from tfkit.tools.draw.shapes import Disc, Group, Point, Rect, Shape, Way, Words
 from tfkit.tools.draw.style import Theme, css
 
 ROUND = 6.0
@@ -13,6 +15,33 @@ ROUND = 6.0
 TIP = 6.0
 """Length of the tip of an arrow."""
 SVG = "http://www.w3.org/2000/svg"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing from (x, y) on; `title` and `description` describe it in words."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    shapes: tuple[Shape, ...] = field(repr=False)
+    title: str
+    description: str
+
+    def flat(self) -> Iterator[Shape]:
+        """All shapes, including those of groups."""
+        pending = list(reversed(self.shapes))
+        while pending:
+            shape = pending.pop()
+            if isinstance(shape, Group):
+                pending += reversed(shape.shapes)
+            else:
+                yield shape
+
+    def _repr_svg_(self) -> str:
+        """The picture that a notebook shows."""
+        return to_svg(self)
 
 
 def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, allow_change_option, json_option
+from tfkit.console.options import allow_change_option, json_option
+from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, closest
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader
+from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
 

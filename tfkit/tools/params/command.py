@@ -10,8 +10,9 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import json_option
 from tfkit.console.output import merged
+from tfkit.console.reader import Reader
 from tfkit.errors import ranges
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader
 from tfkit.errors import listing
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import (
-    Reader,
     allow_change_option,
     batch_option,
     by_option,
@@ -23,6 +22,7 @@ from tfkit.console.options import (
     json_option,
     weights_option,
 )
+from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import mode_option
 

@@ -9,7 +9,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
 

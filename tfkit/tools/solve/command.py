@@ -12,8 +12,9 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, dtype_option, json_option
+from tfkit.console.options import dtype_option, json_option
 from tfkit.console.output import WIDTH
+from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import OPTIMIZERS, mode_option
 

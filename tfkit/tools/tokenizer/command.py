@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, json_option
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader
 
 
 @command(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import Reader, json_option, warn
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader, warn
 
 if TYPE_CHECKING:
     from tfkit.graph.run import Run

@@ -8,7 +8,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import Reader, json_option, warn
+from tfkit.console.options import json_option
+from tfkit.console.reader import Reader, warn
 from tfkit.errors import Diagnostic, SpecError
 
 
