@@ -9,8 +9,8 @@ from tfkit_template import TemplateConfig
 
 
 def test_it_keeps_every_promise() -> None:
-    """In a decoder; without `within` in an encoder and beside a memory, too."""
-    check_component(TemplateConfig, within=["decoder"])
+    """In a decoder, in an encoder, and beside a memory."""
+    check_component(TemplateConfig)
 
 
 def test_it_is_its_formula() -> None:
