@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -23,11 +23,11 @@ from tfkit.graph.given import AnySpec, as_graph
 from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.folder import CONFIG, SPEC
 from tfkit.spec.load import SUFFIXES
+from tfkit.tools.common.recorded import Outputs, recording
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.compare.common_inputs import common_inputs
 from tfkit.tools.compare.matching_modules import matching_modules
 
-Outputs = dict[str, Tensor]
 RETURNED = "(output of the model)"
 Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
@@ -260,9 +260,8 @@ def _outputs(
     model: nn.Module | None, names: list[str], run: Callable[[], Any], which: str
 ) -> tuple[Outputs, list[str]]:
     """The outputs of the named modules and of the whole, and the order in which the modules first finished."""
-    found: Outputs = {}
     try:
-        with _hooks(model, names, found):
+        with nullcontext(Outputs()) if model is None else recording(model, names) as found:
             result = run()
     except Exception as error:  # of a program or a model written by others
         cause = str(error).strip().partition("\n")[0]
@@ -270,27 +269,6 @@ def _outputs(
     order = list(found)
     found[""] = result[0] if isinstance(result, tuple) else result
     return found, order
-
-
-@contextmanager
-def _hooks(model: nn.Module | None, names: list[str], found: Outputs) -> Iterator[None]:
-    handles = []
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(value, Tensor):
-                found.setdefault(name, value.detach())
-
-        return hook
-
-    if model is not None:
-        handles += [model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Compared | Unlike:
