@@ -49,6 +49,6 @@ def _pairs(row: Row) -> list[Pair]:
 
 
 def _new(row: Row, axis: str, missing: Mapping[Pair, None]) -> int:
-    """How many pairs the value of `axis` makes with the others that were not there yet."""
+    """The number of pairs, not there yet, that the value of `axis` makes with the others."""
     mine = (axis, row[axis])
     return sum(frozenset({mine, other}) in missing for other in row.items())

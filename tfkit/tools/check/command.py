@@ -1,4 +1,4 @@
-"""Prove a model, or every component of a plugin: what tfkit promises, measured."""
+"""Prove a model or a component: what tfkit promises, measured."""
 
 from __future__ import annotations
 

@@ -253,6 +253,6 @@ def _most(info: FieldInfo) -> Any:
         part = pending.pop()
         if isinstance(part, Le):
             return part.le
-        pending += [*getattr(part, "__metadata__", ()), *get_args(part)]
+        pending += get_args(part)
         pending += part.metadata if isinstance(part, FieldInfo) else ()
     return None

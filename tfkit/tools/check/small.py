@@ -61,9 +61,9 @@ def _required(config: type[Component]) -> dict[str, Any]:
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
     """The spec of a small model with a component, given as its mapping, in its slot."""
-    attention: Any = {"kind": "mha", "n_heads": 2}
+    attention: dict[str, object] = {"kind": "mha", "n_heads": 2}
     embedding: dict[str, Any] = {"block": "embedding"}
-    stack: dict[str, Any] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
+    stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
     stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
     if config.slot in ("attention", "ffn", "norm"):
         stack[config.slot] = part
