@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tfkit.builder import call, mask_inputs, masks_in_use
+from tfkit.builder import call, mask_inputs
 from tfkit.component import Pieces
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
+from tfkit.graph.pairs import masks_in_use
 from tfkit.graph.tables import table_owner
 from tfkit.nn import Past, Program, Value
 
