@@ -24,13 +24,13 @@ import numpy as np
 from tfkit.arguments import checked
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph
-from tfkit.reference.attention import ATTENTIONS, Scope, softmax
+from tfkit.reference.attention import ATTENTIONS, Scope, multi_head, softmax
 from tfkit.reference.block import BLOCKS
 from tfkit.reference.model import Array, Kinds, Model, Part, Result, UnknownKind, Value
 from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
 from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
 
-__all__ = ["BUILT_IN", "Kinds", "Part", "Result", "Scope", "UnknownKind", "Value", "run", "softmax"]
+__all__ = ["BUILT_IN", "Kinds", "Part", "Result", "Scope", "UnknownKind", "Value", "multi_head", "run", "softmax"]
 
 BUILT_IN: Kinds = {
     "activation": ACTIVATIONS,
@@ -59,7 +59,7 @@ def run(
         UnknownKind: the model has a kind that no function defines.
         ValueError: a weight or an input is missing, or not of this model.
     """
-    masks = {signal.mask for signal in graph.inputs.values() if signal.mask}
+    masks = {signal.mask for signal in graph.inputs.values()}
     needed = {name for name, signal in graph.inputs.items() if not signal.optional}
     if wrong := sorted(needed - set(inputs)) or sorted(set(inputs) - set(graph.inputs) - masks):
         raise ValueError(f"inputs that are missing, or not of this model: {listing(wrong)}")

@@ -30,8 +30,8 @@ class Scope:
     """The component in the slot `position`, with its weights."""
 
 
-def attention(part: Part, x: Array, scope: Scope, g: int) -> Array:
-    """Multi-head attention with g heads of keys and values. https://arxiv.org/abs/1706.03762."""
+def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
+    """Multi-head attention with g heads of keys and values; a kind may have another core than `dot_product`."""
     config, position = part.config, scope.position
     d = config.d_head or config.d_model // config.n_heads
     q, k, v = _project(part, x, scope.read, config.n_heads * d, g * d)
@@ -48,7 +48,10 @@ def attention(part: Part, x: Array, scope: Scope, g: int) -> Array:
     k = part.optional("k_norm_rotated", config.qk_norm_rotated, k)
     if config.temperature is not None and scope.positions is not None:
         q = q * _temperature(part, scope.positions)[:, None]
-    y = _heads(part, q, k, v, scope)
+    bias = np.zeros((len(q), 1, 1))
+    if position is not None and isinstance(position.config, ScoreBiasConfig):
+        bias = position(config, scope.positions, scope.positions, scope.causal)
+    y = (core or dot_product)(part, q, k, v, bias, scope.visible)
     if config.gate is not None:
         y = y * _gate(part, x)
     y = part.optional("inner_norm", config.inner_norm, y.reshape(len(y), -1))
@@ -70,9 +73,9 @@ def _temperature(part: Part, positions: Array) -> Array:
     return factors
 
 
-def _heads(part: Part, q: Array, k: Array, v: Array, scope: Scope) -> Array:
-    """Queries [h, q, d], keys and values [g, k, d] -> [q, h, d], one head after the other."""
-    config, position, heads = part.config, scope.position, []
+def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: Array) -> Array:
+    """Queries [h, q, d], keys and values [g, k, d], bias [h, q, k] -> [q, h, d]. https://arxiv.org/abs/1706.03762."""
+    config, y = part.config, []
     scale = q.shape[2] ** -0.5 if config.scale is None else config.scale
     sinks = part.weight("core.softmax.sinks") if config.sinks else np.full(len(q), -np.inf)
     for head, sink in enumerate(sinks):
@@ -80,10 +83,8 @@ def _heads(part: Part, q: Array, k: Array, v: Array, scope: Scope) -> Array:
         scores = scale * q[head] @ k[shared].T
         if config.softcap is not None:  # https://arxiv.org/abs/2408.00118
             scores = config.softcap * np.tanh(scores / config.softcap)
-        if position is not None and isinstance(position.config, ScoreBiasConfig):
-            scores = scores + position(config, scope.positions, scope.positions, scope.causal)[head]
-        heads.append(softmax(scores, scope.visible, sink) @ v[shared])
-    return np.stack(heads, axis=1)
+        y.append(softmax(scores + bias[head], visible, sink) @ v[shared])
+    return np.stack(y, axis=1)
 
 
 def softmax(scores: Array, visible: Array, sink: float = -np.inf) -> Array:
@@ -127,7 +128,7 @@ def count(real: Array) -> Array:
 
 
 ATTENTIONS: dict[str, Function] = {
-    "mha": lambda part, x, scope: attention(part, x, scope, part.config.n_heads),
-    "gqa": lambda part, x, scope: attention(part, x, scope, part.config.n_kv_heads),  # https://arxiv.org/abs/2305.13245
-    "mqa": lambda part, x, scope: attention(part, x, scope, 1),  # https://arxiv.org/abs/1911.02150
+    "mha": lambda part, x, scope: multi_head(part, x, scope, part.config.n_heads),
+    "gqa": lambda part, x, scope: multi_head(part, x, scope, part.config.n_kv_heads),  # https://arxiv.org/abs/2305.13245
+    "mqa": lambda part, x, scope: multi_head(part, x, scope, 1),  # https://arxiv.org/abs/1911.02150
 }
