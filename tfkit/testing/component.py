@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfkit.component import Component
@@ -25,6 +25,7 @@ def check_component(
     plugins: Plugins | None = None,
     level: Level = "quick",
     only: Sequence[str] = (),
+    reference: Callable[..., Any] | None = None,
 ) -> None:
     """Prove that a component keeps every promise that tfkit makes of a model, in small models around it.
 
@@ -38,6 +39,7 @@ def check_component(
         plugins: the plugins to look up a kind in; all installed ones unless given.
         level: `full` measures what takes seconds too: `torch.compile`, exports.
         only: names of properties; all of that level unless given.
+        reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
 
     Raises:
         AssertionError: promises are broken; the message lists all of them, each with the models that show it.
@@ -52,7 +54,7 @@ def check_component(
     found = plugins.registry.find(slot or "", component)
     if found is None:
         raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
-    models = subjects_of(found.config, plugins, fields=fields, within=within)
+    models = subjects_of(found.config, plugins, fields=fields, within=within, reference=reference)
     broken = {name: broken_promises(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
         name = f"{kind_of(found.config)} `{component}`, {place_of(found.config)},"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import evaluating
 from tfkit.tools.check.measure import TOLERANCE, distance
-from tfkit.tools.common.recorded import Outputs, recording
+from tfkit.tools.compare.outputs import Outputs, outputs
 
 Pair = tuple[Tensor, Tensor]
 Align = Callable[[Tensor, Tensor], Pair | None]
@@ -36,7 +36,7 @@ def first_difference(
         second: the model that the other run calls, if it is not that of the first.
         limit: the largest difference.
     """
-    ours, theirs = _outputs(model, one), _outputs(second or model, other)
+    ours, theirs = outputs_of(model, one), outputs_of(second or model, other)
     for path, output in ours.items():
         pair = align(output, theirs[path]) if path in theirs else None
         if pair is not None and pair[0].shape == pair[1].shape and not distance(*pair) <= limit:
@@ -44,11 +44,10 @@ def first_difference(
     return ""
 
 
-def _outputs(model: fx.GraphModule, run: Callable[[], Any]) -> Outputs:
-    """The outputs of all components in eval mode, the innermost first."""
-    with evaluating(model), torch.no_grad(), recording(model, model.meta["components"]) as found:
-        run()
-    return found
+def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
+    """The outputs of the named modules, or of all components, in eval mode, the innermost first."""
+    with evaluating(model), torch.no_grad():
+        return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
 
 
 def along(columns: slice) -> Align:

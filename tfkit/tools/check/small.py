@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,13 +29,15 @@ def subjects_of(
     fields: Mapping[str, Any] | None = None,
     within: Sequence[Layout] = LAYOUTS,
     seed: int = 0,
+    reference: Callable[..., Any] | None = None,
 ) -> dict[str, Subject]:
     """The small models around a component, by their descriptions; see `tfkit.testing.check_component`."""
     part = {"kind": config.kind_name(), **_required(config), **(fields or {})}
+    kinds = None if reference is None else {config.slot: {config.kind_name(): reference}}
     found = {}
     for layout in within:
         graph = expand(take_spec(small_spec(layout, config, part), plugins))
-        found[IN_WORDS[layout]] = Subject(graph, plugins, seed, component=config)
+        found[IN_WORDS[layout]] = Subject(graph, plugins, seed, component=config, kinds=kinds)
     return found
 
 

@@ -22,6 +22,7 @@ from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import max_len
 from tfkit.initialize import generator_of
 from tfkit.plugin.manager import Plugins
+from tfkit.reference import Kinds
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import document
@@ -62,6 +63,7 @@ class Subject:
         seed: of all random numbers.
         weights: the trained weights; None for random ones.
         component: the component that the model was made for, if any.
+        kinds: functions that say what kinds mean, beside those of `tfkit.reference`.
     """
 
     graph: Graph
@@ -69,6 +71,7 @@ class Subject:
     seed: int = 0
     weights: Path | None = None
     component: type[Component] | None = None
+    kinds: Kinds | None = None
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """The model of the graph, or of another one with the same weights, in eval mode."""

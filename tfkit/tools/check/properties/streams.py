@@ -11,9 +11,10 @@ from torch import Tensor, fx, nn
 
 from tfkit.component import Layer, Learned, Scale, Step
 from tfkit.graph.expand import Node
+from tfkit.tools.check.inputs import call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import outputs_of
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.common.recorded import recording
 
 
 @property_of("silent", "is its norms, if sublayers are silent")
@@ -27,8 +28,7 @@ def silent(subject: Subject) -> Iterator[Measured]:
     handles += [model.get_submodule(node.name).register_forward_pre_hook(_keep(given, node.name)) for node in stacks]
     try:
         names = [path for node in stacks for path in (*_layers(node), node.name)]
-        with recording(model, names) as found:
-            subject.run(subject.inputs())
+        found = outputs_of(model, partial(call, model, subject.inputs()), names)
         with torch.no_grad():
             for node in stacks:
                 yield from _compare(model, node, given[node.name], found)
