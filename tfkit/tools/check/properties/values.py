@@ -116,7 +116,7 @@ def _others(value: float) -> tuple[float, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
-        return (value + 1, value * 2, max(1, value // 4), value * 16)
+        return tuple({value + 1, value - 1, value * 2, value // 4, value * 16} - {value})
     return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2)
 
 
