@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfkit.tools.check.check import chosen, outcomes
+from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.known import OWN
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.subject import Subject
 
@@ -13,7 +14,7 @@ from .planted import BUGS, Bug
 
 
 def measured(name: str, red: str) -> Outcome:
-    (outcome,) = outcomes(Subject(model(name), PLUGINS), chosen([red]))
+    (outcome,) = outcomes(Subject(model(name), PLUGINS), OWN.chosen([red]))
     return outcome
 
 
