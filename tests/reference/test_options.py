@@ -177,3 +177,10 @@ def test_every_distance_has_its_bucket(sizes: str, block: str) -> None:
     """No distance is exactly the edge of a bucket, where the last bit of a logarithm would decide."""
     graph = stacked(heads(f"position: {{kind: t5, {sizes}}}"), block)
     check_agreement(graph, example_inputs(graph, batch=1, length=140))
+
+
+def test_a_query_without_a_key_reads_zeros() -> None:
+    graph = load(yaml.safe_load(GRAPHS["joined values, memories, further tables"]))
+    inputs = example_inputs(graph, length=9, padding="right")
+    inputs["image_mask"][1] = False
+    check_agreement(graph, inputs)

@@ -127,7 +127,9 @@ class AttentionContext(nn.Module):
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
         if past is None or cached is None or len(cached) == 0:
-            queries = count_positions(x, padding if self.gaps else None, None)
+            queries = torch.arange(x.size(1), device=x.device)[None]
+            if self.gaps:
+                queries = count_positions(x, padding, None)
             keys = queries
         else:
             n_keys = past.length
