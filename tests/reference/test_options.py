@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import tfkit
@@ -140,7 +141,7 @@ GRAPHS = {
           wide: {block: concat, inputs: [encoder, sum], along: width}
           narrow: {block: linear, d_model: 7, bias: false}
           reader: {block: encoder, input: embedding, memory: image_layer, n_layers: 1,
-                   attention: {kind: mha, n_heads: 2, sinks: true, temperature: {beta: 1, original_max_len: 3}},
+                   attention: {kind: mha, n_heads: 2, temperature: {beta: 1, original_max_len: 3}},
                    ffn: {kind: relu, d_ff: 8}}
           decoder: {block: decoder, input: embedding, memory: encoder, n_layers: 2, placement: parallel,
                     attention: {kind: mha, n_heads: 2, position: rope, qk_norm: rmsnorm},
@@ -184,3 +185,13 @@ def test_a_query_without_a_key_reads_zeros() -> None:
     inputs = example_inputs(graph, length=9, padding="right")
     inputs["image_mask"][1] = False
     check_agreement(graph, inputs)
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "t5"])
+@pytest.mark.parametrize("block", ["encoder", "decoder"])
+def test_documents_of_a_row_do_not_see_each_other(position: str, block: str) -> None:
+    mask = f"mask: {{left: 2, right: {int(block == 'encoder')}}}"
+    graph = stacked(heads(f"position: {position}, temperature: {{beta: 1, original_max_len: 2}}, {mask}"), block)
+    documents = torch.tensor([[1, 1, 1, 2, 2, 3, 3, 3, 3], [1, 1, 1, 1, 1, 1, 2, 0, 0]])
+    pairs = (documents[:, :, None] == documents[:, None, :]) & (documents > 0)[:, None, :]
+    check_agreement(graph, {**example_inputs(graph, batch=2, length=9), "tokens_mask": pairs})

@@ -30,7 +30,7 @@ class Value(NamedTuple):
 
     x: Array
     real: Array
-    """False for padding, [t]; of a vector, False if all that it stands for is padding."""
+    """False for padding, [t], or for what a token may not read, [t, t]; of a vector, False if it stands for padding."""
 
 
 class Result(NamedTuple):
