@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.train.record import locked
+from tfkit.training import memory
 
 SWEEP = """\
 tfkit: 1
@@ -35,6 +37,7 @@ seeds: [0, 1, 2]
 compare: {to: relu, on: val.loss}
 """
 TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
+MEMORY = 2**28
 COMMAND = [sys.executable, "-m", "tfkit", "sweep", "sweep.yaml", "-o", "out", "--no-plugins"]
 
 
@@ -51,14 +54,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def at_once(cells: Sequence[Cell], **_: Any) -> dict[str, str]:
+        failed = {}
         for cell in work.missing(cells):
             cell.folder.mkdir(parents=True)
             write_file(cell.folder / TEXT, work._text(cell.run))
-            assert main(["train", str(cell.folder), "--json"]) == 0
+            if main(["train", str(cell.folder), "--json"]) == 1:
+                failed[cell.run.digest] = "not finite"
             found.append(cell.folder.name)
-        return {}
+        return failed
 
     monkeypatch.setattr(module, "work", at_once)
+    monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
     return found
 
 
@@ -70,10 +76,10 @@ def sweep(*options: str) -> int:
     return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
 
 
-def result(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
     """The result as data."""
     capsys.readouterr()
-    assert sweep("--json", *options) == 0
+    assert sweep("--json", *options) == status
     text = capsys.readouterr().out
     found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
     return found
@@ -90,6 +96,7 @@ def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made:
     found = result(capsys)
     assert len(made) == len(set(made)) == 6  # `again` is `relu`, and has its runs
     relu, again, gelu = found["arms"]
+    assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
     assert again["difference"]["interval"] == [0, 0]
     assert again["reached"]["ratio"] == 1
@@ -128,6 +135,58 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     assert rows[7][:4] == ["gelu", "5.5K", "3", "3"]
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
     assert not any("not tuned" in note for note in result(capsys)["notes"])
+
+
+SEARCH = """\
+tfkit: 1
+base: small.yaml
+seeds: [0]
+tune: {over: {optimizer.lr: {log: [1e-4, 1e-1]}, clip: [0.5, null]}, search: {trials: 5, seed: 3}, seeds: [9], steps: 2}
+compare: {on: val.loss}
+"""
+
+
+def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    """So a second call makes nothing, and an interrupted search goes on where it was."""
+    pytest.importorskip("optuna")
+    write(SEARCH)
+    assert sweep("--plan") == 0
+    assert "6 different runs, 6 to make" in capsys.readouterr().out
+    found = result(capsys)
+    (arm,) = found["arms"]
+    trials = made[:5]
+    assert len(set(made)) == 6
+    values = {}
+    for name in trials:
+        lines = Path("out/runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        meaning = json.loads(Path("out/runs", name, "run.json").read_text())["meaning"]
+        values[json.loads(lines[-1])["val.loss"]] = meaning["optimizer.lr"]
+    assert arm["tuned"]["values"]["optimizer.lr"] == values[min(values)]
+    assert len(set(values.values())) == 5
+    assert all(1e-4 <= one <= 1e-1 for one in values.values())
+    made.clear()
+    assert result(capsys) == found
+    assert made == []
+    for name in trials[3:]:
+        shutil.rmtree(Path("out/runs", name))
+    assert sweep("--so-far") == 0
+    assert "base is not tuned yet" in capsys.readouterr().out
+    assert result(capsys)["arms"][0]["tuned"] == arm["tuned"]
+    assert made == trials[3:]
+
+
+def test_a_trial_that_fails_is_not_the_best(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    pytest.importorskip("optuna")
+    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]"))
+    assert result(capsys, status=1)["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
+    assert len(made) == 6
+
+
+def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    write(SEARCH)
+    assert sweep() == 1
+    assert "a search needs `optuna`" in capsys.readouterr().err
 
 
 def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:

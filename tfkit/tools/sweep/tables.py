@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.common.units import flops_text, short
+from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.sweep.statistics import Interval
 
@@ -21,7 +21,7 @@ def differences(found: Results) -> tuple[list[str], Rows]:
 
 def costs(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of sizes, speeds, and what pairing was worth."""
-    head = ["", "parameters", "FLOPs", "tokens/s", "tokens to equal", "r", "± unpaired"]
+    head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r", "± unpaired"]
     return head, [_cost(one) for one in found.arms]
 
 
@@ -50,10 +50,11 @@ def _cost(one: Result) -> list[str]:
     if one.reached is not None:
         reached = "not reached" if one.reached.ratio is None else f"{one.reached.ratio:.2f}x"
         if 0 < one.reached.seeds < len(one.curves):
-            reached += f" ({one.reached.seeds} of {len(one.curves)})"
+            reached += f" ({one.reached.seeds}/{len(one.curves)})"
     correlation = NONE if own is None or own.correlation is None else f"{own.correlation:.2f}"
     unpaired = NONE if own is None or own.unpaired is None else f"{(own.unpaired[1] - own.unpaired[0]) / 2:.4f}"
-    return [one.name, short(one.parameters), flops_text(one.flops), speed, reached, correlation, unpaired]
+    memory = NONE if one.memory is None else bytes_text(one.memory)
+    return [one.name, short(one.parameters), flops_text(one.flops), speed, memory, reached, correlation, unpaired]
 
 
 def interval_text(interval: Interval | None) -> str:
