@@ -20,9 +20,10 @@ from tests.training.runs import RUN, write_run
 from tfkit.cli import main
 from tfkit.spec.folder import RUN as TEXT
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.sweep import scaling, work
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.scaling import law_of
 from tfkit.tools.train.record import locked
 from tfkit.training import memory
 
@@ -187,6 +188,42 @@ def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], mo
     write(SEARCH)
     assert sweep() == 1
     assert "a search needs `optuna`" in capsys.readouterr().err
+
+
+LADDER = """\
+tfkit: 1
+base: small.yaml
+sizes: {params: [4k, 8k, 16k, 32k]}
+tokens: params / 80
+seeds: [0, 1]
+compare: {on: val.loss}
+fit: {on: params}
+"""
+
+
+def test_a_ladder_of_sizes_has_a_law(
+    capsys: pytest.CaptureFixture[str], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "DRAWS", 5)
+    write(LADDER)
+    found = result(capsys)
+    assert len(made) == 8
+    (one,) = found["laws"]
+    assert one["sizes"] == [arm["parameters"] for arm in found["arms"]]
+    assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
+    law = law_of(one["sizes"], one["losses"])
+    assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
+    assert Path(found["page"]).read_text(encoding="utf-8").count("<svg") == 3  # the law, curves, one model
+    assert sweep("--so-far") == 0
+    assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
+    assert len(made) == 8
+
+
+@pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", "[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]"])
+def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
+    assert sweep("--plan") == 1
+    golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
 
 
 def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:

@@ -9,6 +9,8 @@ from statistics import fmean
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.page import tag
+from tfkit.tools.common.units import short
+from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.results import Result
 
 COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
@@ -51,9 +53,7 @@ def curves(arms: Sequence[Result]) -> Element:
     x = Scale(0, max(step for _, points in lines for step, _ in points), LEFT, WIDTH - RIGHT)
     y = Scale(min(every), max(every), HEIGHT - BOTTOM, 8.0)
     made = _canvas(HEIGHT, "curves")
-    for value in y.ticks():
-        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+    _levels(made, y)
     for value in x.ticks():
         made.append(
             tag("text", f"{value:,.0f}", x=x(value), y=HEIGHT - 6, class_="end" if value == x.high else "middle")
@@ -90,6 +90,35 @@ def forest(arms: Sequence[Result]) -> Element:
             made.append(tag("circle", cx=x(value), cy=y, r=2.5, class_=f"seed {colour(index)}"))
         made.append(tag("circle", cx=x(one.difference.mean), cy=y, r=5.0, class_=f"point {colour(index)}"))
     return made
+
+
+def scaling(laws: Sequence[Scaling]) -> Element:
+    """The loss of each seed over the size, on a log scale, and the law of each variant as a line."""
+    sizes = sorted({size for one in laws for size in one.sizes})
+    every = [loss for one in laws for row in one.losses for loss in row]
+    x = Scale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = Scale(min(every), max(every), HEIGHT - BOTTOM, 8.0)
+    made = _canvas(HEIGHT, "scaling laws")
+    _levels(made, y)
+    for size in laws[0].sizes:
+        made.append(
+            tag("text", f"{short(round(size))} {laws[0].words}", x=x(math.log(size)), y=HEIGHT - 6, class_="middle")
+        )
+    for index, one in enumerate(laws):
+        steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
+        line = " ".join(f"{x(step):.1f},{y(one.law.at(math.exp(step))):.1f}" for step in steps)
+        made.append(tag("polyline", points=line, class_=f"mean {colour(index)}"))
+        for size, losses in zip(one.sizes, one.losses, strict=True):
+            for loss in losses:
+                made.append(tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour(index)}"))
+    return made
+
+
+def _levels(made: Element, y: Scale) -> None:
+    """Lines at round values."""
+    for value in y.ticks():
+        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
 
 
 def _canvas(height: float, words: str) -> Element:

@@ -117,7 +117,7 @@ def _show(found: Results, form: str | None, page: Path) -> None:
     if form is not None:
         click.echo({"markdown": tables.markdown, "latex": tables.latex}[form](found))
     else:
-        for head, rows in (tables.differences(found), tables.costs(found)):
+        for head, rows in tables.tables(found):
             show(table(head, rows, right=head[1:]), "")
     for note in found.notes:
         click.echo(note, err=form is not None)

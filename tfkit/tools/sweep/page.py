@@ -16,7 +16,7 @@ from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import SVG, to_svg
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.arms import Arms
-from tfkit.tools.sweep.charts import colour, curves, forest
+from tfkit.tools.sweep.charts import colour, curves, forest, scaling
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.train.record import read_facts
 
@@ -36,14 +36,14 @@ def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
     """
     there = [one for one in found.arms if one.curves]
     compared = [one for one in there if one.difference]
-    legend = [tag("li", tag("i", class_=f"swatch {colour(i)}"), one.name) for i, one in enumerate(found.arms)]
     sections: list[tuple[str, str, Sequence[Child]]] = [
         ("differences", f"{found.on}: differences", list(_differences(found, compared))),
         (
             "curves",
             f"{found.on} over the steps",
-            [curves(found.arms), tag("ul", *legend, class_="legend")] if there else [],
+            [curves(found.arms), _legend([one.name for one in found.arms])] if there else [],
         ),
+        ("laws", "Scaling laws", list(_laws(found))),
         ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
         ("models", "Models", list(_models(arms, runs))),
         ("origin", "Where it comes from", list(_origin(arms, found))),
@@ -62,6 +62,10 @@ COSTS = (
     "of the baseline's tokens after which a variant has the baseline's last value, the geometric mean over seeds. r: "
     "the correlation of the pairs; ± unpaired: half the interval that different seeds would have given."
 )
+LAWS = (
+    "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, by a bootstrap over "
+    "seeds. The last number is the error of foretelling the largest size from the others."
+)
 METHOD = (
     "Large points: mean differences over pairs of one seed, which read the same data in the same order; lines: 95% "
     "intervals by the t distribution; small points: pairs. p: exact flips of signs for up to 12 pairs, after Holm over "
@@ -75,6 +79,20 @@ def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
     yield table(*tables.differences(found))
     yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
     yield remark(METHOD)
+
+
+def _legend(names: Sequence[str]) -> Element:
+    entries = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
+    return tag("ul", *entries, class_="legend")
+
+
+def _laws(found: Results) -> Iterator[Child]:
+    """The law of each variant: a picture and its numbers."""
+    if found.laws:
+        yield scaling(found.laws)
+        yield _legend([one.name for one in found.laws])
+        yield table(*tables.laws(found), text=2)
+        yield remark(LAWS)
 
 
 def _models(arms: Arms, runs: Mapping[str, Run]) -> Iterator[Child]:

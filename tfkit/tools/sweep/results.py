@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tfkit.tools.sweep.arms import NOTHING, Arms, Choice
+from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
+from tfkit.tools.sweep.laws import Scaling, scalings
 from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, least_p, paired
 from tfkit.tools.sweep.tuning import Tuned
 from tfkit.tools.sweep.work import is_complete
@@ -50,12 +51,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All arms of a sweep, remarks about them, and the errors of runs by their folders."""
+    """All arms of a sweep, the laws of its variants, remarks, and the errors of runs by their folders."""
 
     name: str
     on: str
     lower: bool
     arms: tuple[Result, ...]
+    laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
 
@@ -66,11 +68,13 @@ def results(
     """Compare the complete runs of a sweep."""
     on, lower = arms.config.compare.on, arms.config.compare.lower
     found: dict[str, Result] = {}
+    complete: dict[str, list[Cell]] = {}
     early: list[str] = []
     for arm in arms.arms:
         choice, tuned = chosen.get(arm.name, (NOTHING, None))
         known = tuned is not None or not arms.file.tuned
         cells = [cell for cell in arms.cells(arm, choice) if is_complete(cell)] if known else []
+        complete[arm.name] = cells
         every = [curve_of(cell, on) for cell in cells]
         if not known:
             early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
@@ -90,7 +94,8 @@ def results(
             curves,
         )
     compared = _compared(found, lower)
-    return Results(arms.file.name, on, lower, compared, (*_notes(compared), *early), errors)
+    laws = tuple(scalings(arms, complete, sizes))
+    return Results(arms.file.name, on, lower, compared, laws, (*_notes(compared), *early), errors)
 
 
 def _early(name: str, size: Plan, curves: Sequence[Curve], on: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
+from tfkit.tools.sweep.laws import check_laws
 from tfkit.tools.sweep.results import Results, results
 from tfkit.tools.sweep.search import Search
 from tfkit.tools.sweep.tuning import Tuned, Tuning
@@ -93,6 +94,7 @@ class Sweep:
     def _checked(self) -> dict[str, Plan]:
         found = sizes(self.arms, self._choices(), self._plugins)
         check_equal(self.arms, found, self.folder)
+        check_laws(self.arms, found)
         return found
 
     def outline(self) -> Outline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfkit.tools.common.units import bytes_text, flops_text, short
+from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.sweep.statistics import Interval
 
@@ -25,14 +26,25 @@ def costs(found: Results) -> tuple[list[str], Rows]:
     return head, [_cost(one) for one in found.arms]
 
 
+def laws(found: Results) -> tuple[list[str], Rows]:
+    """The head and the rows of scaling laws."""
+    rows = [row for one in found.laws for row in _law(one)]
+    return ["", "L = E + A / N^a", "value", "95% interval"], rows
+
+
+def tables(found: Results) -> list[tuple[list[str], Rows]]:
+    """All tables of a sweep."""
+    return [differences(found), costs(found), *([laws(found)] if found.laws else [])]
+
+
 def markdown(found: Results) -> str:
-    """Both tables, for Markdown."""
-    return "\n\n".join(_markdown(*table) for table in (differences(found), costs(found)))
+    """All tables, for Markdown."""
+    return "\n\n".join(_markdown(*table) for table in tables(found))
 
 
 def latex(found: Results) -> str:
-    """Both tables, for LaTeX with booktabs."""
-    return "\n\n".join(_latex(*table) for table in (differences(found), costs(found)))
+    """All tables, for LaTeX with booktabs."""
+    return "\n\n".join(_latex(*table) for table in tables(found))
 
 
 def _difference(one: Result) -> list[str]:
@@ -55,6 +67,17 @@ def _cost(one: Result) -> list[str]:
     unpaired = NONE if own is None or own.unpaired is None else f"{(own.unpaired[1] - own.unpaired[0]) / 2:.4f}"
     memory = NONE if one.memory is None else bytes_text(one.memory)
     return [one.name, short(one.parameters), flops_text(one.flops), speed, memory, reached, correlation, unpaired]
+
+
+def _law(one: Scaling) -> Rows:
+    numbers = {"E": one.law.floor, "A": one.law.scale, "a": one.law.exponent}
+    between = (
+        [NONE] * 3 if one.law.intervals is None else [f"{low:.4g} .. {high:.4g}" for low, high in one.law.intervals]
+    )
+    rows = [
+        [one.name, name, f"{number:.4g}", text] for (name, number), text in zip(numbers.items(), between, strict=True)
+    ]
+    return [*rows, [one.name, "largest, less what the others foretell", f"{one.law.missed:+.4f}", NONE]]
 
 
 def interval_text(interval: Interval | None) -> str:
