@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -202,55 +201,3 @@ def test_the_base_may_be_the_only_variant() -> None:
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, PLUGINS, Path("out")).outline().rows
     assert {one.parameters for one in rows} == SIZES[name]
-
-
-# ---- mutations ----
-
-WORDS = ["null", "-1", "[]", "{}", "true", "1e300", "x", "0.5", "[[1]]", "{a: 1}", "&a", "*a", "!t", "''", "007", "a.b"]
-
-
-def mutant(number: int) -> str:
-    """A sweep with one or two mistakes; some are none."""
-    draw = random.Random(number)
-    text = SWEEP + TUNE + "grid: {batch.sequences: [4, 5]}\nequal: {params: 90%}\n"
-    for _ in range(draw.randint(1, 2)):
-        change = draw.randrange(4)
-        tokens = list(re.finditer(r"[\w.%-]+", text))
-        token = draw.choice(tokens)
-        if change == 0:
-            text = text[: token.start()] + draw.choice(WORDS) + text[token.end() :]
-        elif change == 1:
-            text = text[: token.start()] + draw.choice(tokens)[0] + text[token.end() :]
-        elif change == 2:
-            at = draw.randrange(len(text))
-            text = text[:at] + draw.choice("{}[]:,- \n'x") + text[at + draw.randint(0, 1) :]
-        else:
-            lines = text.splitlines(keepends=True)
-            del lines[draw.randrange(len(lines))]
-            text = "".join(lines)
-    return text
-
-
-def check_mutants(numbers: range) -> None:
-    """Each is refused with a place, or has runs on all its seeds."""
-    refused = 0
-    for number in numbers:
-        try:
-            arms = arms_of(mutant(number))
-        except SpecError as wrong:
-            refused += 1
-            for one in wrong.diagnostics:
-                assert one.span is not None, f"{number}: {one.message}"
-            continue
-        for arm in arms.arms:
-            assert [cell.seed for cell in arms.cells(arm)] == list(arms.config.seeds), number
-    assert refused > len(numbers) / 3
-
-
-def test_mistakes_put_in_at_random() -> None:
-    check_mutants(range(50))
-
-
-@pytest.mark.slow
-def test_many_mistakes_put_in_at_random() -> None:
-    check_mutants(range(50, 1050))
