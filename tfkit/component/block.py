@@ -103,6 +103,9 @@ class BlockConfig(Component):
     word_key = "block"
     alike: ClassVar[bool] = False
     """True if all its `inputs` must have one shape: others would broadcast."""
+    pairs: ClassVar[bool] = False
+    """True if the mask of its `input` may be of pairs, [b, t, t], with True where a token may read another: it then
+    counts positions, and reads tokens, as if each had nothing but those before it."""
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:

@@ -36,6 +36,7 @@ MODULES = (
     "runs.mqar",
     "runs.muon",
     "runs.optimizers",
+    "runs.packed",
     "runs.profile",
     "runs.schedules",
     "runs.text",

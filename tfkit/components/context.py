@@ -87,7 +87,7 @@ class ContextKey:
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention.
+    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention.
 
     If sequences are read step by step, it says which slots of the caches the new tokens take and which are read: token
     p has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have by
@@ -163,7 +163,7 @@ class AttentionContext(nn.Module):
         Args:
             queries: their positions, [b or 1, q].
             keys: their positions, [b or 1, k].
-            tokens: True where a key is a token, [b, k].
+            tokens: True where a key is a token, [b, k]; or where a query may read it, [b, q, k].
             prefix: number of tokens at the start that every query reads, [b].
             counted: true if positions are counted without padding.
         """
@@ -178,10 +178,10 @@ class AttentionContext(nn.Module):
             near = queries[:, :, None] - keys[:, None, :] <= self.left
             visible = near if visible is None else visible & near
         if prefix is not None and visible is not None:
-            index = keys if tokens is None or counted else tokens.long().cumsum(dim=1) - 1
+            index = keys if tokens is None or tokens.dim() == 3 or counted else tokens.long().cumsum(dim=1) - 1
             visible = visible | (index < prefix[:, None])[:, None, :]
         if tokens is not None:
-            real = tokens.to(torch.bool)[:, None, :]
+            real = (tokens if tokens.dim() == 3 else tokens[:, None, :]).to(torch.bool)
             visible = real if visible is None else visible & real
         return None if visible is None else visible[:, None]
 

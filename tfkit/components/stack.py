@@ -41,6 +41,7 @@ from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recompu
 class StackConfig(LayerConfig, BlockConfig):
     """Fields and checks of encoder and decoder."""
 
+    pairs = True
     input: MaskedWire | None = None
     """The sequence to read."""
     memory: MemoryWire | None = None

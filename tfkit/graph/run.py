@@ -16,6 +16,7 @@ import numpy as np
 from tfkit.component import Component, Config, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
+from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.content import content_of
@@ -128,12 +129,26 @@ def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in given}
 
 
+def mask_of(graph: Graph, names: Iterable[str]) -> str:
+    """The mask of pairs that keeps the documents in a row of the only input apart; raises `Invalid` without one."""
+    deaf, (name, *others) = deaf_to_pairs(graph), names
+    mask = graph.inputs[name].mask
+    if others or mask is None:
+        raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
+    if deaf is not None:
+        message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
+        raise Invalid("", message, help="encoders, decoders and heads over single positions can")
+    return mask
+
+
 def _check_model(run: Run) -> None:
     """Raise SpecError if the model cannot read the data."""
     data, graph = run.data, run.graph
     first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
     try:
         inputs = inputs_for(graph, first.inputs)
+        if first.documents is not None:
+            mask_of(graph, inputs.values())
     except Invalid as wrong:
         raise run.refused(wrong, "data") from wrong
     for name in inputs.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
 import signal
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -306,6 +309,50 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
     assert len(good) == 2
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
+
+
+def kill_all(first: subprocess.Popen[bytes]) -> None:
+    """Kill a sweep and its processes, as a machine does that loses its power."""
+    children = [int(one) for one in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+    for number in (first.pid, *children):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    first.wait()
+
+
+def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -> None:
+    """A sweep that is killed a little after its next checkpoint."""
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(lambda: kept().keys() > before.keys() or first.poll() is not None)
+    time.sleep(pause)
+    if first.poll() is None:
+        kill_all(first)
+
+
+def kept() -> dict[Path, int]:
+    """The checkpoints that are there, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in Path("out").glob("runs/*/step-*/state.json")}
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_same_bytes() -> None:
+    """No checkpoint is written a second time: what is lost are the steps since the last one."""
+    long = ["--set", "steps=60", "--set", "checkpoint={every: 5, last: 100}", "--jobs", "2"]
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    subprocess.run([*(word if word != "out" else "whole" for word in COMMAND), *long], check=True, capture_output=True)
+    before = dict[Path, int]()
+    draw = random.Random(0)
+    for _ in range(5):
+        interrupted([*COMMAND, *long], before, pause=draw.random() / 2)
+        assert before.items() <= kept().items()
+        before = kept()
+    subprocess.run([*COMMAND, *long], check=True, capture_output=True)
+    assert before.items() <= kept().items()
+    files = [path.relative_to("whole") for path in Path("whole").glob("runs/*/**/*")]
+    same = [path for path in files if path.name in ("metrics.jsonl", "model.safetensors", "optimizer.safetensors")]
+    assert len(same) == 2 * (1 + 2 * 12)
+    for path in same:
+        assert Path("whole", path).read_bytes() == Path("out", path).read_bytes(), path
 
 
 @pytest.mark.slow

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from xml.etree.ElementTree import Element, fromstring
+from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
-from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.common import charts
+from tfkit.tools.common.charts import colour
+from tfkit.tools.common.page import Child, remark, section, table, tag, terms
 from tfkit.tools.common.page import page as document
 from tfkit.tools.diff.differences import differences
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.svg import SVG, to_svg
+from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.arms import Arms
-from tfkit.tools.sweep.charts import colour, curves, forest, scaling
+from tfkit.tools.sweep.charts import forest, scaling, seeds
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.train.record import read_facts
 
 STYLE = """
-.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
-.mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.spread { fill: var(--c); fill-opacity: 0.16; } .seed { fill: var(--c); fill-opacity: 0.5; }
-.picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+.seed { fill: var(--c); fill-opacity: 0.5; }
 #differences table { margin-top: 1rem; }
 """
 
@@ -41,20 +40,20 @@ def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
         (
             "curves",
             f"{found.on} over the steps",
-            [curves(found.arms), _legend([one.name for one in found.arms])] if there else [],
+            [seeds(found.arms), _legend([one.name for one in found.arms])] if there else [],
         ),
         ("laws", "Scaling laws", list(_laws(found))),
         ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
         ("models", "Models", list(_models(arms, runs))),
         ("origin", "Where it comes from", list(_origin(arms, found))),
     ]
-    body = [tag("section", tag("h2", words), *content, id=name) for name, words, content in sections if content]
+    body = [section(*one) for one in sections]
     lines = [
         arms.config.description,
         f"{len(arms.config.seeds)} seeds, {len(found.arms)} arms, base {arms.config.base}",
     ]
     header = tag("header", tag("h1", found.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{found.name}: sweep", header, tag("main", *body), style=STYLE)
+    return document(f"{found.name}: sweep", header, tag("main", *body), style=charts.STYLE + STYLE)
 
 
 COSTS = (
@@ -110,10 +109,10 @@ def _models(arms: Arms, runs: Mapping[str, Run]) -> Iterator[Child]:
         rows += [[path, *values] for path, *values in _of_runs(runs[arm.base], runs[arm.name])]
         yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
         if differing:
-            yield tag("div", _picture(base, own), class_="picture")
+            yield tag("div", inline(draw(base, own)), class_="picture")
     if not seen:
         only = arms.arms[0]
-        yield tag("div", _picture(graphs[only.name]), class_="picture")
+        yield tag("div", inline(draw(graphs[only.name])), class_="picture")
 
 
 def _graph(name: str, run: Run) -> Graph:
@@ -128,11 +127,6 @@ def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
             yield path, str(values[0]), str(values[1])
 
 
-def _picture(*graphs: Graph) -> Element:
-    """The picture of models, as a part of the page."""
-    return fromstring(to_svg(draw(*graphs)).replace(f' xmlns="{SVG}"', "", 1))
-
-
 def _origin(arms: Arms, found: Results) -> Iterator[Child]:
     """The folders of runs, the environment of the first, and the errors of those that failed."""
     rows: list[list[Child]] = [
@@ -145,5 +139,5 @@ def _origin(arms: Arms, found: Results) -> Iterator[Child]:
     facts = read_facts(Path(folders[0])) if folders else None
     known = {**facts.environment, **facts.bits} if facts else {}
     pairs = {"sweep": arms.file.file, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
-    yield tag("dl", *(tag(name, text) for pair in pairs.items() for name, text in zip(("dt", "dd"), pair, strict=True)))
+    yield terms(pairs)
     yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in found.errors.items()), class_="notes")
