@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfkit.testing import example_inputs
+from tfkit.tools.check.all_pairs import Row
 
-from ..all_pairs import Row
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, rest, spec_of
 from .agreement import check_agreement
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
@@ -108,12 +109,10 @@ class RunText:
         """The run under another one that extends it; paths in that one start at a folder."""
         return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
 
-    def of_length(self, steps: Scalar) -> RunText:
-        """The run with another number of steps."""
+    def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
+        """The run with another length, in steps or tokens."""
         root = without(self.root, ENDS)
-        return replace(
-            self, root=Mapping({**root.items, "steps": steps}, {**root.keys, "steps": steps.span}, root.span)
-        )
+        return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
 
 # ---- the model inside a run ----
@@ -209,14 +208,20 @@ def resolve_run(text: RunText, plugins: Plugins, *, known: dict[str, Data] | Non
         errors.append(Diagnostic("the run has no `model`", root.span, MODEL, help=help))
     if errors:
         raise SpecError(*errors)
-    assert isinstance(model, Mapping)
     provenance = resolver.provenance
     config, data = _data(config, provenance, {} if known is None else known)
+    with of_model():
+        spec = resolve_spec(model_of(text, data), plugins, file=text.file)
+    return RunFile(config, spec, data, provenance, text.file, spec.notes)
+
+
+def model_of(text: RunText, data: Data) -> Mapping:
+    """The model of a run as a spec of its own, with the name of the run and the vocabulary of its data."""
+    own, model = text.root, text.root.items[MODEL]
+    assert isinstance(model, Mapping)
     named = {key: own.items[key] for key in ("tfkit", "name") if key not in model.items}
     model = Mapping({**named, **model.items}, {**own.keys, **model.keys}, model.span)
-    with of_model():
-        spec = resolve_spec(_with_vocabulary(model, data), plugins, file=text.file)
-    return RunFile(config, spec, data, provenance, text.file, spec.notes)
+    return _with_vocabulary(model, data)
 
 
 @contextmanager

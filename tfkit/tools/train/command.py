@@ -113,6 +113,7 @@ def _write(reader: Reader, run: Run, folder: Path, stop_after: int | None, proce
     from tfkit.tools.train.progress import Watch
     from tfkit.tools.train.record import RunFolder, locked
     from tfkit.training.loop import Trainer
+    from tfkit.training.memory import peak
 
     with locked(folder):
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(reader.plugins))
@@ -134,7 +135,8 @@ def _write(reader: Reader, run: Run, folder: Path, stop_after: int | None, proce
             finally:
                 watch.stop()
                 finished = trainer.ended is not None and how != "failed"
-                record.end(how, time.perf_counter() - begin, trainer.step, finished=finished)
+                seconds, memory = time.perf_counter() - begin, peak(trainer.device)
+                record.end(how, seconds, memory, trainer.step, finished=finished)
         _report(record, watch, folder, run, json=json)
 
 

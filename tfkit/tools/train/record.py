@@ -82,9 +82,9 @@ class RunFolder:
         self.facts.sessions.append({"command": command, "began": time, "ended": None})
         self._write_facts()
 
-    def end(self, how: str, seconds: float, step: int, *, finished: bool) -> None:
-        """Note the end of this process."""
-        self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "step": step}
+    def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:
+        """Note the end of this process, and the largest number of bytes that it used."""
+        self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "memory": memory, "step": step}
         self.facts.ended = how if finished else None
         self._write_facts()
 
