@@ -76,7 +76,7 @@ class Sweep:
     def __init__(
         self, name: str | os.PathLike[str], plugins: Plugins, folder: Path | None, *, sets: Iterable[str] = ()
     ) -> None:
-        self.file = read_sweep(name, plugins, sets=sets)
+        self.file = read_sweep(name, plugins, sets=list(sets))
         self.folder = folder or Path("sweeps") / self.file.name
         self.arms = Arms(self.file, plugins, self.folder)
         self._plugins = plugins
