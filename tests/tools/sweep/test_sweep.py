@@ -330,8 +330,13 @@ def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -
 
 
 def kept() -> dict[Path, int]:
-    """The checkpoints that are there, and when each was written."""
-    return {path: path.stat().st_mtime_ns for path in Path("out").glob("runs/*/step-*/state.json")}
+    """The checkpoints that are complete, up to the one that `latest` names, and when each was written."""
+    found = {}
+    for latest in Path("out").glob("runs/*/latest"):
+        last = int(latest.read_text(encoding="utf-8").removeprefix("step-"))
+        states = [latest.parent / f"step-{step}" / "state.json" for step in range(5, last + 1, 5)]
+        found |= {state: state.stat().st_mtime_ns for state in states}
+    return found
 
 
 @pytest.mark.slow
