@@ -240,7 +240,7 @@ def test_what_is_printed(run: Callable[..., str], made: list[str], golden: Calla
     assert sweep("--json") == 0
     run("list")  # what was printed until now
     text = run("sweep", "sweep.yaml", "-o", "out")
-    golden("sweeps/printed", re.sub(r"[-+]?\d[\d.,]*", "#", f"{plan}\n{text}"))
+    golden("sweeps/printed", re.sub(r" *[-+]?\d[\d.,]*", " #", f"{plan}\n{text}"))
 
 
 def test_forms_for_papers(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
