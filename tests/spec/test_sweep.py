@@ -191,6 +191,12 @@ def test_variants_in_several_sizes() -> None:
         assert abs(count - wanted) < 0.1 * wanted, name
 
 
+def test_two_lengths_are_refused() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n", encoding="utf-8")
+    with pytest.raises(SpecError, match="`steps` has no effect beside the sweep's `tokens`"):
+        Sweep("sweep.yaml", PLUGINS, Path("out"), sets=["steps=9"])
+
+
 def test_the_base_may_be_the_only_variant() -> None:
     arms = arms_of("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
     assert [arm.name for arm in arms.arms] == ["base"]

@@ -22,6 +22,7 @@ from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_run import RunText, find_run
 from tfkit.spec.resolve import Resolver
+from tfkit.spec.run import ENDS
 from tfkit.spec.sweep import ONE, Range, SweepSpec
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
@@ -92,7 +93,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     base = RunText.read(find_run(config.base, beside=path.parent, span=root.items["base"].span, key="base"), plugins,
                         sets=sets)  # fmt: skip
     tune, tokens = root.items.get("tune"), root.items.get("tokens")
-    return SweepFile(
+    file = SweepFile(
         path.stem,
         config,
         _variants(root, base, path.parent, plugins),
@@ -102,6 +103,22 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
         resolver.provenance,
         str(shortest(path)),
     )
+    _check_lengths(file, sets)
+    return file
+
+
+def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
+    """Raise SpecError if something else says how long a run is, beside the `tokens` of the sweep."""
+    if file.tokens is None:
+        return
+    places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
+    settings = [("grid", one.path) for one in file.grid] + [("tune", "over", one.path) for one in file.tuned]
+    given = [("tokens", one.partition("=")[0].strip()) for one in sets]
+    for *place, key in (*places, *settings, *given):
+        if key in ENDS:
+            raise file.error(
+                f"`{key}` has no effect beside the sweep's `tokens`", *place, key, help="remove one of them"
+            )
 
 
 def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:

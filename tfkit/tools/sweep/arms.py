@@ -16,7 +16,6 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.merge import Change
 from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.spec.read_sweep import Setting, SweepFile
-from tfkit.spec.run import ENDS
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
@@ -89,7 +88,6 @@ class Arms:
         self._plugins, self._folder = plugins, folder / "runs"
         self._data: dict[str, Data] = {}
         amounts = self.config.sizes.params if self.config.sizes else (None,)
-        _check_lengths(file)
         points = itertools.product(file.variants, amounts, choices(file.grid))
         self.arms: list[Arm] = collected(self._arm(*one) for one in points)
         self._cells: dict[tuple[str, str], list[Cell]] = {}
@@ -173,18 +171,6 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise file.error(f"two arms are {quoted(twice)}", "grid" if file.grid else "sizes")
-
-
-def _check_lengths(file: SweepFile) -> None:
-    """Raise SpecError if something else says how long a run is, beside the `tokens` of the sweep."""
-    places: list[tuple[str, ...]]
-    places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
-    places += [("grid", key) for key in file.config.grid]
-    for place in places if file.tokens is not None else ():
-        if place[-1] in ENDS:
-            raise file.error(
-                f"`{place[-1]}` has no effect beside the sweep's `tokens`", *place, help="remove one of them"
-            )
 
 
 def _check_number(file: SweepFile, run: Run) -> None:

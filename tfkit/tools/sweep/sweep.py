@@ -76,11 +76,12 @@ class Sweep:
     def __init__(
         self, name: str | os.PathLike[str], plugins: Plugins, folder: Path | None, *, sets: Iterable[str] = ()
     ) -> None:
-        self.file = read_sweep(name, plugins, sets=sets)
+        self.file = read_sweep(name, plugins, sets=list(sets))
         self.folder = folder or Path("sweeps") / self.file.name
         self.arms = Arms(self.file, plugins, self.folder)
         self._plugins = plugins
         self._tunings = self._tuned()
+        self._sized = self._choices()
         self._sizes = self._checked()
 
     def _tuned(self) -> dict[str, Tuning]:
@@ -92,7 +93,7 @@ class Sweep:
         return {one.arm.name: one for one in collected(partial(kind.of, self.arms, arm) for arm in self.arms.arms)}
 
     def _checked(self) -> dict[str, Plan]:
-        found = sizes(self.arms, self._choices(), self._plugins)
+        found = sizes(self.arms, self._sized, self._plugins)
         check_equal(self.arms, found, self.folder)
         check_laws(self.arms, found)
         return found
@@ -129,7 +130,9 @@ class Sweep:
             trials = [cell for one in self._tunings.values() for trial in one.waiting() for cell in trial.cells]
             errors |= _made("tuning", trials, jobs, options, told)
             more = sum(one.go_on() for one in self._tunings.values()) > 0
-        self._sizes = self._checked()
+        if self._choices() != self._sized:
+            self._sized = self._choices()
+            self._sizes = self._checked()
         errors |= _made("runs", list(self._cells(self._chosen())), jobs, options, told)
         return self.so_far(errors)
 
