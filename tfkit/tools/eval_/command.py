@@ -48,6 +48,7 @@ def eval_(
     from tfkit.console import output as out
     from tfkit.graph.run import load_run
     from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
+    from tfkit.tools.cost.of_run import flops_of_step
 
     if weights is not None and len(runs) > 1:
         raise click.UsageError("--weights are those of one run")
@@ -56,7 +57,7 @@ def eval_(
         own = model_folder(Path(name)) if has_weights(Path(name)) else None
         if weights is None and own is None:
             raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="give them with --weights"))
-        run = load_run(name, reader.plugins, sets=reader.sets)
+        run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
         path = weights if weights is not None else (own or Path()) / WEIGHTS
         with out.stages() as stage:
             stage(f"evaluating {name}")
