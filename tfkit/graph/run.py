@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +22,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.content import content_of
 from tfkit.spec.messages import refused
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.read_run import RunFile, of_model, read_run
+from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.spec.run import ENDS, RunSpec, WeightsConfig
 
 Value: TypeAlias = "str | int | float | bool | None"
@@ -104,11 +103,9 @@ class Run:
         return SpecError(refused(wrong, path, self.file.provenance))
 
 
-def load_run(
-    name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None
-) -> Run:
-    """Read a run by its path, its folder, or the name of one that comes with tfkit; see `check_run`."""
-    return check_run(read_run(name, plugins, sets=sets), count=count)
+def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
+    """Read a run by its path, its folder, or the name of one that comes with tfkit, or take it; see `check_run`."""
+    return check_run(read_run(run, plugins, sets=sets), count=count)
 
 
 def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as MappingABC
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, based, read_based, shortest
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import SUFFIXES, Spec, models, resolve_spec
@@ -82,9 +85,15 @@ def find_run(
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
-def read_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
+AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
+"""A run by its name, its path, its folder, or as a mapping with the keys and values of its YAML."""
+
+
+def read_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
     """Read a run, its model and its data, changed by `sets` (`path=value`); raises SpecError with every error in it."""
-    return resolve_run(RunText.read(find_run(name), plugins, sets=sets), plugins)
+    if isinstance(run, MappingABC):
+        return resolve_run(RunText.take(run, plugins, sets=sets), plugins)
+    return resolve_run(RunText.read(find_run(run), plugins, sets=sets), plugins)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,12 @@ class RunText:
         """Read a file, changed by `sets`."""
         root = read_based(path, _runs(plugins.specs))
         return cls(_changed(root, list(sets), plugins), str(shortest(path)))
+
+    @classmethod
+    def take(cls, data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
+        """Take a mapping, changed by `sets`; paths in it start at the current folder."""
+        root = based(read_data(data), Path(), _runs(plugins.specs))
+        return cls(_changed(root, list(sets), plugins), root.span.source.name)
 
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
         """The run with a value assigned, as by `--set`."""
