@@ -15,7 +15,10 @@ from tfkit.console.options import json_option
 from tfkit.console.reader import Reader, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tfkit.graph.run import Run
+    from tfkit.plugin.manager import Plugins
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
     from tfkit.training.processes import Processes
@@ -52,7 +55,7 @@ def train(reader: Reader, run: str, output: Path | None, plan: bool, stop_after:
     if plan and (output is not None or stop_after is not None):
         raise click.UsageError("--plan trains nothing: it goes without -o and --stop-after")
     if plan:
-        _plan(_loaded(reader, run), json=json)
+        _plan(_loaded(reader, run), reader.plugins, json=json)
     elif "LOCAL_RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:  # torchrun has started several processes
         from tfkit.training.parallel import together
 
@@ -72,12 +75,13 @@ def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     return loaded
 
 
-def _plan(run: Run, *, json: bool) -> None:
+def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
     from tfkit.console.output import print_json
+    from tfkit.tools.train.floors import floors
     from tfkit.tools.train.plan import plan
 
-    found = plan(run)
-    print_json(found) if json else _show_plan(found)
+    found, least = plan(run), floors(run, plugins)
+    print_json({**vars(found), "floors": least}) if json else _show_plan(found, least)
 
 
 def _train(
@@ -120,7 +124,7 @@ def _show(found: Trained, run: Run, *, json: bool) -> None:
     show(table([str(found.folder), ""], rows, right=[""]))
 
 
-def _show_plan(plan: Plan) -> None:
+def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.common.units import bytes_text, flops_text
 
@@ -133,5 +137,6 @@ def _show_plan(plan: Plan) -> None:
         ("memory, predicted", bytes_text(plan.memory)),
         ("least time", "-" if plan.seconds is None else f"{plan.seconds:,.0f} s"),
         *((f"rate at step {step:,}", f"{rate:.3g}") for step, rate in plan.rates),
+        *((name, f"{score:.4f}") for name, score in floors.items()),
     ]
     show(table([plan.name, plan.digest[:8]], rows, right=[plan.digest[:8]]))
