@@ -159,8 +159,12 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
 DEATHS = 6
 
 
-def test_killed_at_random_they_end_with_the_same_bytes(folder: Path, deaths: int = DEATHS) -> None:
-    """One of two processes, or both at once, at any moment: in saves, in steps, while they begin."""
+def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:
+    killed_at_random(folder, DEATHS)
+
+
+def killed_at_random(folder: Path, deaths: int) -> None:
+    """Kill one of two processes, or both at once, at any moment: in saves, in steps, while they begin."""
     draw = random.Random(os.urandom(4))
     words = ["small.yaml", *options(*SETS, "model.dropout=0.2", "steps=60", "checkpoint={every: 1, last: 2}")]
     launched(folder, 2, *words, "-o", "uninterrupted")
