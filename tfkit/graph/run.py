@@ -63,7 +63,10 @@ class Run:
             examples = len(data.examples("train", "sequential"))
             return config.count_steps(tokens_of_step=self.tokens_of_step, examples=examples)
         assert self.count is not None, "a run in FLOPs, read by something that cannot count them"
-        return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
+        try:
+            return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
+        except SpecError as wrong:
+            raise self.file.placed(wrong, "flops") from wrong
 
     @property
     def tokens_of_step(self) -> int:
