@@ -129,6 +129,8 @@ def count(real: Array) -> Array:
 
 ATTENTIONS: dict[str, Function] = {
     "mha": lambda part, x, scope: multi_head(part, x, scope, part.config.n_heads),
-    "gqa": lambda part, x, scope: multi_head(part, x, scope, part.config.n_kv_heads),  # https://arxiv.org/abs/2305.13245
+    "gqa": lambda part, x, scope: multi_head(
+        part, x, scope, part.config.n_kv_heads
+    ),  # https://arxiv.org/abs/2305.13245
     "mqa": lambda part, x, scope: multi_head(part, x, scope, 1),  # https://arxiv.org/abs/1911.02150
 }

@@ -21,7 +21,7 @@ from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, based, read_based, shortest
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import SUFFIXES, Spec, models, resolve_spec
-from tfkit.spec.merge import Change, change_of, extended, put, without
+from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
@@ -145,11 +145,17 @@ def _runs(known: KnownSpecs) -> Language:
         patch = Mapping(own, patch.keys, patch.span)
         under = None if base is None else base.items.get(MODEL)
         model = _merged_model(under, patch.items.get(MODEL), folder, known)
-        merged = patch if base is None else extended(without(base, {MODEL}), without(patch, {MODEL}))
+        merged = patch if base is None else extended(without(base, {MODEL, *_ended(patch)}), without(patch, {MODEL}))
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
 
     return Language(find, merge)
+
+
+def _ended(patch: Mapping) -> frozenset[str]:
+    """The ends of a run that another end replaces: all of them, if a patch has one."""
+    has_one = any(name in ENDS and not is_null(node) for name, node in patch.items.items())
+    return ENDS if has_one else frozenset()
 
 
 def _merged_model(under: Node | None, model: Node | None, folder: Path, known: KnownSpecs) -> Node | None:
@@ -199,6 +205,8 @@ def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
         known = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         changed = put(without(model, {"parameters"}), change.inside(), known, what="model")
         return _with_model(root, changed, root.keys[MODEL])
+    if name in ENDS and not is_null(change.value):
+        root = without(root, ENDS - {name})
     root = put(root, change, frozenset({*RunSpec.model_fields, MODEL}), what="run")
     if name == MODEL:
         return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
