@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     "train",
     notes="""
     RUN is a YAML file, the name of a run that comes with tfkit, or the folder of a
-    run. The folder DIR has the run, its numbers in metrics.jsonl, and checkpoints
-    that other commands read: tfkit generate DIR. An interrupted run is continued
-    by the same command, to the same last bit. SIGTERM and Ctrl-C write a checkpoint
-    first. --set model.PATH=VALUE changes the model. Several processes train one run
-    if torch's launcher starts them: torchrun --nproc-per-node 4 -m tfkit train RUN.
+    run. The folder DIR has the run, its numbers in metrics.jsonl, a page with its
+    curves, report.html, and checkpoints that other commands read: tfkit generate
+    DIR. An interrupted run is continued by the same command, to the same last bit.
+    SIGTERM and Ctrl-C write a checkpoint first. --set model.PATH=VALUE changes the
+    model. Several processes train one run if torch's launcher starts them:
+    torchrun --nproc-per-node 4 -m tfkit train RUN.
     """,
     examples="""
     tfkit train minigpt_relu --plan
