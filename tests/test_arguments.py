@@ -75,6 +75,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "cost": (tfkit.cost, {"graph": GRAPH, "length": 4}),
     "count_params": (tfkit.count_params, {"graph": GRAPH}),
     "eject": (tfkit.eject, {"graph": GRAPH}),
+    "evaluate": (tfkit.evaluate, {"run": "nowhere.yaml"}),
     "explain": (tfkit.explain, {"graph": GRAPH}),
     "export": (tfkit.export, {"model": MODEL, "path": "nowhere/model.safetensors"}),
     "generate": (tfkit.generate, {"model": MODEL, "tokens": TOKENS, "max_new_tokens": 2}),
@@ -92,6 +93,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
+    "train": (tfkit.train, {"run": "nowhere.yaml"}),
 }
 
 LEFT_OUT = {

@@ -20,7 +20,7 @@ STYLE = """
 .spread { fill: var(--c); fill-opacity: 0.16; }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
 """
-"""What a page with charts and pictures needs beside `page.css`."""
+"""The style of a page with charts and pictures, beside `page.css`."""
 
 
 def colour(index: int) -> str:

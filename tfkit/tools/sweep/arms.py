@@ -19,6 +19,7 @@ from tfkit.spec.read_sweep import Setting, SweepFile
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.budgets import lengthened, resized
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Arms:
     def _cell(self, text: RunText, seed: int) -> Cell:
         span = text.root.span
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
-        run = check_run(resolve_run(seeded, self._plugins, known=self._data))
+        run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
         _check_number(self.file, run)
         return Cell(run, self._folder / run.digest[:LETTERS])
 
