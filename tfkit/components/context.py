@@ -20,7 +20,7 @@ from tfkit.component import (
 )
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named, one_run
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class AttentionContext(nn.Module):
         self.counts = key.counts
         self.slopes = None if slopes is None else list(slopes)
         self.gaps = gaps
+        self.near = rotary is not None or position is not None or key.mask.left is not None
         self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
     def forward(
@@ -130,6 +131,8 @@ class AttentionContext(nn.Module):
             queries = torch.arange(x.size(1), device=x.device)[None]
             if self.gaps:
                 queries = count_positions(x, padding, None)
+            elif self.near and padding is not None:
+                tokens = one_run(padding)
             keys = queries
         else:
             n_keys = past.length
