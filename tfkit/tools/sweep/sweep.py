@@ -201,7 +201,7 @@ def _row(name: str, cells: Sequence[Cell], size: Plan, *, runs: int | None = Non
 
 
 def _seconds(there: Sequence[Cell], steps: int, size: Plan) -> float | None:
-    """The time of so many steps, as quick as those of runs that are there, or else as a device could be."""
+    """The time of this many steps, as quick as those of runs that are there, or else as a device could be."""
     measured = [(speed, cell.run.tokens_of_step) for cell in there if (speed := speed_of(cell)) is not None]
     if measured:
         return fmean(steps * tokens / speed for speed, tokens in measured)

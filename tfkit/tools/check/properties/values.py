@@ -121,7 +121,7 @@ def _others(value: float) -> tuple[float, ...]:
 
 
 class _Seen:
-    """What shows of a model: the names and shapes of its parameters, their first values, its outputs."""
+    """All that shows of a model: the names and shapes of its parameters, their first values, its outputs."""
 
     def __init__(self, first: dict[str, Tensor], outputs: list[Tensor]) -> None:
         self.first, self.outputs = first, outputs
