@@ -89,6 +89,10 @@ from tfkit.plugin.hookspecs import Register as Register
 from tfkit.plugin.hookspecs import hookimpl as hookimpl
 from tfkit.plugin.manager import load_plugins as load_plugins
 from tfkit.tools.attention.observe import attention_weights as attention_weights
+from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
+from tfkit.tools.check.measure import Measured as Measured
+from tfkit.tools.check.measure import Property as Property
+from tfkit.tools.check.subject import Subject as Subject
 from tfkit.tools.common.weights import load_weights as load_weights
 from tfkit.tools.compare.compare import compare as compare
 from tfkit.tools.cost.count import cost as cost

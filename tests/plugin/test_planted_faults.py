@@ -72,7 +72,8 @@ def test_a_misspelt_hook(plant: Plant, said: Said, project: Path) -> None:
     line = plant("def tfkit_register", "def tfkit_regster", "@tfkit.hookimpl")
     assert said("validate", "shift_tiny") == (
         f"error: unknown hook `tfkit_regster` in plugin tfkit-shift 0.1.0 = {project / CODE}:{line} "
-        "= known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_command "
+        "= known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_properties, "
+        "tfkit_command "
         "= help: a hook with a similar name exists: `tfkit_register`"
     )
 

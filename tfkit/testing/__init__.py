@@ -22,11 +22,14 @@ from tfkit.testing.one_by_one import (
     check_script,
     check_state_dict,
 )
+from tfkit.testing.parametrize import parametrize_with_checks
+from tfkit.tools.check.all_pairs import all_pairs
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.small import Layout, small_spec
 
 __all__ = [
     "Layout",
+    "all_pairs",
     "call",
     "check_alone",
     "check_cached",
@@ -42,5 +45,6 @@ __all__ = [
     "check_script",
     "check_state_dict",
     "example_inputs",
+    "parametrize_with_checks",
     "small_spec",
 ]

@@ -10,7 +10,8 @@ from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.check import chosen, outcomes
+from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level
 from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of, with_component
 from tfkit.tools.check.subject import Subject
@@ -74,7 +75,8 @@ def check_model(
 
 def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
     """The deviations of a model in words, by the property."""
-    return {one.name: one.detail for one in outcomes(subject, chosen(only, level)) if one.status == "failed"}
+    properties = properties_of(subject.plugins).chosen(only, level)
+    return {one.name: one.detail for one in outcomes(subject, properties) if one.status == "failed"}
 
 
 def in_lines(name: str, found: Mapping[str, Mapping[str, str]]) -> str:

@@ -15,8 +15,8 @@ from tfkit.graph.expand import Graph
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.components import models_of
+from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
-from tfkit.tools.check.properties.all import PROPERTIES
 from tfkit.tools.check.properties.basics import threads
 from tfkit.tools.check.relative import relative
 from tfkit.tools.check.result import Checked
@@ -28,8 +28,10 @@ class Work:
 
     def __init__(self, plugins: Plugins, *, level: Level = "quick", only: Sequence[str] = (), seed: int = 0) -> None:
         self.plugins, self.level, self.seed = plugins, level, seed
-        self.properties = chosen(only, level)
-        self.left = len(chosen(only, "full")) - len(self.properties)
+        known = properties_of(plugins)
+        self.faults = known.faults
+        self.properties = known.chosen(only, level)
+        self.left = len(known.chosen(only)) - len(self.properties)
         self.total = len(self.properties)
 
     def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
@@ -77,22 +79,9 @@ def _of_plugin(plugins: Plugins, name: str) -> list[Any]:
     raise SpecError(Diagnostic(f"there is no plugin {quoted(name)}", notes=(f"loaded: {known}",)))
 
 
-def chosen(names: Sequence[str], level: Level = "full", known: Sequence[Property] = PROPERTIES) -> tuple[Property, ...]:
-    """The properties of these names, or all of a level; raises SpecError for a name that there is not."""
-    found = {one.name: one for one in known}
-    for name in names:
-        if name not in found:
-            near = closest(name, found)
-            help = f"one with a similar name exists: `{near}`" if near else f"they are: {', '.join(found)}"
-            raise SpecError(Diagnostic(f"there is no property {quoted(name)}", help=help))
-    if names:
-        return tuple(one for one in known if one.name in names)
-    return tuple(one for one in known if level == "full" or one.level == "quick")
-
-
 def outcomes(
     subject: Subject,
-    properties: Iterable[Property] = PROPERTIES,
+    properties: Iterable[Property],
     *,
     stage: Callable[[str], Any] = lambda name: None,
 ) -> Iterator[Outcome]:

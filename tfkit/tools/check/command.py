@@ -12,7 +12,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
-from tfkit.console.reader import Reader
+from tfkit.console.reader import Reader, warn
 
 if TYPE_CHECKING:
     from tfkit.tools.check.check import Work
@@ -87,6 +87,7 @@ def check(
     from tfkit.tools.check.check import Work
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
+    warn(work.faults)
     if graph is not None:
         models = work.of_model(graph, whole=whole, weights=weights)
     else:

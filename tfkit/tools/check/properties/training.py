@@ -15,7 +15,7 @@ from tfkit.tools.check.changes import Path, every, leaves, put
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
 from tfkit.tools.check.properties.basics import every_one
-from tfkit.tools.check.subject import Subject, without_dropout
+from tfkit.tools.check.subject import Subject, redrawn, without_dropout
 
 BATCHES = 6
 """Batches after which every row and column of a parameter has had a gradient."""
@@ -67,9 +67,12 @@ def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
     return torch.stack([(o * torch.randn(o.shape, generator=generator).to(o)).sum() for o in outputs]).sum()
 
 
-@property_of("every-row", "uses every row and column of weights", follows=("gradients",))
+@property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
 def every_row(subject: Subject) -> Iterator[Measured]:
-    """Rows of a table count if they are looked up."""
+    """Every row and column of every parameter has a gradient; those of a table, if they are looked up.
+
+    Each batch has weights of its own: a unit may be silent by chance.
+    """
     model = copy.deepcopy(subject.model)
     looked_up: dict[str, set[int]] = {}
     for path, module in model.named_modules():
@@ -80,6 +83,7 @@ def every_row(subject: Subject) -> Iterator[Measured]:
     seen = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in trained.items()}
     for batch in range(BATCHES):
         model.zero_grad()
+        redrawn(model, subject.seed + batch)
         _total(call(model, subject.inputs(seed=batch)), batch).backward()
         for name, parameter in trained.items():
             if parameter.grad is not None:

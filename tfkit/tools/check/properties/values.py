@@ -101,13 +101,9 @@ def _allowed(subject: Subject, path: Path, value: float) -> Iterator[Graph]:
 def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
     """The values that are numbers or true or false, that another value could replace."""
     for path, value in leaves(subject.graph.spec.model):
-        plain = isinstance(value, bool | float) or (isinstance(value, int) and path[0] == "graph")
-        if (
-            plain
-            and path[-1] not in SHAPES
-            and path[0] in ("graph", "init")
-            and not (path[-1] == "dropout" and not value)
-        ):
+        named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
+        stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
+        if isinstance(value, int | float) and not named and not stretched:
             yield path, value
 
 
@@ -116,7 +112,7 @@ def _others(value: float) -> tuple[float, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
-        return (value + 1, value * 2, max(1, value // 4), value * 16)
+        return tuple({value + 1, value - 1, value * 2, value // 4, value * 16} - {value})
     return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2)
 
 
