@@ -98,6 +98,7 @@ from tfkit.tools.compare.compare import compare as compare
 from tfkit.tools.cost.count import cost as cost
 from tfkit.tools.draw.picture import draw as draw
 from tfkit.tools.eject.write import eject as eject
+from tfkit.tools.eval_.evaluate import evaluate as evaluate
 from tfkit.tools.explain.explain import explain as explain
 from tfkit.tools.export.export import export as export
 from tfkit.tools.export.format import Format as Format
@@ -108,6 +109,8 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
+from tfkit.tools.train.train import Trained as Trained
+from tfkit.tools.train.train import train as train
 from tfkit.training.loss import Loss as Loss
 from tfkit.training.loss import loss as loss
 from tfkit.training.optimizer import adamw as adamw

@@ -105,10 +105,10 @@ def build(
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token; 0 and 1 are accepted, anything else is an error, but on an accelerator whole numbers are
-        not checked, so as not to wait for it. Sequences longer than `max_len` are an error. `model.code` is its
-        forward; `model.meta` has `graph`, the loaded spec, and `components`, the slot and kind of each submodule by
-        path.
+        where there is a token, or [b, t, t], True where one may read another. 0 and 1 are accepted, anything else is an
+        error, but on an accelerator whole numbers are not checked, so as not to wait for it. Sequences longer than
+        `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, the loaded spec, and
+        `components`, the slot and kind of each submodule by path.
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not

@@ -17,34 +17,27 @@ import tfkit
 from tfkit.builder import inputs_of
 from tfkit.reference import Kinds, run
 
-EXACT, ROUNDED = 1e-10, 1e-5
-"""Tolerances with tables of positions in float64, and in float32; relative to the largest value if that is above 1."""
+TOLERANCE = 1e-10
+"""Relative to the largest value if that is above 1."""
 Array = NDArray[Any]
 Calls = dict[str, list[Array]]
 
 
-def check_agreement(
-    graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kinds | None = None, exact: bool = True
-) -> None:
-    """Assert that a model and the reference give the same for each call, wherever there is no padding.
-
-    The model computes cosines, sines and slopes in float32, whatever its type; with `exact`, in float64.
-    """
+def check_agreement(graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kinds | None = None) -> None:
+    """Assert that a model and the reference give the same for each call, wherever there is no padding."""
     model = tfkit.build(graph).double().eval()
     fill(model)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    tolerance = EXACT if exact else ROUNDED
     for call in calls:
         inputs = {name: call[name] for name in inputs_of(model) if name in call}
         inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-        with tables_in_float64() if exact else torch.no_grad():
+        with tables_in_float64():
             outputs, seen = observe(model, inputs)
         wanted = run(graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=kinds)
         for found, (name, want) in zip(outputs, wanted.outputs.items(), strict=True):
             error = difference(found, want, wanted.real[name])
-            if error > tolerance:
-                real = {mask.shape: mask for mask in wanted.real.values()}
-                where = first_difference(seen, wanted.trace, real, tolerance)
+            if error > TOLERANCE:
+                where = first_difference(seen, wanted.trace, {mask.shape: mask for mask in wanted.real.values()})
                 raise AssertionError(f"{name} differs by {error:.1e}, first at {where}")
 
 
@@ -58,6 +51,7 @@ def fill(model: nn.Module) -> None:
 
 @contextmanager
 def tables_in_float64() -> Iterator[None]:
+    """Cosines, sines and slopes are float32 in a model of any type: here they are float64."""
     torch.set_default_dtype(torch.float64)
     try:
         with patch.object(Tensor, "float", Tensor.double):
@@ -95,15 +89,13 @@ def difference(found: Array, want: Array, real: Array) -> float:
     return float(np.nan_to_num(error, nan=np.inf))
 
 
-def first_difference(
-    seen: Calls, trace: list[tuple[str, Array]], real: Mapping[tuple[int, ...], Array], tolerance: float
-) -> str | None:
+def first_difference(seen: Calls, trace: list[tuple[str, Array]], real: Mapping[tuple[int, ...], Array]) -> str | None:
     """The path of the first component whose output differs from that of the module of its name."""
     calls: dict[str, int] = defaultdict(int)
     for path, want in trace:
         found = seen.get(path, [])[calls[path] : calls[path] + 1]
         calls[path] += 1
         tokens = real.get(want.shape[:2], np.ones(want.shape[:1], bool))
-        if found and found[0].shape == want.shape and difference(found[0], want, tokens) > tolerance:
+        if found and found[0].shape == want.shape and difference(found[0], want, tokens) > TOLERANCE:
             return path
     return None

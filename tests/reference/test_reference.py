@@ -46,10 +46,10 @@ def test_the_trace_leads_to_the_first_component_that_differs() -> None:
     _, seen = observe(model, {"tokens": torch.from_numpy(TOKENS)})
     trace = run(GRAPH, weights, {"tokens": TOKENS}).trace
     assert {path for path, _ in trace} >= {"embedding", "decoder.layers.0.attention", "decoder.layers.0.ffn"}
-    assert first_difference(seen, trace, {}, 1e-10) is None
+    assert first_difference(seen, trace, {}) is None
     seen["decoder.layers.0.ffn.up"][0][0, 2, 1] += 1e-6
     seen["decoder.layers.0"][0][0, 2, 1] += 1e-6
-    assert first_difference(seen, trace, {}, 1e-10) == "decoder.layers.0.ffn.up"
+    assert first_difference(seen, trace, {}) == "decoder.layers.0.ffn.up"
 
 
 # ---- a kind of a plugin ----

@@ -30,6 +30,8 @@ class Signal:
     """Rows of a table."""
     mask: str | None = None
     """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
+    gaps: bool = False
+    """True if its mask is that of a block, and may have padding between tokens: positions are then counted."""
     optional: bool = False
     """True if the model may be called without it."""
 

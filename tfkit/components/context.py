@@ -20,7 +20,7 @@ from tfkit.component import (
 )
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named, one_run
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class ContextKey:
         """True if the newest token reads everything that is cached."""
         return self.mask.causal and (self.mask.left is None or self.window is not None)
 
-    def build(self, make: Make) -> AttentionContext:
-        """Build the module that computes the context."""
+    def build(self, make: Make, *, gaps: bool) -> AttentionContext:
+        """Build the module that computes the context; with `gaps`, padding may lie between tokens."""
         attention, slopes = self.attention, None
         rotary: nn.Module | None = None
         position: nn.Module | None = None
@@ -83,7 +83,7 @@ class ContextKey:
         if attention is not None and attention.score_bias is not None:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
-        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes)
+        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes, gaps=gaps)
 
 
 class AttentionContext(nn.Module):
@@ -101,6 +101,7 @@ class AttentionContext(nn.Module):
         rotary: nn.Module | None,
         position: nn.Module | None,
         slopes: Sequence[float] | None,
+        gaps: bool = False,
     ) -> None:
         super().__init__()
         self.left = key.mask.left
@@ -112,7 +113,9 @@ class AttentionContext(nn.Module):
         self.temperature = Temperature(key.temperature) if key.temperature else None
         self.counts = key.counts
         self.slopes = None if slopes is None else list(slopes)
-        self.flex = key.flex and (position is None or slopes is not None)
+        self.gaps = gaps
+        self.near = rotary is not None or position is not None or key.mask.left is not None
+        self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
     def forward(
         self,
@@ -126,6 +129,10 @@ class AttentionContext(nn.Module):
         tokens, n_keys = padding, x.size(1)
         if past is None or cached is None or len(cached) == 0:
             queries = torch.arange(x.size(1), device=x.device)[None]
+            if self.gaps:
+                queries = count_positions(x, padding, None)
+            elif self.near and padding is not None:
+                tokens = one_run(padding)
             keys = queries
         else:
             n_keys = past.length
@@ -142,7 +149,7 @@ class AttentionContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
                 return Context(self.rule(x, padding, prefix), rotary, None, None, temperature)
-        visible = self.visible(queries, keys, tokens, prefix, counted=cache is not None)
+        visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)

@@ -51,6 +51,19 @@ def zeros_and_ones(x: Tensor) -> bool:
     return x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all())
 
 
+def one_run(mask: Tensor) -> Tensor:
+    """The mask, unchanged; distances of tokens are those of their columns if it has padding at the sides only.
+
+    Raises:
+        ValueError: padding stands between the tokens of a row, [b, t]; looked for where that interrupts nothing.
+    """
+    if can_look(mask) and mask.dim() == 2:
+        starts = mask[:, 0] + (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1)
+        if bool((starts > 1).any()):
+            raise ValueError("padding stands between tokens, and would count in their distances: move it to one side")
+    return mask
+
+
 def within(tokens: Tensor, max_len: int) -> Tensor:
     """The tokens [b, t], unchanged; raises ValueError if a sequence, padding included, is longer than `max_len`."""
     if tokens.size(1) > max_len:

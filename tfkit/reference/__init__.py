@@ -69,9 +69,14 @@ def run(
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
     outputs = {name: np.stack([values[name].x for values in found]) for name in graph.outputs}
-    real = {name: np.stack([values[name].real for values in found]) for name in graph.outputs}
+    real = {name: np.stack([_real(values[name]) for values in found]) for name in graph.outputs}
     traces = zip(*(model.trace for model in models), strict=True)
     return Result(outputs, real, [(same[0][0], np.stack([x for _, x in same])) for same in traces])
+
+
+def _real(value: Value) -> Array:
+    """The tokens of an output: in a mask of pairs, those that read themselves."""
+    return value.real.diagonal() if value.real.ndim == 2 else value.real
 
 
 def _inputs(graph: Graph, given: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:

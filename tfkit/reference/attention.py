@@ -123,8 +123,8 @@ def own_scope(
 
 
 def count(real: Array) -> Array:
-    """The position of each token; padding takes none."""
-    return np.maximum(np.cumsum(real) - 1, 0)
+    """The position of each token: padding takes none, and in a mask of pairs, tokens that it may not read take none."""
+    return np.maximum((np.cumsum(real) if real.ndim == 1 else np.tril(real).sum(1)) - 1, 0)
 
 
 ATTENTIONS: dict[str, Function] = {

@@ -30,7 +30,7 @@ class Value(NamedTuple):
 
     x: Array
     real: Array
-    """False for padding, [t]; of a vector, False if all that it stands for is padding."""
+    """False for padding, [t], or for what a token may not read, [t, t]; of a vector, False if it stands for padding."""
 
 
 class Result(NamedTuple):
@@ -96,7 +96,7 @@ class Part:
         return self.record(function(self, *args, **wires))
 
     def record(self, y: Any) -> Any:
-        """The same value, which the trace then has."""
+        """Return a value after it was added to the trace."""
         x = y.x if isinstance(y, Value) else y
         if isinstance(x, np.ndarray):
             self.model.trace.append((self.path, x))

@@ -1,4 +1,4 @@
-"""What acts on each position by itself: activations, norms, feed-forward networks."""
+"""Components that act on each position by itself: activations, norms, feed-forward networks."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[A
 
 
 def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """The same by a ramp over the pairs, and sharper. https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4."""
+    """Pairs stretch by a ramp over them, and sharper. https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4."""
     config, width = part.config, 2 * len(frequencies)
 
     def pair(turns: float) -> float:

@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from tfkit.errors import SpecError
-from tfkit.tools.sweep.results import Curve, Result, _compared
+from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.results import Result, _compared
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, least_p, paired
 
 EXPERIMENTS = 2000
@@ -113,7 +114,7 @@ def experiment(random: np.random.Generator, pairs: int, variants: int, shift: fl
     found = {}
     for name, values in losses.items():
         curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
-        found[name] = Result(name, "base", 1, 1, 1, float(values.mean()), None, None, curves)
+        found[name] = Result(name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
     return _compared(found, lower=True)
 
 

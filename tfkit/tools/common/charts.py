@@ -20,7 +20,7 @@ STYLE = """
 .spread { fill: var(--c); fill-opacity: 0.16; }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
 """
-"""What a page with charts and pictures needs beside `page.css`."""
+"""The style of a page with charts and pictures, beside `page.css`."""
 
 
 def colour(index: int) -> str:
@@ -68,9 +68,7 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     x = Scale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
     y = Scale(min(every), max(every), height - BOTTOM, 8.0)
     made = canvas(height, words)
-    for value in y.ticks():
-        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+    levels(made, y)
     for value in x.ticks():
         made.append(
             tag("text", f"{value:,.0f}", x=x(value), y=height - 6, class_="end" if value == x.high else "middle")
@@ -83,6 +81,13 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
             made.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
         made.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
     return made
+
+
+def levels(made: Element, y: Scale) -> None:
+    """Add lines at round values to a chart."""
+    for value in y.ticks():
+        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
 
 
 def canvas(height: float, words: str) -> Element:

@@ -1,4 +1,4 @@
-"""What the components of a model return in one run, and which of them are computed from which."""
+"""The outputs of a model's components in one run, and the others that are computed from each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def depends(model: nn.Module, name: str, others: Iterable[str], run: Run) -> set
 
 @contextmanager
 def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> Iterator[None]:
-    """What modules return is handed on by functions of the first tensor."""
+    """Hand on what modules return through functions of the first tensor."""
     handles = []
 
     def hook(replace: Replace) -> Callable[..., Any]:

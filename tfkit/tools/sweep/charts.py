@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.charts import BOTTOM, RIGHT, WIDTH, Line, Scale, canvas, colour, curves
+from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
 from tfkit.tools.common.page import tag
+from tfkit.tools.common.units import short
+from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.results import Result
 
 NAMES, ROW = 200.0, 30.0
@@ -39,6 +42,28 @@ def forest(arms: Sequence[Result]) -> Element:
         for value in values:
             made.append(tag("circle", cx=x(value), cy=y, r=2.5, class_=f"seed {colour(index)}"))
         made.append(tag("circle", cx=x(one.difference.mean), cy=y, r=5.0, class_=f"point {colour(index)}"))
+    return made
+
+
+def scaling(laws: Sequence[Scaling]) -> Element:
+    """The loss of each seed over the size, on a log scale, and the law of each variant as a line."""
+    sizes = sorted({size for one in laws for size in one.sizes})
+    every = [loss for one in laws for row in one.losses for loss in row]
+    x = Scale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = Scale(min(every), max(every), HEIGHT - BOTTOM, 8.0)
+    made = canvas(HEIGHT, "scaling laws")
+    levels(made, y)
+    for size in laws[0].sizes:
+        made.append(
+            tag("text", f"{short(round(size))} {laws[0].words}", x=x(math.log(size)), y=HEIGHT - 6, class_="middle")
+        )
+    for index, one in enumerate(laws):
+        steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
+        line = " ".join(f"{x(step):.1f},{y(one.law.at(math.exp(step))):.1f}" for step in steps)
+        made.append(tag("polyline", points=line, class_=f"mean {colour(index)}"))
+        for size, losses in zip(one.sizes, one.losses, strict=True):
+            for loss in losses:
+                made.append(tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour(index)}"))
     return made
 
 

@@ -118,7 +118,7 @@ def extents(subject: Subject) -> Iterator[Measured]:
 
 
 def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Context, Inputs]]:
-    """What each attention is called with, the first time, by its path."""
+    """The arguments of each attention's first call, by its path."""
     found: dict[str, tuple[Tensor, Context, Inputs]] = {}
 
     def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -117,7 +117,7 @@ def _others(value: float) -> tuple[float, ...]:
 
 
 class _Seen:
-    """What shows of a model: the names and first values of its parameters, then its outputs in eval and train mode."""
+    """All that shows of a model: names and first values of its parameters, then its outputs in eval and train mode."""
 
     def __init__(self, subject: Subject, graph: Graph) -> None:
         self.subject = subject
