@@ -19,6 +19,7 @@ from tfkit.component import Dim as Dim
 from tfkit.component import Dropout as Dropout
 from tfkit.component import Extent as Extent
 from tfkit.component import FFNConfig as FFNConfig
+from tfkit.component import FieldConfig as FieldConfig
 from tfkit.component import Head as Head
 from tfkit.component import Immaterial as Immaterial
 from tfkit.component import InitConfig as InitConfig
@@ -39,6 +40,7 @@ from tfkit.component import Pieces as Pieces
 from tfkit.component import PositiveFloat as PositiveFloat
 from tfkit.component import Probability as Probability
 from tfkit.component import Projection as Projection
+from tfkit.component import Reading as Reading
 from tfkit.component import ResidualConfig as ResidualConfig
 from tfkit.component import RopeScalingConfig as RopeScalingConfig
 from tfkit.component import RotaryConfig as RotaryConfig
@@ -54,6 +56,7 @@ from tfkit.component import TemperatureConfig as TemperatureConfig
 from tfkit.component import TokenizerConfig as TokenizerConfig
 from tfkit.component import TrackerConfig as TrackerConfig
 from tfkit.component import Wire as Wire
+from tfkit.component import Writing as Writing
 from tfkit.component import divisors as divisors
 from tfkit.component import expect as expect
 from tfkit.component import optional_slot as optional_slot

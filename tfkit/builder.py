@@ -28,7 +28,7 @@ from tfkit.nn import Program, Value, is_token, may_read
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_layers, check_promises
-from tfkit.spec.load import weights_beside
+from tfkit.spec.find import weights_beside
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
 from tfkit.wrapped import unwrapped

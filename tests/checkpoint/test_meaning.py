@@ -126,10 +126,10 @@ def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) ->
         from tfkit.checkpoint.meaning import safetensors_metadata
 
         out.mkdir()
-        section = graph.spec.model.checkpoint
-        assert section is not None
+        family = graph.spec.family
+        assert family is not None
         metadata = safetensors_metadata(graph)
-        write_shards(published(model, section), model.state_dict(), out, metadata=metadata, max_bytes=9000)
+        write_shards(published(model, family), model.state_dict(), out, metadata=metadata, max_bytes=9000)
     else:
         save(model, out, layout=layout)  # type: ignore[arg-type]
     for file in out.glob("*.safetensors"):

@@ -35,25 +35,25 @@ SPEC: dict[str, Any] = {
 }
 LAYER = "decoder.layers.{i}"
 NORMS = ["attention_norm_in", "ffn_norm_in"]
-PLAIN = [None, "... o -> o ...", "(a b) ... -> (b a) ..."]
+PLAIN = [None, "... o -> o ...", "(a=4 b) ... -> (b a) ..."]
 QKV = [
     None,
     "[q k v] ... -> q ..., k ..., v ...",
     "... [v q k] -> q ..., k ..., v ...",
-    "(g [r k v] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
+    "(g [r k=1 v=1] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
     "(d g) [(h d) (g d)] -> _",
 ]
 GATE_UP = [
     None,
     "[u g] ... -> g ..., u ...",
-    "(f [g u]) ... -> (f g) ..., (f u) ...",
-    "(m [g u]) ... -> (m g) ..., (m u) ...",
+    "(f [g=1 u=1]) ... -> (f g) ..., (f u) ...",
+    "(m=3 [g u]) ... -> (m g) ..., (m u) ...",
 ]
 
 
 @st.composite
 def checkpoints(draw: st.DrawFn) -> dict[str, Any]:
-    """A `checkpoint` section for the model of SPEC, every tensor of it stored in some way."""
+    """A family for the model of SPEC, every tensor of it stored in some way."""
     tensors: dict[str, Any] = {"embedding.tokens": "wte", "decoder.final_norm": "f", "logits.output": "head"}
     for norm in NORMS:
         tensors[f"{LAYER}.{norm}"] = f"{norm}.{{i}}.n"
@@ -61,20 +61,16 @@ def checkpoints(draw: st.DrawFn) -> dict[str, Any]:
         pattern = draw(st.sampled_from(PLAIN))
         entry: Any = f"l.{{i}}.{name}"
         if pattern is not None:
-            entry = {"file": entry, "pattern": pattern} | ({"sizes": {"a": 4}} if "(a b)" in pattern else {})
+            entry = {entry: pattern}
         tensors[f"{LAYER}.{name}"] = entry
     qkv, gate_up = draw(st.sampled_from(QKV[:-1])), draw(st.sampled_from(GATE_UP))
-    tensors[f"{LAYER}.attention.project.[q k v]"] = _joined("l.{i}.attn", "[q k v]", qkv, {"k": 1, "v": 1})
-    sizes = {"m": 3} if "m" in (gate_up or "") else {"g": 1, "u": 1} if "f" in (gate_up or "") else {}
-    tensors[f"{LAYER}.ffn.[gate up]"] = _joined("l.{i}.mlp", "[gate up]", gate_up, sizes)
+    tensors[f"{LAYER}.attention.project.[q k v]"] = _joined("l.{i}.attn", "[q k v]", qkv)
+    tensors[f"{LAYER}.ffn.[gate up]"] = _joined("l.{i}.mlp", "[gate up]", gate_up)
     return {"model_type": "none", "architecture": "None", "tensors": tensors}
 
 
-def _joined(file: str, words: str, pattern: str | None, sizes: dict[str, int]) -> Any:
-    if pattern is None:
-        return f"{file}.{words}"
-    used = {name: size for name, size in sizes.items() if "(" in pattern}
-    return {"file": f"{file}.fused", "pattern": pattern} | ({"sizes": used} if used else {})
+def _joined(file: str, words: str, pattern: str | None) -> Any:
+    return f"{file}.{words}" if pattern is None else {f"{file}.fused": pattern}
 
 
 def model_of(checkpoint: dict[str, Any], **changes: Any) -> torch.fx.GraphModule:
@@ -87,8 +83,8 @@ def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes:
     model = model_of(checkpoint)
     for old in tmp_path.iterdir():
         old.unlink()
-    section = model.meta["graph"].spec.model.checkpoint
-    write_shards(published(model, section), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
+    family = model.meta["graph"].spec.family
+    write_shards(published(model, family), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
     found = build_with_weights(model.meta["graph"], tmp_path).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -101,9 +97,7 @@ PLAIN_MAP: dict[str, Any] = {
         "embedding.tokens": "m.wte",
         f"{LAYER}.attention_norm_in": "m.{i}.n1",
         f"{LAYER}.attention.project.[q k v]": {
-            "file": "m.{i}.qkv",
-            "pattern": "(g [r k v] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
-            "sizes": {"k": 1, "v": 1},
+            "m.{i}.qkv": "(g [r k=1 v=1] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
         },
         f"{LAYER}.attention.output": "m.{i}.o",
         f"{LAYER}.ffn_norm_in": "m.{i}.n2",
@@ -111,15 +105,14 @@ PLAIN_MAP: dict[str, Any] = {
         "decoder.final_norm": "m.f",
         "logits.output": "head",
     },
-    "copies": {"extra": "m.wte.weight"},
-    "ignore": {"*.bias_of_mask": "computed"},
+    "extra": {"extra": "= m.wte.weight", "*.bias_of_mask": "computed"},
 }
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     model = model_of(PLAIN_MAP)
-    write_shards(published(model, model.meta["graph"].spec.model.checkpoint), model.state_dict(), tmp_path, metadata={})
+    write_shards(published(model, model.meta["graph"].spec.family), model.state_dict(), tmp_path, metadata={})
     return tmp_path / "model.safetensors"
 
 
@@ -189,13 +182,13 @@ def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
 def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(start: str, file: Path) -> None:
     stored = load_file(file)
     bare = {f"{start}{name.removeprefix('m.')}" if name[:2] == "m." else name: one for name, one in stored.items()}
-    more = {"zeros": {"m.gone": "never trained"}, "constants": {"m.half": 0.5}}
+    family = {**PLAIN_MAP, "extra": {**PLAIN_MAP["extra"], "m.gone": "= 0", "m.half": 0.5}}
     sound = {f"{start}gone": torch.zeros(3), f"{start}half": torch.tensor(0.5)}
     save_file({**bare, **sound}, file)
-    load_weights(model_of({**PLAIN_MAP, **more}), file)
+    load_weights(model_of(family), file)
     for name in sound:
         save_file({**bare, **sound, name: torch.ones_like(sound[name])}, file)
-        assert f"`{name}` has other values than" in refusal(file, {**PLAIN_MAP, **more})
+        assert f"`{name}` has other values than" in refusal(file, family)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +197,10 @@ def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(star
         ({"decoder.final_norm": None}, "has no entry for tensors of the model\n   --> <spec>"),
         ({f"{LAYER}.ffn.[gate up down": "m.x"}, "has brackets without words, or an unmatched one"),
         ({f"{LAYER}.ffn.[up gate down]": "m.[x y z]"}, "two entries name `decoder.layers.{i}.ffn.up`"),
-        ({"embedding.tokens": {"file": "m.wte", "pattern": "a b ->"}}, "found the end where a name"),
-        ({"embedding.tokens": {"file": "m.wte", "pattern": "a b -> a"}}, "the block `a b` is on the left side only"),
+        ({"embedding.tokens": {"m.wte": "a b ->"}}, "found the end where a name"),
+        ({"embedding.tokens": {"m.wte": "a b -> a"}}, "the block `a b` is on the left side only"),
         ({"embedding.tokens": "m.{x}.{y}.wte"}, "has more holes than `embedding.tokens.weight` has axes"),
-        ({"embedding.tokens": {"file": ["m.wte", "m.wpe"]}}, "1 tensors of the model cannot be 2 of the file"),
+        ({"embedding.tokens": "m.[wte wpe]"}, "1 tensors of the model cannot be 2 of the file"),
     ],
 )
 def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> None:

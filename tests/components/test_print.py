@@ -23,7 +23,7 @@ PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins"]
 
 GOLDEN = ("gpt2", "llama3_8b", "t5_small", "deepseek_v3")
 
-OF_A_RUN = {"callback", "data", "loss", "metric", "optimizer", "schedule", "tokenizer", "tracker"}
+ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "schedule", "tokenizer", "tracker"}
 """Slots that are not in a model."""
 NOT_SHOWN = {
     "d_model": "a part keeps the width of its model, which every layer shows",
@@ -200,7 +200,7 @@ def required(kind: str, fields: Any) -> Part:
 def fields_of_parts() -> Iterator[Any]:
     """Slot, kind and field of all components of models, but for those that `NOT_SHOWN` has."""
     for slot in PLUGINS.registry.slots():
-        if slot in NOT_SHOWN or slot in OF_A_RUN:
+        if slot in NOT_SHOWN or slot in ELSEWHERE:
             continue
         for kind, found in PLUGINS.registry.kinds(slot).items():
             for name, info in found.config.model_fields.items():

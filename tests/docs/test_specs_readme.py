@@ -61,6 +61,7 @@ def test_the_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for language, text in BLOCKS:
         if language == "yaml":
             name = text.partition("\n")[0].removeprefix("# ")
+            Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_text(text, encoding="utf-8")
             continue
         assert language == "console", "a block is a file, or commands and what they print"

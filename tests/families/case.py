@@ -203,8 +203,8 @@ def check_saved(trial: Trial) -> None:
     back = trial.folder / "ours"
     save(trial.ours, back, layout="huggingface")
     before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
-    section = trial.ours.meta["graph"].spec.model.checkpoint
-    left = matcher(map(section.in_file, [*(section.copies or {}), *(section.ignore or {}), *(section.zeros or {})]))
+    family = trial.ours.meta["graph"].spec.family
+    left = matcher([*family.copies, *family.ignored, *family.zeros])
     assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
     for name in after:
         assert before[name].dtype == after[name].dtype, name

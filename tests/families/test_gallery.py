@@ -36,7 +36,7 @@ AUTO = {
 
 
 def test_the_gallery_is_large() -> None:
-    kinds = {plain(read_tree(name, known.KNOWN))["checkpoint"]["model_type"] for name in NAMES}
+    kinds = {plain(read_tree(name, known.KNOWN))["checkpoint"] for name in NAMES}
     assert len(NAMES) >= 100
     assert len(kinds) >= 45
 
@@ -76,9 +76,9 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     """How many values of theirs a file holds that our model reads: parameters, those of an untied head, and buffers
     that were learned. What is computed (sinusoids) is a parameter of theirs at times, and never read.
     """
-    section = model.meta["graph"].spec.model.checkpoint
-    read = {name for link in published(model, section).links for name in link.file}
-    without_place = map(section.in_file, [*(section.ignore or {}), *(section.zeros or {}), *(section.constants or {})])
+    family = model.meta["graph"].spec.family
+    read = {name for link in published(model, family).links for name in link.file}
+    without_place = [*family.ignored, *family.zeros, *family.constants]
     ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
     counted = {name: p for name, p in theirs.named_parameters() if not ignored.fullmatch(name)}
     every = dict(theirs.named_parameters(remove_duplicate=False))

@@ -30,9 +30,9 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()}), 8))
 def test_sizes_alone(name: str, tmp_path: Path) -> None:
-    section = tfkit.load(families(KNOWN)[name]).spec.model.checkpoint
-    assert section is not None
-    width = {"head_dim": 16} if "head_dim" in section.fields else {}
+    family = tfkit.load(families(KNOWN)[name]).spec.family
+    assert family is not None
+    width = {"head_dim": 16} if "head_dim" in family.fields else {}
     fields = {**LLAMA, "model_type": name, "hidden_size": 64, "num_hidden_layers": 8, **width}
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)

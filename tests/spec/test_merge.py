@@ -104,7 +104,7 @@ def test_small_parts() -> None:
     assert plain(without(root, {"a", "z"})) == {"b": 2}
     assert plain(nested(["x", "y"], root)) == {"x": {"y": {"a": 1, "b": 2}}}
     words = {("graph", "a"): "block", ("inputs", "a"): "type", ("graph", "a", "norm"): "kind"}
-    words |= {("checkpoint", "tensors", "a"): "file", ("checkpoint", "config", "a"): "set"}
+    words |= {("checkpoint",): "extends", ("checkpoint", "tensors"): "kind"}
     assert {path: word_key(path) for path in words} == words
 
 

@@ -18,7 +18,7 @@ from tfkit.graph.expand import Graph
 def fitting_map(
     model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
-    """The map whose names a file has: of the model's own names, or of its `checkpoint` section.
+    """The map whose names a file has: of the model's own names, or of its family.
 
     Raises:
         SpecError: the file does not hold exactly this model; or states that its weights mean another one, unless
@@ -32,13 +32,13 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> WeightMap:
-    """The map that knows more names of a file: of the model's own names, or of its `checkpoint` section."""
-    config = graph.spec.model.checkpoint
+    """The map that knows more names of a file: of the model's own names, or of its family."""
+    family = graph.spec.family
     weights = WeightMap.own(model)
-    if config is None:
+    if family is None:
         return weights
     assert isinstance(model, fx.GraphModule)
-    theirs = published(model, config).for_names(checkpoint.names)
+    theirs = published(model, family).for_names(checkpoint.names)
     return max(weights, theirs, key=lambda one: one.known(checkpoint.names))
 
 

@@ -1,7 +1,8 @@
-"""From the `checkpoint` section of a spec to the links between its model and a file."""
+"""From the family of a spec to the links between its model and a file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
@@ -9,34 +10,38 @@ from itertools import product
 import torch
 
 from tfkit.checkpoint.mismatch import collapsed
-from tfkit.checkpoint.names import above, expanded, filled, holes, matcher, nameless, numbered
+from tfkit.checkpoint.names import above, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.weights import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
-from tfkit.spec.checkpoint import CheckpointConfig
+from tfkit.spec.brackets import expanded
+from tfkit.spec.family import FamilyConfig
+
+_SIZE = re.compile(r"(\w+)=(\d+)")
+"""A size in a pattern that follows neither from the tensors nor from the component: `[q=1 k=1 v=1]`."""
 
 
-def published(model: torch.fx.GraphModule, config: CheckpointConfig) -> WeightMap:
-    """The weight map described by the `checkpoint` section of a spec.
+def published(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
+    """The weight map of a model that its family describes.
 
     Raises:
         SpecError: a tensor of the model has no entry, or two; or an entry is malformed.
     """
-    return _Links(model, config).map()
+    return _Links(model, family).map()
 
 
 class _Links:
     """Finds the entry of each tensor of a model."""
 
-    def __init__(self, model: torch.fx.GraphModule, config: CheckpointConfig) -> None:
+    def __init__(self, model: torch.fx.GraphModule, family: FamilyConfig) -> None:
         self.graph = model.meta["graph"]
         self.components = model.meta["components"]
-        self.config = config
+        self.family = family
         self.state = model.state_dict()
         self.places = places(model)
         self.entries: dict[str, list[tuple[str, int]]] = {}
         self.own: dict[str, list[str]] = {}
-        for key in config.tensors:
+        for key in family.tensors:
             self.own[key] = self._expanded(key, key)
             for index, name in enumerate(self.own[key]):
                 others = self.entries.setdefault(nameless(name), [])
@@ -56,7 +61,7 @@ class _Links:
                 continue
             key, index, leaf = found
             numbers = tuple(numbered(name)[1])
-            if self.config.tensors[key].pattern is None:
+            if isinstance(self.family.tensors[key], str):
                 links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
             else:
                 grouped.setdefault((key, leaf, numbers), {})[index] = name
@@ -67,20 +72,17 @@ class _Links:
                 has = ", ".join(quoted(name) for name in names.values())
                 raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
             links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
-        in_file = self.config.in_file
-        copies = {in_file(name): in_file(other) for name, other in (self.config.copies or {}).items()}
-        ignored = {in_file(name): reason for name, reason in (self.config.ignore or {}).items()}
+        family = self.family
         constants = self._constants([name for link in links for name in link.file])
-        zeros = {in_file(name): reason for name, reason in (self.config.zeros or {}).items()}
-        ignored |= dict.fromkeys(constants, "the same in all models of the family") | zeros
-        own = tuple(links), self.places, self.config.prefix
-        return WeightMap(*own, copies, ignored, self.config.older or {}, constants, zeros)
+        zeros = dict.fromkeys(family.zeros, "zero in all models of the family")
+        same = dict.fromkeys(constants, "the same in all models of the family")
+        own = tuple(links), self.places, family.prefix
+        return WeightMap(*own, family.copies, family.ignored | same | zeros, family.older, constants, zeros)
 
     def _constants(self, names: Sequence[str]) -> dict[str, float]:
         """The numbers of the file that are the same in all models, by their names in this one."""
         found: dict[str, float] = {}
-        for text, value in (self.config.constants or {}).items():
-            name = self.config.in_file(text)
+        for name, value in self.family.constants.items():
             begins, hole, _ = name.partition("}")
             others = matcher([f"{begins}{hole}*"])
             numbers = {tuple(numbered(other)[1][:1]) for other in names if hole and others.fullmatch(other)}
@@ -108,13 +110,11 @@ class _Links:
         return min(entries, key=lambda entry: (missing(entry), -len(self.own[entry[0]])))
 
     def _files(self, key: str) -> list[str]:
-        entry = self.config.tensors[key]
-        given = [entry.file] if isinstance(entry.file, str) else entry.file
-        files = [self.config.in_file(name) for text in given for name in self._expanded(text, key)]
-        if entry.pattern is None and len(files) != len(self.own[key]):
-            message = (
-                f"{len(self.own[key])} tensors of the model cannot be {len(files)} of the file without a `pattern`"
-            )
+        entry = self.family.tensors[key]
+        text = entry if isinstance(entry, str) else next(iter(entry))
+        files = [self.family.in_file(name) for name in self._expanded(text, key)]
+        if isinstance(entry, str) and len(files) != len(self.own[key]):
+            message = f"{len(self.own[key])} tensors of the model cannot be {len(files)} of the file without a pattern"
             raise self._wrong(key, message)
         return files
 
@@ -136,14 +136,15 @@ class _Links:
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
         """The pattern of an entry for tensors of that rank, and the known sizes of its names."""
-        entry = self.config.tensors[key]
-        if entry.pattern is None:
+        entry = self.family.tensors[key]
+        if isinstance(entry, str):
             return None, {}
+        text = next(iter(entry.values()))
         try:
-            pattern = _parsed(entry.pattern, rank)
+            pattern = _parsed(_SIZE.sub(r"\1", text), rank)
         except PatternError as wrong:
             raise self._wrong(key, wrong.message, *wrong.notes, help=wrong.help) from None
-        return pattern, {**self._sizes(name, pattern), **(entry.sizes or {})}
+        return pattern, {**self._sizes(name, pattern), **{letter: int(size) for letter, size in _SIZE.findall(text)}}
 
     def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:
         """The sizes that the components around a tensor give to the pattern's names."""
@@ -161,7 +162,7 @@ class _Links:
 
     def _without_entry(self, lost: Sequence[str]) -> SpecError:
         notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed({n: self._shape(n) for n in lost}))
-        message = "the map of `checkpoint` has no entry for tensors of the model"
+        message = "the family has no entry for tensors of the model"
         help = "write each under `tensors`, with its name in the file"
         return SpecError(Diagnostic(message, self._span("tensors"), "checkpoint.tensors", notes, help))
 

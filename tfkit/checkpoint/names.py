@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
-
-from tfkit.errors import Invalid, quoted
 
 _HOLE = re.compile(r"\{(\w+)\}")
-_WORDS = re.compile(r"\[([^\[\]]*)\]")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A segment of a name that is a number, such as that of a layer."""
-
-
-def expanded(name: str) -> list[str]:
-    """The names that `[q k v]` in a name stands for, in order; raises `Invalid` for brackets that are not closed."""
-    segments = _WORDS.split(name)
-    if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
-        not w.split() for w in segments[1::2]
-    ):
-        raise Invalid("", f"{quoted(name)} has brackets without words, or an unmatched one", help="write `[q k v]`")
-    choices = [segment.split() if index % 2 else [segment] for index, segment in enumerate(segments)]
-    return ["".join(chosen) for chosen in product(*choices)]
 
 
 def holes(name: str) -> list[str]:

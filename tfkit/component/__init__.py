@@ -5,7 +5,7 @@ that the component fills, its `kind` is the name under which a spec asks for it,
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 `config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
-`run.py` the slots of a run, `stack.py` what tools read of a block's layers.
+`run.py` the slots of a run, `field.py` that of a family's fields, `stack.py` what tools read of a block's layers.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
@@ -39,6 +39,12 @@ from tfkit.component.config import WireMarker as WireMarker
 from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
 from tfkit.component.config import slot as slot
+from tfkit.component.field import ABSENT as ABSENT
+from tfkit.component.field import FieldConfig as FieldConfig
+from tfkit.component.field import Reading as Reading
+from tfkit.component.field import Writing as Writing
+from tfkit.component.field import case_of as case_of
+from tfkit.component.field import value_of as value_of
 from tfkit.component.run import IGNORED as IGNORED
 from tfkit.component.run import Batch as Batch
 from tfkit.component.run import Callback as Callback

@@ -56,7 +56,8 @@ class Reader:
     def load(self, spec: str) -> Graph:
         """The graph of a spec; its notes go to standard error."""
         from tfkit.graph.expand import expand
-        from tfkit.spec.load import is_folder, read_spec
+        from tfkit.spec.find import is_folder
+        from tfkit.spec.load import read_spec
 
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
@@ -66,7 +67,7 @@ class Reader:
 
     def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
         """The weights given to a command, or those in the folder that the spec is; None for random ones."""
-        from tfkit.spec.load import weights_beside
+        from tfkit.spec.find import weights_beside
 
         found = given if given is not None else weights_beside(spec, self.plugins.specs)
         if found is None and allow_change:

@@ -1,4 +1,4 @@
-"""The specs with a bare name: those of tfkit, and those of plugins.
+"""The specs and families with a bare name: those of tfkit, and those of plugins.
 
 A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which is found without running
 any code; one that cannot returns folders from its hook `tfkit_specs`.
@@ -14,6 +14,9 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.discover import BUILT_IN, DISABLE, SPECS, Candidate
 from tfkit.plugin.import_code import folder_of
 
+FAMILIES = "families"
+"""The folder of families, beside specs."""
+
 
 @dataclass(frozen=True)
 class SpecPath:
@@ -25,9 +28,10 @@ class SpecPath:
 
 @dataclass(frozen=True)
 class KnownSpecs:
-    """The specs by their bare names. `disabled` are the names of plugins that were switched off."""
+    """The specs and the families by their bare names. `disabled` are the names of plugins that were switched off."""
 
     files: Mapping[str, SpecPath]
+    families: Mapping[str, SpecPath]
     disabled: tuple[str, ...] = ()
 
 
@@ -39,18 +43,26 @@ def own_specs() -> Path:
 
 
 def known_specs(folders: Iterable[SpecPath] = (), disabled: Sequence[str] = ()) -> KnownSpecs:
-    """The specs in these folders and in tfkit's own; raises SpecError for two of one name."""
+    """The specs in these folders and in tfkit's own, and families below them; raises SpecError for two of one name."""
+    every = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
+    below = [SpecPath(one.path / FAMILIES, one.plugin) for one in every]
+    (files, clashes), (families, more) = _by_name(every, "specs"), _by_name(below, "families")
+    if clashes or more:
+        raise SpecError(*clashes, *more)
+    return KnownSpecs(files, families, tuple(disabled))
+
+
+def _by_name(folders: Iterable[SpecPath], what: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
+    """The files of folders by name, and an error for each two of one name."""
     files: dict[str, SpecPath] = {}
     clashes = []
-    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]):
+    for folder in folders:
         for path in _specs_in(folder.path):
             new = SpecPath(path, folder.plugin)
             if path.stem in files:
-                clashes.append(_clash(path.stem, files[path.stem], new))
+                clashes.append(_clash(what, path.stem, files[path.stem], new))
             files.setdefault(path.stem, new)
-    if clashes:
-        raise SpecError(*clashes)
-    return KnownSpecs(dict(sorted(files.items())), tuple(disabled))
+    return dict(sorted(files.items())), clashes
 
 
 def declared(candidate: Candidate) -> list[SpecPath]:
@@ -82,7 +94,7 @@ def _specs_in(folder: Path) -> Iterator[Path]:
     return (path for path in folder.glob("*.yaml") if path.is_file())
 
 
-def _clash(name: str, *both: SpecPath) -> Diagnostic:
+def _clash(what: str, name: str, *both: SpecPath) -> Diagnostic:
     help = f"rename one of the two, or switch one plugin off by its name: {DISABLE}=<name>"
     notes = tuple(f"{one.plugin}: {one.path}" for one in both)
-    return Diagnostic(f"there are two specs named `{name}`", notes=notes, help=help)
+    return Diagnostic(f"there are two {what} named `{name}`", notes=notes, help=help)

@@ -45,6 +45,11 @@ class ExpressionError(Invalid):
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
     """The value of an expression; `lookup` gives the value of a name or raises `ExpressionError`."""
+    return _value(parsed(text), lookup)
+
+
+def parsed(text: str) -> ast.expr:
+    """The tree of an expression; raises `ExpressionError` if it is not one of Python."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters; this one has {len(text)}")
     try:
@@ -52,7 +57,7 @@ def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ExpressionError(f"{quoted(text)} is neither a number nor arithmetic", help=GRAMMAR) from None
-    return _value(tree.body, lookup)
+    return tree.body
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
@@ -73,12 +78,13 @@ def _part(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand, lookup))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
+        return apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
     what = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
     raise ExpressionError(f"{what} cannot be in an expression", help=GRAMMAR)
 
 
-def _apply(op: ast.operator, left: Number, right: Number) -> Number:
+def apply(op: ast.operator, left: Number, right: Number) -> Number:
+    """The result of an operator; raises `ExpressionError` where it has none."""
     if isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT:
         raise ExpressionError(f"a power of more than {MAX_EXPONENT}")
     try:

@@ -10,31 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.component import Component
-from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
-from tfkit.plugin import elsewhere
+from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, canonical
-from tfkit.plugin.known_specs import KnownSpecs, own_specs
+from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.wanted import how_to_get, where_it_is
+from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, Read, based, read_based, shortest
-from tfkit.spec.folder import has_weights, model_folder, spec_of
+from tfkit.spec.family import FamilyConfig, with_kinds
+from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.parts import parts
 from tfkit.spec.provenance import Provenance
+from tfkit.spec.read_family import family_of, in_place
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
-SUFFIXES = (".yaml", ".yml")
-
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that has been read: the resolved model, and the origin of each of its values."""
+    """A spec that has been read: the resolved model and its family, and the origin of each of their values."""
 
     model: ModelSpec
     provenance: Provenance
@@ -43,60 +42,12 @@ class Spec:
     """Warnings: findings that are not errors."""
     built_with: MappingABC[str, str] = field(default_factory=dict)
     """The versions of the plugins, not of tfkit, whose components the model has, by their names."""
+    family: FamilyConfig | None = None
+    """The names of tensors and fields in published checkpoints of the model."""
 
     def named(self, name: str) -> Spec:
         """The spec under another name."""
         return replace(self, model=self.model.model_copy(update={"name": name}))
-
-
-def plugin_folders(beside: Path = Path()) -> list[Path]:
-    """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
-    return [beside, beside / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
-
-
-def find_spec(
-    name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None, span: Span | None = None
-) -> Path:
-    """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
-
-    Relative paths start from the folder `beside`. A bare name that is known is not looked for there. Raises SpecError
-    if there is no such file.
-    """
-    text = os.fspath(name)
-    path = (beside or Path()) / text
-    if is_folder(text, known, beside=beside):
-        return spec_of(path, span)
-    if text.endswith(SUFFIXES) or os.sep in text:
-        if os.path.exists(path) or span is None:
-            return path
-        near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
-        help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
-        raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
-    if text in known.files:
-        return known.files[text].path
-    raise SpecError(_unknown_spec(text, known, span))
-
-
-def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic:
-    path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
-    if plugin is not None:
-        help = where_it_is(plugin, plugin_folders(), known.disabled)
-        return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
-    near = closest(name, [*known.files, *elsewhere.names()])
-    similar = f"a spec with a similar name exists: `{near}`"
-    help = similar if near else "give the path of a file: ./my_model.yaml"
-    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
-
-
-def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
-    """True if the name of a spec is that of a folder, and not of a spec that is known."""
-    text = os.fspath(name)
-    return bool(text) and text not in known.files and os.path.isdir((beside or Path()) / text)
-
-
-def weights_beside(name: str | os.PathLike[str], known: KnownSpecs) -> Path | None:
-    """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
-    return model_folder(Path(name)) if is_folder(name, known) and has_weights(Path(name)) else None
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
@@ -140,9 +91,14 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     changes = list(sets)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
+    changed = in_place(changed, plugins.specs)
     found, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
     errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
     errors += [one for one in found.errors if one.span not in [node.span for node in nulls.values()]]
+    family = None
+    if not found.errors:
+        family, wrong = _family(changed, plugins, found.provenance)
+        errors += wrong
     idle = [] if errors else found.idle
     before = _resolved(root, plugins).idle if idle and changes else idle
     notes = []
@@ -155,7 +111,19 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
             notes.append(_idle_now(name, key, by_set=name not in before))
     if errors:
         raise SpecError(*errors)
-    return Spec(found.model, found.provenance, file, tuple(notes), _built_with(found.model, plugins))
+    return Spec(found.model, found.provenance, file, tuple(notes), _built_with(found.model, plugins), family)
+
+
+def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
+    """The family of a model, with its places in `provenance`; and the errors in it."""
+    node = root.items.get("checkpoint")
+    if node is None or is_null(node):
+        return None, []
+    resolver = Resolver(plugins)
+    text = with_kinds(family_of(node, plugins.specs), plugins.registry)
+    found = resolver.config(FamilyConfig, text, ("checkpoint",), {})
+    provenance.spans.update(resolver.provenance.spans)
+    return found, resolver.diagnostics
 
 
 def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults. So does a pattern of layers: its ranges make sense together. Null removes keys
-at the top of a spec, and the entries that the spec names itself (nodes, inputs, tensors).
+component starts from its own defaults. So does a pattern of layers, whose ranges make sense together, and so do the
+entries of a family. Null removes keys at the top of a spec, and the entries that the spec names itself (nodes, inputs).
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_NAMED = {
-    ("graph",),
-    ("inputs",),
-    *(("checkpoint", key) for key in ("tensors", "older", "copies", "ignore", "zeros", "constants", "only")),
-}
+_NAMED = {("graph",), ("inputs",)}
 
 
 def word_key(path: tuple[str, ...]) -> str:
     """The key that a bare word stands for at this place of a spec."""
     if len(path) == 2 and path[0] in ("graph", "inputs"):
         return "block" if path[0] == "graph" else "type"
-    if len(path) == 3 and path[0] == "checkpoint":
-        return {"tensors": "file", "config": "set"}.get(path[1], "kind")
-    return "kind"
+    return "extends" if path == ("checkpoint",) else "kind"
 
 
 def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
@@ -64,10 +58,11 @@ def without(root: Mapping, names: Collection[str]) -> Mapping:
 
 
 def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
-    if not isinstance(new, Mapping) or path[-2:] == ("layers", "pattern"):
+    whole = path[-2:] == ("layers", "pattern") or (path[0] == "checkpoint" and len(path) > 2)
+    if not isinstance(new, Mapping) or whole:
         return new
     key = word_key(path)
-    if isinstance(old, Scalar) and isinstance(old.value, str) and not (path[0] == "checkpoint" and len(path) > 3):
+    if isinstance(old, Scalar) and isinstance(old.value, str):
         old = Mapping({key: old}, {key: old.span}, old.span)
     if not isinstance(old, Mapping):
         return new

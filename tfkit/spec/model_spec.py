@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from tfkit.component import BlockConfig, Config, Dim, Immaterial, InitConfig, slot
 from tfkit.errors import Invalid
-from tfkit.spec.checkpoint import CheckpointConfig
 from tfkit.spec.document import NAME, Document
 
 
@@ -62,8 +61,8 @@ class ModelSpec(Document):
     """The initialization of the weights."""
     parameters: int | None = Field(default=None, ge=0)
     """The number of parameters; checked when the model is built. Specs that extend this one state their own."""
-    checkpoint: CheckpointConfig | None = None
-    """Names of tensors and fields in a published checkpoint of the model."""
+    checkpoint: str | dict[str, Any] | None = None
+    """The family with the names of its tensors and fields in published checkpoints: a name, a path, or one in place."""
 
     def check(self) -> None:
         """Refuse a model without inputs or nodes."""

@@ -19,8 +19,9 @@ from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, based, read_based, shortest
+from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import RUN
-from tfkit.spec.load import SUFFIXES, Spec, models, resolve_spec
+from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec

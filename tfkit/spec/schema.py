@@ -20,7 +20,6 @@ from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
-from tfkit.spec.checkpoint import CheckpointConfig
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.run import LISTS, MODEL, RunSpec
 from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
@@ -169,7 +168,7 @@ class _Language:
         shape = shape_of(info.annotation)
         if name == config.word_key and issubclass(config, Component):
             return {**_documented(text), "const": config.kind_name()}
-        removable = partial and issubclass(config, ModelSpec | CheckpointConfig)
+        removable = partial and issubclass(config, ModelSpec)
         if shape is None:
             plain = _plain(config, name)
             return {**_documented(text), **(_with_null_entries(plain) if removable else plain)}

@@ -1,110 +1,208 @@
-"""The reading of a config.json: its fields, and the spec as changed by them so far."""
+"""From a config.json to a spec: each field changes the values that the family's rule for it names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfkit.errors import Diagnostic, Invalid, closest, quoted
+from tfkit.checkpoint.config_json.layer_pattern import BASE, layers_of
+from tfkit.errors import Diagnostic, Invalid, SpecError, closest, quoted
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
-from tfkit.spec.checkpoint import CheckpointConfig
+from tfkit.spec.family import FamilyConfig
+from tfkit.spec.inverse import Expression
 from tfkit.spec.merge import merge, nested
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
+SILENT = frozenset(
+    """
+    architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype auto_map use_cache
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id is_encoder_decoder output_attentions
+    output_hidden_states return_dict attn_implementation _attn_implementation _commit_hash gradient_checkpointing
+    pretraining_tp task_specific_params id2label label2id num_labels problem_type chunk_size_feed_forward
+    tokenizer_class prefix finetuning_task summary_activation summary_first_dropout summary_proj_to_labels
+    summary_type summary_use_proj classifier_dropout max_length min_length num_beams length_penalty early_stopping
+    no_repeat_ngram_size do_sample bad_words_ids static_position_embeddings use_bfloat16 torchscript
+    cache_implementation cross_attention_hidden_size
+    """.split()  # noqa: SIM905
+)
+"""Fields of every family that do not affect what the model computes."""
+USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
+"""Fields of many families that have no effect as long as they have these values."""
+MAX_LAYERS = 4096
+"""The most layers that a stack may have, see `Count`."""
 
-class Reading:
-    """The fields of a config.json, and the spec as changed by them so far.
+
+def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping:
+    """The tree of a family's spec, changed to the model that a config.json describes.
+
+    Raises:
+        SpecError: with every error in it: fields that the family does not know, lacks, or cannot represent.
+    """
+    reading = FieldReading(config, spec, family)
+    for name in family.fields:
+        reading.read(name)
+    reading.check_all_known()
+    if reading.errors:
+        raise SpecError(*reading.errors)
+    return reading.tree
+
+
+class FieldReading:
+    """The `Reading` of the rules: the fields of a config.json, and the spec as changed by them so far.
 
     Attributes:
         tree: the spec.
-        section: the family's rules for the fields.
-        values: the fields by name.
-        read: the names of those that were used.
-        stacks: for each stack, the variant of every layer, and all existing variants.
         errors: the errors found.
     """
 
-    def __init__(self, config: Mapping, family: Mapping, section: CheckpointConfig) -> None:
-        self.tree = family
-        self.section = section
-        self.rules = section.fields
+    def __init__(self, config: Mapping, spec: Mapping, family: FamilyConfig) -> None:
+        self.tree = spec
         self.errors: list[Diagnostic] = []
-        self.read: set[str] = set()
-        self.values: dict[str, Node] = {}
-        self.further = {key for rule in self.rules.values() for key in rule.variants or {}}
-        self.stacks: dict[str, tuple[list[str], dict[str, Any]]] = {}
-        self.span = config.span
+        self.model_type = family.model_type
+        self._family = family
+        self._used: set[str] = set()
+        self._values: dict[str, Node] = {}
+        self._stacks: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        self._top = self._span = config.span
         self._flatten(config, "")
 
     def _flatten(self, node: Mapping, start: str) -> None:
         """Fields by name; those of a mapping as `mapping.field` if the family knows some of them in that form."""
         for key, value in node.items.items():
             name = f"{start}{key}"
-            parts = any(rule.startswith(f"{name}.") for rule in self.rules)
+            parts = any(rule.startswith(f"{name}.") for rule in self._family.fields)
             if isinstance(value, Mapping) and parts:
                 self._flatten(value, f"{name}.")
-            if not isinstance(value, Mapping) or not parts or name in self.rules:
-                self.values[name] = value
+            if not isinstance(value, Mapping) or not parts or self.knows(name):
+                self._values[name] = value
 
-    def node(self, name: str) -> Node:
-        """The value of a field, or its default; raises `Invalid` if a required one is missing."""
-        self.read.add(name)
-        if name in self.values:
-            return self.values[name]
-        rule = self.rules.get(name)
-        if rule is None or "default" not in rule.model_fields_set:
-            near = closest(name, self.values.keys() - self.rules.keys())
+    def read(self, name: str) -> None:
+        """Change the spec by one field, unless others leave it without a meaning; its errors are noted."""
+        self._span = self._values[name].span if name in self._values else self._top
+        self._used.add(name)
+        try:
+            if all(self.value(other) == wanted for other, wanted in self._family.when.get(name, {}).items()):
+                self._family.fields[name].read(name, self)
+        except Invalid as wrong:
+            self._error(str(wrong), name, *wrong.notes, help=wrong.help)
+
+    def value(self, name: str) -> Any:
+        self._used.add(name)
+        if name in self._values:
+            return plain(self._values[name])
+        if name not in self._family.defaults:
+            near = closest(name, self._values.keys() - self._family.fields.keys())
             help = f"a field with a similar name exists: {quoted(near)}" if near else None
             raise Invalid("", f"{quoted(name)} is missing", help=help)
-        return node_of(rule.default, self.span)
+        return plain(self._node(self.default(name)))
 
-    def put(self, path: str, value: Node) -> None:
-        """Change one place of the spec; mappings of one kind are merged, everything else is replaced."""
-        self.tree = merge(self.tree, nested(self._keys(path), value))
+    def default(self, name: str) -> Any:
+        return self._family.defaults.get(name)
+
+    def given(self, around: str) -> dict[str, Any]:
+        found = {name: plain(node) for name, node in self._values.items() if name.startswith(around)}
+        return {name.removeprefix(around): value for name, value in found.items() if value is not None}
+
+    def knows(self, name: str) -> bool:
+        return name in self._family.fields
+
+    def used(self, names: Iterable[str]) -> None:
+        self._used |= set(names)
+
+    def compute(self, text: str) -> Number:
+        return _rounded(evaluate(text, self._number))
+
+    def _number(self, name: str) -> Number:
+        value, rule = self.value(name), self._family.fields.get(name)
+        if value is None and rule is not None and rule.null is not None:
+            return self.compute(rule.null)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ExpressionError(f"{quoted(name)} is {quoted(str(value))}, not a number")
+        return value
+
+    def at(self, path: str) -> Any:
+        node: Node | None = self.tree
+        for key in self._keys(path):
+            node = node.items.get(key) if isinstance(node, Mapping) else None
+        return None if node is None else plain(node)
+
+    def reaches(self, path: str) -> bool:
+        node: Node | None = self.tree
+        before = ""
+        for key in self._keys(path)[:-1]:
+            node = node.items.get(key) if isinstance(node, Mapping) else None
+            unknown = node is None and before == "variants" and key not in self._family.variants
+            if unknown or (isinstance(node, Scalar) and node.value is None):
+                return False
+            before = key
+        return True
+
+    def put(self, path: str, value: Any) -> None:
+        self._merge(path, self._node(value))
+
+    def _merge(self, path: str, node: Node) -> None:
+        self.tree = merge(self.tree, nested(self._keys(path), node))
 
     def _keys(self, path: str) -> list[str]:
         keys, graph = path.split("."), self.tree.items.get("graph")
         return ["graph", *keys] if isinstance(graph, Mapping) and keys[0] in graph.items else keys
 
-    def is_null_before(self, path: str) -> bool:
-        """True if there is nothing to change: a path leads into a null in the spec, or into no variant."""
-        node: Node | None = self.tree
-        before = ""
-        for key in self._keys(path)[:-1]:
-            node = node.items.get(key) if isinstance(node, Mapping) else None
-            unknown = node is None and before == "variants" and key not in self.further
-            if unknown or (isinstance(node, Scalar) and node.value is None):
-                return True
-            before = key
-        return False
+    def _node(self, value: Any) -> Node:
+        return node_of(value, self._span)
 
-    def computed(self, text: str, value: Node | None = None) -> Number:
-        """Arithmetic over the fields, and over `value`; raises `Invalid`."""
-        found = evaluate(
-            text, lambda name: self.number(name) if name != "value" or value is None else _number(value, "the value")
-        )
-        near = round(found)
-        return near if abs(found - near) <= 1e-12 * abs(found) else found
+    def solve(self, expression: str, value: Any) -> None:
+        solved = Expression.parse(expression, self._family.fields)
+        if not self.reaches(solved.path):
+            return
+        if not solved.is_path and value is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ExpressionError(f"the value is {quoted(str(value))}, not a number")
+            value = _rounded(solved.inverse(value, self._number))
+        node = Scalar(value, self._span, quoted=True) if isinstance(value, str) else self._node(value)
+        self._merge(solved.path, node)
 
-    def number(self, name: str) -> Number:
-        """A field that is a number; raises `Invalid`."""
-        node, rule = self.node(name), self.rules.get(name)
-        if isinstance(node, Scalar) and node.value is None and rule is not None and rule.if_null is not None:
-            return self.computed(rule.if_null)
-        return _number(node, quoted(name))
+    def layers(self, stack: str) -> list[str] | None:
+        n_layers = self.at(f"{stack}.n_layers")
+        if type(n_layers) is not int or not 0 < n_layers <= MAX_LAYERS:
+            return None  # an error of the field that gives it
+        return self._stacks.get(stack, ([BASE] * n_layers, {}))[0]
 
-    def error(self, message: str, node: Node | None, path: str, *notes: str, help: str | None = None) -> None:
-        """Note an error in a field."""
-        self.errors.append(Diagnostic(message, node.span if node else self.span, path, notes, help))
+    def arrange(self, stack: str, names: Sequence[str]) -> None:
+        known = {**self._family.variants, **self._stacks.get(stack, ([], {}))[1]}
+        here = self._node(self.at(f"{stack}.layers.variants") or {})
+        assert isinstance(here, Mapping)
+        merged = merge(self._node(known), here)  # type: ignore[arg-type]
+        variants = plain(merged)
+        self._stacks[stack] = list(names), variants
+        layers = layers_of(names, variants)
+        self.put(f"{stack}.layers", None)
+        if layers is not None:
+            self.put(f"{stack}.layers", layers)
+
+    def listed(self, stack: str) -> bool:
+        field = self._family.listing(stack)
+        return field is not None and self.value(field) is not None
+
+    def check_all_known(self) -> None:
+        """Note an error for every unknown field of the family that may affect the model."""
+        for name, node in self._values.items():
+            empty = node.value is None if isinstance(node, Scalar) else not node.items
+            around, _, leaf = name.rpartition(".")
+            if not self._used.isdisjoint((name, around)) or leaf in SILENT or empty:
+                continue
+            if leaf in USUAL and plain(node) == USUAL[leaf]:
+                continue
+            near = closest(name, self._family.fields)
+            help = f"the family knows {quoted(near)}" if near else f"if it has no effect, write `{leaf}: unused`"
+            self._error(f"{self.model_type} does not know the field {quoted(name)}", name, help=help)
+
+    def _error(self, message: str, name: str, *notes: str, help: str | None = None) -> None:
+        span = self._values[name].span if name in self._values else self._top
+        self.errors.append(Diagnostic(message, span, name, notes, help))
 
 
-def _number(node: Node, name: str) -> Number:
-    value = node.value if isinstance(node, Scalar) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ExpressionError(f"{name} is {quoted(str(plain(node)))}, not a number")
-    return value
-
-
-def case_of(value: object) -> str:
-    """The word under which `cases` have a value."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
+def _rounded(value: Number) -> Number:
+    near = round(value)
+    return near if abs(value - near) <= 1e-12 * abs(value) else value

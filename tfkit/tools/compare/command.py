@@ -108,8 +108,8 @@ def compare(
 
 def _other(reader: Reader, b: str) -> Graph | Path:
     """The second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
+    from tfkit.spec.find import is_folder
     from tfkit.spec.folder import model_folder
-    from tfkit.spec.load import is_folder
 
     path = model_folder(Path(b))
     if is_folder(b, reader.plugins.specs) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):

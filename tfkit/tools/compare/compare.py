@@ -17,8 +17,8 @@ from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.graph.expand import Graph
 from tfkit.graph.given import AnySpec, as_graph
 from tfkit.placement import AnyDevice, device_of
+from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC
-from tfkit.spec.load import SUFFIXES
 from tfkit.tools.compare.common_inputs import common_inputs
 from tfkit.tools.compare.other_model import a_model, other_model
 from tfkit.tools.compare.outputs import Outputs, depends, outputs

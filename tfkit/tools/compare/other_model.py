@@ -73,8 +73,8 @@ def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str) -> Other:
     """A transformers model, its modules found through the map of its weights."""
     graph = graph_of(model)
-    section = graph.spec.model.checkpoint
-    if section is None:
+    family = graph.spec.family
+    if family is None:
         message = f"{quoted(graph.name)} has no `checkpoint`, which would name its modules in transformers"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     if not os.path.isfile(folder / CONFIG):
@@ -86,7 +86,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, help="pip install transformers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [section.architecture]
+    said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
     cls = getattr(transformers, str(said[0]), None)
     if cls is None:
         raise SpecError(Diagnostic(f"transformers has no {quoted(str(said[0]))}", help="install a version that has it"))
@@ -94,11 +94,11 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
-    links = published(model, section).links
-    if section.prefix and section.prefix.removesuffix(".") not in modules:  # files use another name
-        start, cut = f"{theirs.base_model_prefix}.", len(section.prefix)
+    links = published(model, family).links
+    if family.prefix and family.prefix.removesuffix(".") not in modules:  # files use another name
+        start, cut = f"{theirs.base_model_prefix}.", len(family.prefix)
         links = tuple(
-            replace(link, file=tuple(start + n[cut:] if n.startswith(section.prefix) else n for n in link.file))
+            replace(link, file=tuple(start + n[cut:] if n.startswith(family.prefix) else n for n in link.file))
             for link in links
         )
     known = inspect.signature(theirs.forward).parameters

@@ -69,7 +69,7 @@ def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> Iterator[None
         def called(module: nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, Tensor):
                 return replace(output)
-            if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+            if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
                 return type(output)([replace(output[0]), *output[1:]])
             return output
 

@@ -66,8 +66,8 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
 
 def _is_published(reader: Reader, name: str) -> bool:
     """True for a config.json, and for a folder that has one but not a spec."""
+    from tfkit.spec.find import is_folder
     from tfkit.spec.folder import CONFIG, SPEC
-    from tfkit.spec.load import is_folder
 
     folder = Path(name)
     alone = is_folder(name, reader.plugins.specs) and (folder / CONFIG).exists() and not (folder / SPEC).exists()

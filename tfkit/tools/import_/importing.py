@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.config_json.fields import read_fields
+from tfkit.checkpoint.config_json.reading import read_fields
 from tfkit.checkpoint.config_json.writing import write_fields
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
@@ -19,17 +19,19 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
+from tfkit.spec.family import FamilyConfig
+from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG
-from tfkit.spec.load import Spec, find_spec, plugin_folders, read_tree, resolve_spec, without_idle
+from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
-from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.show.values import text_of
 
-HOW_TO = "write a spec with a `checkpoint` section and name it with --family: specs/README.md shows how"
-_FAMILY = re.compile(r"^ +model_type: *\"?([\w.-]+)", re.MULTILINE)
+HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
+_FAMILY = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -72,11 +74,10 @@ def import_config(
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config, plugins.specs)
-    tree, spec = _family(family, plugins)
-    assert spec.model.checkpoint is not None
-    _check_architecture(config, spec.model)
-    tree = read_fields(config, tree, spec.model.checkpoint)
-    called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or spec.model.name
+    tree, rules = _family(family, plugins)
+    _check_architecture(config, rules)
+    tree = read_fields(config, tree, rules)
+    called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
         Mapping(kept, tree.keys, tree.span),
@@ -88,10 +89,11 @@ def import_config(
 
 
 def families(known: KnownSpecs) -> dict[str, str]:
-    """The known specs that define the fields of a config.json, by model type."""
+    """The first spec of each known family, by its model type."""
     found: dict[str, str] = {}
     for name, spec in known.files.items():
-        if match := _FAMILY.search(spec.path.read_text(encoding="utf-8")):
+        match = _FAMILY.search(spec.path.read_text(encoding="utf-8"))
+        if match and match[1] in known.families:
             found.setdefault(match[1], name)
     return found
 
@@ -120,24 +122,23 @@ def _unknown_family(model_type: str, there: Collection[str], span: Span, known: 
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
-def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, Spec]:
-    tree = read_tree(name, plugins.specs)
-    spec = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs)))
-    if spec.model.checkpoint is None or spec.model.checkpoint.config is None:
-        message = f"{quoted(str(name))} has no `checkpoint.config` to define the fields of a config.json"
+def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, FamilyConfig]:
+    """The tree of a spec, and its family."""
+    tree = in_place(read_tree(name, plugins.specs), plugins.specs)
+    family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
+    if family is None or not family.fields:
+        message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define those of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
-    return tree, spec
+    return tree, family
 
 
-def _check_architecture(config: Mapping, family: ModelSpec) -> None:
+def _check_architecture(config: Mapping, family: FamilyConfig) -> None:
     given = config.items.get("architectures")
     names = plain(given) if isinstance(given, Sequence) else []
-    section = family.checkpoint
-    assert section is not None
-    ours = section.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
+    ours = family.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
     if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
         return
-    message = f"this is the config of a {names[0]}, but the family has the {section.architecture}"
+    message = f"this is the config of a {names[0]}, but the family has the {family.architecture}"
     help = "a family has the model with one head; --family names a spec of another"
     raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
 
@@ -149,32 +150,30 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         SpecError: the spec has none, or its family cannot express a value of the spec.
     """
     plugins, model = plugins or load_plugins(), graph.spec.model
-    section = model.checkpoint
-    if section is None or section.config is None:
-        message = f"the spec {quoted(model.name)} does not define the fields of a config.json"
-        raise SpecError(Diagnostic(message, None, "checkpoint.config", help="specs/README.md shows how to write it"))
-    fields = write_fields(graph.spec, section)
+    family = graph.spec.family
+    if family is None or not family.fields:
+        message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
+        raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
+    fields = write_fields(graph.spec, family)
     span = node_of({}, graph.spec.provenance.spans[()]).span
     config = node_of(fields, span)
     assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph, plugins.specs), plugins)
-    tree = without_idle(read_fields(config, tree, section), plugins)
+    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins)
+    tree = without_idle(read_fields(config, tree, family), plugins)
     again = resolve_spec(tree, plugins, file=CONFIG).model
     changed = list(_differences(model.graph, again.graph, ""))
     if changed:
-        message = f"no config.json of a {section.model_type} describes this model"
+        message = f"no config.json of a {family.model_type} describes this model"
         notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
-        raise SpecError(Diagnostic(message, None, "checkpoint.config", notes))
+        raise SpecError(Diagnostic(message, None, "checkpoint", notes))
     return fields
 
 
-def _proving_family(graph: Graph, known: KnownSpecs) -> str:
+def _proving_family(graph: Graph, family: FamilyConfig, known: KnownSpecs) -> str:
     """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
-    section = graph.spec.model.checkpoint
-    assert section is not None
-    shipped = families(known).get(section.model_type)
+    shipped = families(known).get(family.model_type)
     if shipped is None and not Path(graph.spec.file).is_file():
-        message = f"the family {quoted(section.model_type)} does not come with tfkit, and this spec is not in a file"
+        message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
     return shipped or graph.spec.file
 

@@ -65,7 +65,7 @@ def _missing(specs: Sequence[Shipped], there: Available) -> Iterator[str]:
     """The way to get the plugins that some of the specs need."""
     from tfkit.plugin.discover import canonical
     from tfkit.plugin.wanted import where_it_is
-    from tfkit.spec.load import plugin_folders
+    from tfkit.spec.find import plugin_folders
 
     for text in sorted({text for one in specs for text in one.missing}):
         count, name = sum(text in one.missing for one in specs), NAME.split(text)[0]

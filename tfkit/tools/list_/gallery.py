@@ -61,14 +61,14 @@ def _shipped(name: str, there: Available, read: Read) -> Shipped:
         return Shipped(name, plugin, "", None, None, None, None, (), (), wrong.diagnostics[0].message)
     blocks = {node.get("block") for node in spec["graph"].values() if isinstance(node, dict)}
     kind = "encoder-decoder" if {"encoder", "decoder"} <= blocks else "encoder" if "encoder" in blocks else "decoder"
-    checkpoint, requires = spec.get("checkpoint") or {}, tuple(spec.get("requires") or ())
+    family, requires = spec.get("checkpoint"), tuple(spec.get("requires") or ())
     return Shipped(
         name=name,
         plugin=plugin,
         kind=kind,
         parameters=spec.get("parameters"),
         description=spec.get("description"),
-        model_type=checkpoint.get("model_type"),
+        model_type=family.get("model_type", family.get("extends")) if isinstance(family, dict) else family,
         source=spec.get("source"),
         requires=requires,
         missing=tuple(text for text in requires if not _is_there(text, there)),

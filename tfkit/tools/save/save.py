@@ -120,8 +120,8 @@ def _text(spec: Spec) -> str:
 def _published(model: fx.GraphModule, plugins: Plugins | None) -> Callable[[Path], None]:
     graph = graph_of(model)
     fields = export_config(graph, plugins)
-    assert graph.spec.model.checkpoint is not None
-    weights, state = published(model, graph.spec.model.checkpoint), model.state_dict()
+    assert graph.spec.family is not None
+    weights, state = published(model, graph.spec.family), model.state_dict()
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
 
     def write(target: Path) -> None:

@@ -51,8 +51,8 @@ def values_of(graph: Graph) -> list[Value]:
 
 
 def _of_the_map(path: Path) -> bool:
-    """True if a value names tensors or fields of a published checkpoint: they do not affect the model."""
-    return path[0] == "checkpoint" and path[1:] not in ((), ("model_type",), ("architecture",))
+    """True if a value is inside a family that the spec has in place: it does not affect the model."""
+    return path[0] == "checkpoint" and len(path) > 1
 
 
 def _repeats(value: Value, known: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:

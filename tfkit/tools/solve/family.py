@@ -19,7 +19,8 @@ from tfkit.component import AttentionConfig
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.load import find_spec, read_tree, resolve_spec
+from tfkit.spec.find import find_spec
+from tfkit.spec.load import read_tree, resolve_spec
 from tfkit.spec.merge import assign
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.parts import parts

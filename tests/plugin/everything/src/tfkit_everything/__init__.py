@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 import tfkit
-from tfkit_everything.parts import MaxoutConfig, TowerConfig
+from tfkit_everything.parts import DoubledConfig, MaxoutConfig, TowerConfig
 
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     register(MaxoutConfig)
     register(TowerConfig)
+    register(DoubledConfig)
 
 
 @tfkit.hookimpl

@@ -1,4 +1,4 @@
-"""An FFN, and a stack of layers without attention, in which every position is by itself."""
+"""An FFN, a stack of layers without attention, in which every position is by itself, and a rule for a field."""
 
 from typing import Literal
 
@@ -71,3 +71,17 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.ffn(self.ffn_norm_in(x))
+
+
+class DoubledConfig(tfkit.FieldConfig):
+    """A field that is twice a value of the spec."""
+
+    kind: Literal["doubled"] = "doubled"
+    doubled: str
+    """The path of the value."""
+
+    def read(self, name: str, file: tfkit.Reading) -> None:
+        file.put(self.doubled, file.value(name) // 2)
+
+    def write(self, name: str, file: tfkit.Writing) -> None:
+        file.put(name, 2 * file.value(self.doubled))

@@ -1,0 +1,133 @@
+"""The slot of a family's rules: what a field of config.json means in a spec, read and written side by side.
+
+A kind is a config with `read` and `write`; a family names it by its key, `{rope: decoder.attention.position}`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from tfkit.component.config import Component
+
+ABSENT: Any = object()
+"""The value of a place that a spec does not have."""
+
+
+class Reading(Protocol):
+    """A config.json that is read, and the spec as the fields before this one have changed it."""
+
+    model_type: str
+
+    def value(self, name: str) -> Any:
+        """The value of a field, or its default; raises `Invalid` if it has neither."""
+
+    def default(self, name: str) -> Any:
+        """The value of a field that is left out; None without one."""
+
+    def given(self, around: str) -> dict[str, Any]:
+        """The fields of the file that are not null and whose names begin with `around`, by the rest of their names."""
+
+    def knows(self, name: str) -> bool:
+        """True if a field has a rule of its own."""
+
+    def used(self, names: Iterable[str]) -> None:
+        """Note fields that this one has read."""
+
+    def compute(self, text: str) -> int | float:
+        """Arithmetic over the fields; raises `Invalid`."""
+
+    def at(self, path: str) -> Any:
+        """The spec's value at a path; None if there is none."""
+
+    def reaches(self, path: str) -> bool:
+        """False if a path leads into an empty slot, or into a variant that no layer has."""
+
+    def put(self, path: str, value: Any) -> None:
+        """Change one place of the spec; mappings of one kind are merged, everything else is replaced."""
+
+    def solve(self, expression: str, value: Any) -> None:
+        """Change the spec so that an expression over one of its values has this value."""
+
+    def layers(self, stack: str) -> list[str] | None:
+        """The variant of each layer of a stack; None if the number of layers is wrong."""
+
+    def arrange(self, stack: str, names: Sequence[str]) -> None:
+        """Set the variant of each layer of a stack."""
+
+    def listed(self, stack: str) -> bool:
+        """True if the file has a list of the stack's layers."""
+
+
+class Writing(Protocol):
+    """A spec, and the config.json that is written for it."""
+
+    def default(self, name: str) -> Any:
+        """The value of a field that is left out; None without one."""
+
+    def omits(self, name: str) -> bool:
+        """True if a field that is left out means null."""
+
+    def value(self, path: str) -> Any:
+        """The spec's value at a path; `ABSENT` if there is none."""
+
+    def values(self, expressions: Sequence[str]) -> dict[str, Any]:
+        """The values of the spec in several expressions, each by its path."""
+
+    def evaluate(self, expression: str, value: Any) -> int | float:
+        """An expression over a value of the spec, which is `value`."""
+
+    def compute(self, text: str) -> int | float:
+        """Arithmetic over the fields; raises `Invalid`."""
+
+    def says(self, path: str, wanted: Any) -> bool:
+        """True if the spec's value at a path equals that of a spec's text."""
+
+    def layers(self, stack: str) -> list[str]:
+        """The variant of each layer of a stack."""
+
+    def listed(self, stack: str) -> bool:
+        """True if a field of the family lists the layers of a stack."""
+
+    def put(self, name: str, value: Any) -> None:
+        """Write a field."""
+
+
+class FieldConfig(Component, ABC):
+    """The meaning of a field of config.json in a spec, in both directions."""
+
+    slot: ClassVar[str] = "field"
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The values of the spec that the field stands for: paths, or arithmetic over one and other fields."""
+        return ()
+
+    @property
+    def null(self) -> str | None:
+        """Arithmetic over other fields for the number that null stands for."""
+        return None
+
+    @property
+    def lists(self) -> str | None:
+        """The path of the stack whose layers the field lists."""
+        return None
+
+    @abstractmethod
+    def read(self, name: str, file: Reading) -> None:
+        """Change the spec as the field says; raises `Invalid`."""
+
+    @abstractmethod
+    def write(self, name: str, file: Writing) -> None:
+        """Write the field that says what the spec has; raises `Invalid` if no value of it does."""
+
+
+def case_of(value: object) -> str:
+    """The word that a table has for a value."""
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def value_of(word: str) -> Any:
+    """The value that a word of a table stands for."""
+    return {"true": True, "false": False, "null": None}.get(word, int(word) if word.isdecimal() else word)

@@ -1,0 +1,1 @@
+"""The built-in kinds of rules for the fields of config.json."""

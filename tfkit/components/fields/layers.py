@@ -1,0 +1,204 @@
+"""Fields that say which layers of a stack differ: lists of types, and numbers of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
+from tfkit.errors import Invalid, listing, quoted
+
+BASE, REST = "base", "rest"
+
+
+class LayerTypesConfig(FieldConfig):
+    """A list with the type of each layer, for their variants; a list that is shorter repeats."""
+
+    kind: Literal["layer_types"] = "layer_types"
+    layer_types: dict[str, str | dict[str, str]]
+    """The variant for each type; or one for some layers of the type and one for the rest (`{0: first, rest: base}`), or
+    one for each variant that an earlier list gave them (`{base: dense, full: dense_full, rest: dense}`)."""
+    at: str
+    """The path of the stack."""
+
+    @property
+    def lists(self) -> str:
+        return self.at
+
+    def check(self) -> None:
+        """Refuse a type with variants for some of its layers only."""
+        super().check()
+        for type, variant in self.layer_types.items():
+            if not isinstance(variant, str) and REST not in variant:
+                message = "`rest` is missing: the variant of the other layers of that type"
+                raise Invalid(f"layer_types.{type}", message)
+
+    def read(self, name: str, file: Reading) -> None:
+        value = file.value(name)
+        before = None if value is None else file.layers(self.at)  # without a list, a number gives them
+        if before is None:
+            return
+        given = [case_of(one) for one in _spelt_out(value)]
+        if not given:
+            raise Invalid("", "the list of layer types is empty", help="name the type of each layer, or leave it out")
+        types = self.layer_types
+        if unknown := [one for one in given if one not in types]:
+            raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
+        names = _cycled(given, len(before))
+        file.arrange(self.at, [_variant(types[one], i, before[i]) for i, one in enumerate(names)])
+
+    def write(self, name: str, file: Writing) -> None:
+        names, default = file.layers(self.at), file.default(name)
+        types: dict[str, str] = {}
+        for type, one in reversed(self.layer_types.items()):
+            types |= dict.fromkeys([one] if isinstance(one, str) else one.values(), type)
+        if unknown := [name for name in names if name not in types]:
+            raise Invalid("", f"the family has no type for layers of variant {quoted(unknown[0])}")
+        found = [value_of(types[name]) for name in names]
+        said = [[found, 1]] if default and isinstance(default[0], tuple) else found
+        if said != _cycled(default or [], len(said)):
+            file.put(name, said)
+
+
+class CountConfig(FieldConfig):
+    """Fields of the kinds that give layers by a number."""
+
+    at: str
+    """The path of the stack."""
+
+    def names(self, number: int, n_layers: int) -> list[str]:
+        """The variant of each layer if the field is that number."""
+        raise NotImplementedError
+
+    def count(self, names: Sequence[str]) -> int:
+        """The number that these layers suggest; `names` tells if it is right."""
+        raise NotImplementedError
+
+    def read(self, name: str, file: Reading) -> None:
+        number = file.value(name) or 0
+        layers = None if file.listed(self.at) else file.layers(self.at)  # a list gives each layer
+        if layers is None:
+            return
+        if type(number) is not int or number < 0:
+            raise Invalid("", f"{quoted(str(number))} is not a number of layers")
+        file.arrange(self.at, self.names(number, len(layers)))
+
+    def write(self, name: str, file: Writing) -> None:
+        if file.listed(self.at):
+            return
+        layers = file.layers(self.at)
+        number = self.count(layers)
+        if self.names(number, len(layers)) != layers:
+            raise Invalid("", f"no value of {quoted(name)} expresses the variants of the layers")
+        file.put(name, number)
+
+
+class FirstLayersConfig(CountConfig):
+    """The number of layers at the beginning that are of another variant: `{first_layers: dense, at: decoder}`."""
+
+    kind: Literal["first_layers"] = "first_layers"
+    first_layers: str | tuple[str, str]
+    """Their variant; or theirs and that of the others, which is `base` unless given."""
+
+    def names(self, number: int, n_layers: int) -> list[str]:
+        first, others = _pair(self.first_layers)
+        return [first if i < number else others for i in range(n_layers)]
+
+    def count(self, names: Sequence[str]) -> int:
+        first, _ = _pair(self.first_layers)
+        return next((i for i, one in enumerate(names) if one != first), len(names))
+
+
+class EveryNthConfig(CountConfig):
+    """The n of every n-th layer that is of another variant: `{every_nth: full, at: decoder}`."""
+
+    kind: Literal["every_nth"] = "every_nth"
+    every_nth: str | tuple[str, str]
+    """Their variant; or theirs and that of the others, which is `base` unless given."""
+
+    def names(self, number: int, n_layers: int) -> list[str]:
+        nth, others = _pair(self.every_nth)
+        return [nth if number and (i + 1) % number == 0 else others for i in range(n_layers)]
+
+    def count(self, names: Sequence[str]) -> int:
+        nth, _ = _pair(self.every_nth)
+        return next((i + 1 for i, one in enumerate(names) if one == nth), 0)
+
+
+class PerLayerConfig(FieldConfig):
+    """A list with a number for each layer, the same for all layers of a variant."""
+
+    kind: Literal["per_layer"] = "per_layer"
+    per_layer: dict[str, str | dict[str, str]]
+    """The path of each variant's number; or, where a 0 stands for another variant, `{0: nope, rest: path}`."""
+    at: str
+    """The path of the stack."""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The path of each variant's number."""
+        return {name: one if isinstance(one, str) else one[REST] for name, one in self.per_layer.items()}
+
+    @property
+    def zeros(self) -> dict[str, str]:
+        """The variants that layers of other variants become where their number is 0."""
+        return {name: one["0"] for name, one in self.per_layer.items() if not isinstance(one, str)}
+
+    def check(self) -> None:
+        """Refuse a variant without a path."""
+        super().check()
+        for variant, one in self.per_layer.items():
+            if not isinstance(one, str) and one.keys() != {"0", REST}:
+                raise Invalid(f"per_layer.{variant}", "write a path, or `{0: variant, rest: path}`")
+
+    def read(self, name: str, file: Reading) -> None:
+        numbers = file.value(name)
+        names = None if numbers is None else file.layers(self.at)
+        if names is None:
+            return
+        sound = isinstance(numbers, list) and all(type(number) in (int, float) for number in numbers)
+        if not sound or len(numbers) != len(names):
+            raise Invalid("", f"needs a list with a number for each of the {len(names)} layers")
+        if self.zeros:
+            pairs = zip(names, numbers, strict=True)
+            names = [self.zeros.get(one, one) if number == 0 else one for one, number in pairs]
+            file.arrange(self.at, names)
+        for variant, path in self.paths.items():
+            here = {number for one, number in zip(names, numbers, strict=True) if one == variant}
+            if len(here) > 1:
+                said = listing(map(str, sorted(here)))
+                raise Invalid("", f"layers of variant {quoted(variant)} must not differ here: {said}")
+            for number in here:
+                file.put(path, number)
+
+    def write(self, name: str, file: Writing) -> None:
+        names, paths, zeros = file.layers(self.at), self.paths, set(self.zeros.values())
+        if unknown := [one for one in names if one not in zeros and one not in paths]:
+            raise Invalid("", f"the family has no number for layers of variant {quoted(unknown[0])}")
+        numbers = {one: 0 if one in zeros else file.value(paths[one]) for one in set(names)}
+        file.put(name, [numbers[one] for one in names])
+
+
+def _pair(variants: str | tuple[str, str]) -> tuple[str, str]:
+    return (variants, BASE) if isinstance(variants, str) else variants
+
+
+def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:
+    """The variant of a layer type at that place, if an earlier field gave the layer another one."""
+    if isinstance(variant, str):
+        return variant
+    return next(variant[key] for key in (str(layer), before, REST) if key in variant)
+
+
+def _spelt_out(value: Any) -> list[Any]:
+    """A list of types; `[[[a, b], 12]]` is a, b, a, b ... 24 in all."""
+    if not isinstance(value, list):
+        raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
+    if value and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], list) for one in value):
+        return [one for cycle, times in value for _ in range(times) for one in cycle]
+    return value
+
+
+def _cycled(types: Sequence[Any], n: int) -> list[Any]:
+    """The types of `n` layers: the list repeated as often as needed."""
+    return [types[i % len(types)] for i in range(n)] if types else []

@@ -1,0 +1,181 @@
+"""Rotary positions in a config.json and in a spec.
+
+Older files have `rope_theta` and `rope_scaling` beside the other fields, newer ones `rope_parameters`, with an entry
+for each layer type if these differ. Both forms are read, the newer one is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tfkit.component import ABSENT, FieldConfig, Reading, Writing
+from tfkit.errors import Invalid, listing, quoted
+
+THETAS = {
+    "": ("rope_theta", "rotary_emb_base"),
+    "full_attention": ("rope_theta", "global_rope_theta"),
+    "sliding_attention": ("rope_local_base_freq", "local_rope_theta"),
+}
+ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+ORIGINAL = "original_max_position_embeddings"
+
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "ntk": {"alpha": "factor"},
+    "dynamic": {"factor": "factor", ORIGINAL: "original_max_len"},
+    "llama3": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "temperature",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+        "truncate": "truncate",
+    },
+    "longrope": {
+        "factor": "factor",
+        ORIGINAL: "original_max_len",
+        "short_factor": "short_factor",
+        "long_factor": "long_factor",
+        "attention_factor": "temperature",
+    },
+}
+"""The fields of each scaling: theirs, ours."""
+
+
+class RopeConfig(FieldConfig):
+    """A rotary position, with its base and its scaling: `{rope: decoder.attention.position}`."""
+
+    kind: Literal["rope"] = "rope"
+    rope: str | dict[str, str | tuple[str, ...]]
+    """Its path; or, for each type of layer, that of one or several."""
+
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The paths of each layer type; the name is empty if one is for all."""
+        types = {"": self.rope} if isinstance(self.rope, str) else self.rope
+        return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
+
+    def read(self, name: str, file: Reading) -> None:
+        default = file.default(name) or {}
+        for kind, paths in self.paths.items():
+            parameters = _parameters(file, name, kind)
+            patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(file, parameters)}
+            own = file.knows(f"{name}.partial_rotary_factor")  # if only some dimensions of a head are rotated
+            share = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
+            if share != 1 and "partial_rotary_factor" not in default.get(kind, default):
+                message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
+                help = "a family with partial rotation has a default for `partial_rotary_factor`"
+                raise Invalid("", message, help=help)
+            patch["width"] = None if share == 1 else f"d_head * {share}"
+            if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
+                message = f"unknown field of a rotary position: {quoted(unknown[0])}"
+                raise Invalid("", message, notes=[f"of {listing(SCALINGS)}"])
+            for path in filter(file.reaches, paths):
+                file.put(path, {"scaling": None})  # nothing of the family's own model is to remain
+                file.put(path, patch)
+        beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
+        file.used([name, *(f"{_around(name)}{one}" for one in beside)])
+
+    def write(self, name: str, file: Writing) -> None:
+        found = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
+        every = {kind: [one for one in some if one not in (None, ABSENT)] for kind, some in found.items()}
+        there = {kind: positions[0] for kind, positions in every.items() if positions}
+        if not there:
+            return
+        d_head = file.value(next(iter(self.paths.values()))[0].rpartition(".")[0]).head_width
+        default = file.default(name) or {}
+        types = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in there.items()}
+        said: dict[str, Any] = types.get("", types)
+        if said.get("rope_type") == "longrope":
+            file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
+        file.put(name, said)
+
+
+def _around(name: str) -> str:
+    """The prefix of fields beside this one: a file may have them in a mapping."""
+    return name[: name.rfind(".") + 1]
+
+
+def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
+    """All of a file's parameters for the rotation of one layer type, under the newer names."""
+    values = file.given(_around(name))
+    name, default = name.removeprefix(_around(name)), file.default(name) or {}
+    found = dict(default.get(kind, default) if kind else default)
+    if values.get(name) or values.get("rope_scaling"):
+        found = {key: value for key, value in found.items() if key in ("rope_theta", *ROTATED_SHARE)}
+    for theta in THETAS[kind]:
+        found |= {"rope_theta": values[theta]} if theta in values else {}
+    for field in ROTATED_SHARE:
+        found |= {"partial_rotary_factor": values[field]} if field in values else {}
+    if kind in ("", "full_attention"):
+        found |= _mapping(values, "rope_scaling")
+    given = _mapping(values, name)
+    found |= _mapping(given, kind) if kind in given else {} if kind and "rope_type" not in given else given
+    found |= {"rope_type": found.pop("type")} if "type" in found else {}
+    if "rope_theta" not in found:
+        raise Invalid("", "`rope_theta` is missing")
+    return found
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The value of a mapping field, without its null entries; empty if there is none."""
+    found = values.get(name) or {}
+    if not isinstance(found, dict):
+        raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
+    """The scaling described by the parameters; those that it uses are removed from them."""
+    kind = parameters.pop("rope_type", "default")
+    kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
+    if kind == "default":
+        parameters.pop(ORIGINAL, None)
+        return None
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise Invalid(
+            "", f"unknown scaling of rotary positions: {quoted(str(kind))}", notes=[f"known: {listing(SCALINGS)}"]
+        )
+    names = SCALINGS[kind]
+    if ORIGINAL in names and kind != "dynamic":
+        top = ORIGINAL if ORIGINAL in file.given("") else "max_position_embeddings"
+        parameters.setdefault(ORIGINAL, file.compute(top))
+        original = parameters[ORIGINAL]
+        if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
+            raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
+        parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
+    elif kind == "dynamic":
+        parameters[ORIGINAL] = file.compute("max_position_embeddings")
+    if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        for one in ("mscale", "mscale_all_dim"):  # one without the other has no effect
+            parameters.pop(one, None)
+    if kind == "ntk":  # the other fields of these files have no effect beside `alpha`
+        for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            parameters.pop(one, None)
+    return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
+    if position.width not in (None, d_head):
+        said["partial_rotary_factor"] = position.width / d_head
+    elif "partial_rotary_factor" in default:
+        said["partial_rotary_factor"] = 1.0
+    scaling = position.scaling
+    if scaling is not None:
+        kind = scaling.kind_name()
+        if kind not in SCALINGS:
+            raise Invalid("", f"a config.json cannot express a scaling of the kind {quoted(kind)}")
+        values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
+        said |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
+        said |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}
+    return said

@@ -1,0 +1,107 @@
+"""Fields whose values are words of a table, each with a value or with changes of the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
+from tfkit.errors import Invalid, listing, quoted
+
+TANH = {"kind": "gelu", "approximate": "tanh"}
+PLAIN: dict[str, Any] = {
+    "silu": {"kind": "silu"},
+    "swish": {"kind": "silu"},
+    "gelu": {"kind": "gelu", "approximate": "none"},
+    "relu": {"kind": "relu"},
+    "relu2": {"kind": "relu2"},
+    "quick_gelu": {"kind": "quick_gelu"},
+}
+GATED: dict[str, Any] = {
+    "silu": {"kind": "swiglu"},
+    "swish": {"kind": "swiglu"},
+    "gelu": {"kind": "geglu", "approximate": "none"},
+    **{word: {"kind": "geglu", "approximate": "tanh"} for word in ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")},
+    "relu": {"kind": "reglu"},
+    "relu2": {"kind": "glu", "activation": "relu2"},
+    "quick_gelu": {"kind": "glu", "activation": "quick_gelu"},
+}
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "activation": PLAIN | dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), TANH),
+    "older_activation": PLAIN | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), TANH),
+    "gated": GATED,
+    "tie": {"true": "embedding", "false": None},
+    "scale": {"true": "sqrt_d_model", "false": None},
+}
+"""Tables that many families share: `activation` for an activation and for an FFN without a gate, `gated` for one with;
+`older_activation` is the same for classes that write `gelu_new`, not `gelu_pytorch_tanh`."""
+
+
+class WordsConfig(FieldConfig):
+    """A word for one value of the spec: `{words: activation, at: decoder.ffn}`."""
+
+    kind: Literal["words"] = "words"
+    words: str | dict[str, Any]
+    """The value for each word; or the name of a table: see `TABLES`."""
+    at: str | tuple[str, ...]
+    """The path of the value, or of several that share it."""
+
+    def check(self) -> None:
+        """Refuse the name of a table that there is not."""
+        super().check()
+        if isinstance(self.words, str) and self.words not in TABLES:
+            message = f"there is no table {quoted(self.words)}"
+            raise Invalid("words", message, help=f"tables: {listing(TABLES)}; or write one in place: `{{word: value}}`")
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The value for each word."""
+        return TABLES[self.words] if isinstance(self.words, str) else self.words
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the value."""
+        return (self.at,) if isinstance(self.at, str) else self.at
+
+    def read(self, name: str, file: Reading) -> None:
+        word = _known(name, file.value(name), self.table, file)
+        for path in self.paths:
+            file.put(path, self.table[word])
+
+    def write(self, name: str, file: Writing) -> None:
+        fit = [word for word, one in self.table.items() if all(file.says(path, one) for path in self.paths)]
+        usual = case_of(file.default(name))  # of several words of a shared table that mean the same
+        shared = isinstance(self.words, str) and usual in fit
+        file.put(name, value_of(usual if shared else _first(fit, name, self.table)))
+
+
+class CasesConfig(FieldConfig):
+    """A value for changes in several places of the spec: `{cases: {"true": {decoder.placement: parallel}, ...}}`."""
+
+    kind: Literal["cases"] = "cases"
+    cases: dict[str, dict[str, Any]]
+    """For each value of the field the changes of the spec by path."""
+
+    def read(self, name: str, file: Reading) -> None:
+        for path, changed in self.cases[_known(name, file.value(name), self.cases, file)].items():
+            file.put(path, changed)
+
+    def write(self, name: str, file: Writing) -> None:
+        fit = [word for word, one in self.cases.items() if all(file.says(*change) for change in one.items())]
+        file.put(name, value_of(_first(fit, name, self.cases)))
+
+
+def _known(name: str, value: Any, table: Collection[str], file: Reading) -> str:
+    """The word of a table that a field has."""
+    word = case_of(value)
+    if word not in table:
+        message = f"{quoted(name)} is {quoted(word)}, which {file.model_type} does not support here"
+        raise Invalid("", message, notes=[f"it can be {listing(table)}"])
+    return word
+
+
+def _first(fit: list[str], name: str, table: Collection[str]) -> str:
+    if not fit:
+        message = f"no value of {quoted(name)} expresses the value of the spec"
+        raise Invalid("", message, notes=[f"it has {', '.join(table)}"])
+    return fit[0]

@@ -1,0 +1,243 @@
+"""A family: the tensors and the fields of config.json of all models of one `model_type`.
+
+`families/llama.yaml` beside the specs is one; a spec names it, `checkpoint: llama`, or has one in place. A family may
+extend another: entries replace those of the same name, and null removes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingABC
+from typing import Any
+
+from pydantic import Field
+
+from tfkit.component import Config, FieldConfig
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted
+from tfkit.plugin.registry import Registry
+from tfkit.spec.brackets import expanded
+from tfkit.spec.inverse import Expression
+from tfkit.spec.merge import is_null, without
+from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
+
+ENTRIES = ("tensors", "extra", "fields", "when", "variants")
+"""The sections from which null removes an entry."""
+ABOUT_FIELDS = ("defaults", "when")
+"""The sections that say more about fields."""
+EXPANDED = ("extra", "fields", "defaults", "when")
+"""The sections whose names expand, with the text beside them."""
+
+
+class FamilyConfig(Config):
+    """The tensors and fields of the models of one type, as their published files have them."""
+
+    model_type: str
+    """The type, as config.json has it; that of a family in a file is the file's name unless given."""
+    architecture: str
+    """The class in transformers that implements the graph."""
+    prefix: str = ""
+    """The prefix of names in the file, omitted if the file has the model without its head. Below, a name that begins
+    with a dot continues the prefix."""
+    tensors: dict[str, str | dict[str, str]]
+    """The model's tensors, or the modules that hold them, by path with `{i}` for numbers, and the name of each in the
+    file; or `{name: pattern}`, where the values lie in another order. Tensors that the model does not have are skipped;
+    of two entries for the same tensor, the one with more names applies if the model has all of them: `ffn.[gate up]`
+    before `ffn.up`."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Names of the file without a place in the model, `*` for anything. A text is the reason to ignore it; `= name`, it
+    repeats that tensor; `= 0`, it must be zero; a number, it is that number in every model, and written;
+    `-> name`, it is what older files call that one."""
+    fields: dict[str, FieldConfig] = Field(default_factory=dict)
+    """The meaning of each field of config.json: a kind of the slot `field`."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """The value of a field that config.json omits, as its class in transformers has it: without one, a field is
+    required. A list repeats."""
+    when: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Fields that have a meaning only beside certain values of other fields."""
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Changes of layer variants that the fields name and the family's first spec does not have."""
+
+    def check(self) -> None:
+        """Refuse entries of a form that nothing reads, and values without an inverse."""
+        super().check()
+        self._check_tensors()
+        for section, names in (("defaults", self.defaults), ("when", self.when)):
+            if unknown := [name for name in names if name not in self.fields]:
+                near = closest(unknown[0], self.fields)
+                help = f"a similar field is {quoted(near)}" if near else None
+                raise Invalid(f"{section}.{unknown[0]}", f"the family has no field {quoted(unknown[0])}", help=help)
+        for name, rule in self.fields.items():
+            for text in rule.expressions:
+                try:
+                    Expression.parse(text, self.fields)
+                except Invalid as wrong:
+                    raise Invalid(f"fields.{name}.at", str(wrong), notes=wrong.notes, help=wrong.help) from None
+
+    def _check_tensors(self) -> None:
+        for name, entry in self.tensors.items():
+            if isinstance(entry, MappingABC) and len(entry) != 1:
+                raise Invalid(f"tensors.{name}", "write one name in the file with its pattern: `{name: pattern}`")
+        for name, meant in self.extra.items():
+            if isinstance(meant, bool) or not isinstance(meant, str | int | float):
+                help = "a reason to ignore it, `= other`, `-> newer`, or a number"
+                raise Invalid(f"extra.{name}", "neither text nor a number", help=help)
+
+    def in_file(self, name: str) -> str:
+        """A name of this family as it appears in the file."""
+        return self.prefix + name[1:] if name.startswith(".") else name
+
+    def listing(self, stack: str) -> str | None:
+        """The field that lists the types of a stack's layers, if there is one."""
+        return next((name for name, rule in self.fields.items() if rule.lists == stack), None)
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Tensors of the file that repeat another one, and the name of that one."""
+        texts = {name: text for name, text in self._marked("=").items() if text != "0"}
+        return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
+
+    @property
+    def zeros(self) -> tuple[str, ...]:
+        """Tensors of the file that are zero."""
+        return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+
+    @property
+    def older(self) -> dict[str, str]:
+        """Endings of names in older files, and the current ones."""
+        return {name.lstrip("*"): text.lstrip("*") for name, text in self._marked("->").items()}
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Single numbers in the file that are the same in all models of the family."""
+        return {self.in_file(name): one for name, one in self.extra.items() if not isinstance(one, str)}
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """Tensors of the file that the model does not need, with the reason."""
+        texts = {name: text for name, text in self.extra.items() if isinstance(text, str)}
+        return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
+
+    def _marked(self, mark: str) -> dict[str, str]:
+        """The entries of `extra` that begin with a mark, and the rest of each."""
+        texts = {name: text for name, text in self.extra.items() if isinstance(text, str) and text.startswith(mark)}
+        return {name: text.removeprefix(mark).strip() for name, text in texts.items()}
+
+
+def merged(base: Mapping | None, patch: Mapping) -> Mapping:
+    """A family changed by the text of another one that extends it; nulls stay, for `without_nulls`."""
+    patch = _with_names_expanded(patch)
+    if base is None:
+        return patch
+    items, keys = dict(base.items), {**base.keys, **patch.keys}
+    gone = _nulls(patch.items.get("fields"))
+    for section in ABOUT_FIELDS:
+        if isinstance(old := items.get(section), Mapping):
+            items[section] = without(old, gone)
+    for name, node in patch.items.items():
+        old = items.get(name)
+        if isinstance(old, Mapping) and isinstance(node, Mapping):
+            node = Mapping({**old.items, **node.items}, {**old.keys, **node.keys}, node.span)
+        items[name] = node
+    return Mapping(items, keys, patch.span)
+
+
+def with_type(root: Mapping, name: str) -> Mapping:
+    """The text of a file of that name, with the model type that it is for."""
+    if "model_type" in root.items:
+        return root
+    type = Scalar(name, root.span, quoted=True)
+    return Mapping({"model_type": type, **root.items}, {"model_type": root.span, **root.keys}, root.span)
+
+
+def without_nulls(root: Mapping) -> Mapping:
+    """A family without the entries that are null."""
+    sections = [(name, node) for name in ENTRIES if isinstance(node := root.items.get(name), Mapping)]
+    entries = {name: without(node, _nulls(node)) for name, node in sections}
+    return Mapping({**root.items, **entries}, root.keys, root.span)
+
+
+def with_kinds(root: Mapping, registry: Registry) -> Mapping:
+    """A family in which each rule for a field names its kind."""
+    fields = root.items.get("fields")
+    if not isinstance(fields, Mapping):
+        return root
+    kinds = registry.kinds(FieldConfig.slot)
+    rules = {name: _with_kind(name, one, kinds) for name, one in fields.items.items()}
+    return Mapping({**root.items, "fields": Mapping(rules, fields.keys, fields.span)}, root.keys, root.span)
+
+
+def _nulls(node: Node | None) -> set[str]:
+    """The names of the entries that are null."""
+    return {name for name, one in node.items.items() if is_null(one)} if isinstance(node, Mapping) else set()
+
+
+def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
+    """A rule as the mapping of its kind: `unused`, the path of a value, or the kind that its keys name."""
+    if isinstance(node, Scalar) and node.value == "unused":
+        return _rule("unused", {}, {}, node.span)
+    if not isinstance(node, Mapping):
+        return _rule("value", {"at": node}, {"at": node.span}, node.span)
+    found = [key for key in node.items if key in kinds]
+    if "at" in node.items and found in ([], ["cases"]):
+        found = ["value"]
+    if len(found) != 1:
+        message = f"{quoted(name)} names {f'several kinds: {listing(found)}' if found else 'none of the kinds'}"
+        notes = (f"kinds: {listing(sorted(kinds), 20)}",)
+        help = "write the path of a value of the spec, or a mapping with the name of one kind: `{only: false}`"
+        raise SpecError(Diagnostic(message, node.span, f"checkpoint.fields.{name}", notes, help))
+    return _rule(found[0], dict(node.items), dict(node.keys), node.span)
+
+
+def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) -> Mapping:
+    return Mapping({"kind": Scalar(kind, span), **items}, {"kind": span, **keys}, span)
+
+
+def _with_names_expanded(root: Mapping) -> Mapping:
+    """A family's text with an entry for each name that `[encoder decoder]` stands for."""
+    items = dict(root.items)
+    for section in EXPANDED:
+        node = items.get(section)
+        if isinstance(node, Mapping):
+            entries = [_expanded_entry(node, key, section) for key in node.items]
+            found = {name: one for entry in entries for name, one in entry.items.items()}
+            keys = {name: span for entry in entries for name, span in entry.keys.items()}
+            items[section] = Mapping(found, keys, node.span)
+    return Mapping(items, root.keys, root.span)
+
+
+def _expanded_entry(node: Mapping, key: str, section: str) -> Mapping:
+    try:
+        return _of(Mapping({key: node.items[key]}, {key: node.keys[key]}, node.span), 0, 1)
+    except Invalid as wrong:
+        path = f"checkpoint.{section}.{key}"
+        raise SpecError(Diagnostic(str(wrong), node.keys[key], path, help=wrong.help)) from None
+
+
+def _of(node: Mapping, index: int, n: int) -> Mapping:
+    """A mapping as it stands for one of `n` names: of the words in brackets those in its place; of one name, all."""
+    items: dict[str, Node] = {}
+    keys: dict[str, Span] = {}
+    for key, value in node.items.items():
+        names = expanded(key) if n == 1 else [_word(key, index, n)]
+        for place, name in enumerate(names):
+            items[name] = _value_of(value, place, len(names)) if n == 1 else _value_of(value, index, n)
+            keys[name] = node.keys[key]
+    return Mapping(items, keys, node.span)
+
+
+def _value_of(node: Node, index: int, n: int) -> Node:
+    if isinstance(node, Mapping):
+        return _of(node, index, n)
+    if isinstance(node, Sequence):
+        return Sequence(tuple(_value_of(one, index, n) for one in node.items), node.span)
+    if not isinstance(node.value, str) or "[" not in node.value:
+        return node
+    if n > 1:
+        return Scalar(_word(node.value, index, n), node.span)
+    return Sequence(tuple(Scalar(word, node.span) for word in expanded(node.value)), node.span)
+
+
+def _word(text: str, index: int, n: int) -> str:
+    words = expanded(text)
+    if len(words) not in (1, n):
+        raise Invalid("", f"{quoted(text)} has {len(words)} words in brackets for {n} names")
+    return words[index] if len(words) > 1 else words[0]

@@ -1,0 +1,85 @@
+"""The file of a name: of a spec, and of a family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.plugin import elsewhere
+from tfkit.plugin.known_specs import KnownSpecs, own_specs
+from tfkit.plugin.wanted import where_it_is
+from tfkit.spec.extending import shortest
+from tfkit.spec.folder import has_weights, model_folder, spec_of
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def plugin_folders(beside: Path = Path()) -> list[Path]:
+    """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
+    return [beside, beside / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
+
+
+def find_spec(
+    name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None, span: Span | None = None
+) -> Path:
+    """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
+
+    Relative paths start from the folder `beside`. A bare name that is known is not looked for there. Raises SpecError
+    if there is no such file.
+    """
+    text = os.fspath(name)
+    path = (beside or Path()) / text
+    if is_folder(text, known, beside=beside):
+        return spec_of(path, span)
+    if text.endswith(SUFFIXES) or os.sep in text:
+        if os.path.exists(path) or span is None:
+            return path
+        near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
+        help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
+        raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
+    if text in known.files:
+        return known.files[text].path
+    raise SpecError(_unknown_spec(text, known, span))
+
+
+def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic:
+    path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
+    if plugin is not None:
+        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
+    near = closest(name, [*known.files, *elsewhere.names()])
+    similar = f"a spec with a similar name exists: `{near}`"
+    help = similar if near else "give the path of a file: ./my_model.yaml"
+    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
+
+
+def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
+    """True if the name of a spec is that of a folder, and not of a spec that is known."""
+    text = os.fspath(name)
+    return bool(text) and text not in known.files and os.path.isdir((beside or Path()) / text)
+
+
+def weights_beside(name: str | os.PathLike[str], known: KnownSpecs) -> Path | None:
+    """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
+    return model_folder(Path(name)) if is_folder(name, known) and has_weights(Path(name)) else None
+
+
+def find_family(name: str, known: KnownSpecs, span: Span) -> Path:
+    """The file of a family: by a bare name that is known, or by a path from the folder of the file that names it.
+
+    Raises SpecError if there is no such file.
+    """
+    if name in known.families:
+        return known.families[name].path
+    path = Path(span.source.name).parent / name
+    if (name.endswith(SUFFIXES) or os.sep in name) and os.path.exists(path):
+        return path
+    plugin = elsewhere.plugin_of_family(name)
+    if plugin is not None:
+        message = f"the family {quoted(name)} comes with the plugin {plugin}, which is not loaded"
+        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        raise SpecError(Diagnostic(message, span, "checkpoint", help=help))
+    near = closest(name, known.families)
+    help = f"a family with a similar name exists: `{near}`" if near else "give the path of a file: ./my_family.yaml"
+    raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=help))
