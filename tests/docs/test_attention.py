@@ -108,7 +108,7 @@ def test_it_leaves_with_a_memory(plugins: object) -> None:
 
 
 def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:
-    model = tfkit.build(tfkit.loads(MEMORY, plugins=plugins), plugins=plugins).eval()
+    model = tfkit.build(tfkit.loads(MEMORY, plugins=plugins)).eval()
     source, target = torch.randint(11, (2, 6)), torch.randint(11, (2, 7))
     cached = tfkit.CachedModel(model, length=8)
     cached.start(2, source=source)

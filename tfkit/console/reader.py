@@ -53,6 +53,13 @@ class Reader:
 
         return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
 
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that give this reader."""
+        given = {"set": self.sets, "plugin-dir": self.plugin_dir, "disable": self.disable}
+        chosen = [f"--{name}={value}" for name, values in given.items() for value in values]
+        return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
+
     def load(self, spec: str) -> Graph:
         """The graph of a spec; its notes go to standard error."""
         from tfkit.graph.expand import expand

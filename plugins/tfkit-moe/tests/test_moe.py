@@ -308,3 +308,16 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reas
     with pytest.raises(tfkit.SpecError, match=re.escape(reason)) as wrong:
         tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **fields}), plugins=PLUGINS)
     assert f"(graph.encoder.ffn.{place})" in str(wrong.value)
+
+
+# ---- the property for `tfkit check` ----
+
+
+def test_the_order_of_experts_does_not_matter() -> None:
+    check_component(MoEConfig, fields={**CHOICE, "activation": "silu"}, within=["decoder"], only=["expert-order"])
+
+
+def test_an_order_that_matters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Router, "choose", lambda self, scores: torch.arange(self.k).expand(scores.size(0), -1))
+    with pytest.raises(AssertionError, match=r"- expert-order, .*experts in another order change the outputs by"):
+        check_component(MoEConfig, fields={**CHOICE, "activation": "silu"}, within=["decoder"], only=["expert-order"])

@@ -76,7 +76,7 @@ count_positions = embedding.count_positions
 make_caches, memory = decoding.CachedModel._make_caches, CrossAttention.memory
 forward_of_alibi, bucket = alibi.Alibi.forward, relative_bias.T5Bias.bucket
 forward_of_rmsnorm, forward_of_glu = norm.RMSNorm.forward, feedforward.GatedMLP.forward
-forward_of_stack = stack.Stack.forward
+forward_of_stack, forward_of_yarn = stack.Stack.forward, rope_scaling.YarnScaling.forward
 
 
 # ---- masks ----
@@ -201,6 +201,36 @@ def mean_of_all(visible: Tensor, like: Tensor) -> Tensor:
 )
 def memory_unmasked(x: Tensor, memory: Any, mask: Any, caches: Any) -> Context:
     return context.cross_context(x, memory, None, caches)
+
+
+@plant("packed documents see each other", "huggingface/nanoVLM#204", "gpt2", "documents", AttentionContext, "visible")
+def all_documents(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, counted: bool) -> Any:
+    return visible(self, queries, keys, None if tokens is None or tokens.dim() == 3 else tokens, prefix, counted)
+
+
+@plant(
+    "a memory has positions",
+    "cross-attention that reuses self-attention",
+    "bart",
+    "memory-order",
+    CrossAttention,
+    "memory",
+)
+def with_positions(self: Any, context: Context) -> tuple[Tensor, Tensor]:
+    k, v = memory(self, context)
+    return k * torch.linspace(0.5, 1.5, k.size(2))[:, None], v
+
+
+@plant(
+    "a rotary scaling turns by its factor twice",
+    "a factor that is squared",
+    "yarn",
+    "meaning",
+    rope_scaling.YarnScaling,
+    "forward",
+)
+def twice(self: Any, n_keys: int, device: Any) -> Tensor:
+    return forward_of_yarn(self, n_keys, device) / self.factor
 
 
 # ---- positions ----

@@ -19,7 +19,7 @@ PLUGINS = tfkit.load_plugins()
 QUICK = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent", "every-row", "derivatives", "init")
 
 
-@pytest.mark.parametrize("name", [*some(COVERING, 6), *(slow(name) for name in NAMES if name not in COVERING)])
+@pytest.mark.parametrize("name", [*some(COVERING, 3), *(slow(name) for name in NAMES if name not in COVERING)])
 def test_a_shipped_spec_has_the_properties_of_reading(name: str) -> None:
     check(name, QUICK)
 
@@ -36,7 +36,7 @@ def check(name: str, only: tuple[str, ...]) -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("name", some(NAMES, 12))
+@pytest.mark.parametrize("name", some(NAMES, 6))
 def test_a_relative_keeps_what_a_model_is(name: str) -> None:
     """Its nodes and ties, the variants of its layers, the ratios of its heads, and its windows."""
     graph = tfkit.load(name, plugins=PLUGINS)

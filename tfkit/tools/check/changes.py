@@ -10,7 +10,7 @@ from tfkit.component import Config
 C = TypeVar("C", bound=Config)
 Path = tuple[str, ...]
 Change = Callable[[Path, Any], Any]
-"""The new value for a value and its path; it is asked of every value that is not a config or a mapping of some."""
+"""The new value for a value and its path; a config that it returns as it is, is changed inside."""
 
 
 def every(config: C, change: Change, path: Path = ()) -> C:
@@ -22,7 +22,8 @@ def every(config: C, change: Change, path: Path = ()) -> C:
 
 def _changed(value: Any, change: Change, path: Path) -> Any:
     if isinstance(value, Config):
-        return every(value, change, path)
+        found = change(path, value)
+        return every(value, change, path) if found is value else found
     if isinstance(value, Mapping) and any(isinstance(one, Config) for one in value.values()):
         return {name: _changed(one, change, (*path, name)) for name, one in value.items()}
     if isinstance(value, tuple) and any(isinstance(one, Config) for one in value):
@@ -36,11 +37,12 @@ def put(path: Path, value: Any) -> Change:
 
 
 def leaves(config: Config, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value of a config and of those inside it, with its path."""
+    """Every value of a config and of those inside it that is not a config itself, with its path."""
     found: list[tuple[Path, Any]] = []
 
     def note(place: Path, value: Any) -> Any:
-        found.append((place, value))
+        if not isinstance(value, Config):
+            found.append((place, value))
         return value
 
     every(config, note, path)

@@ -97,7 +97,15 @@ def check(
     if json:
         print_json([{**vars(one), "ok": one.ok} for one in checked])
     else:
-        _show(checked, work, [spec] if spec else [f"--kind={kind}"] if kind else [f"--plugin={plugin}"], whole)
+        given: dict[str, Any] = {
+            "kind": kind,
+            "plugin": plugin,
+            "weights": weights if spec and not _is_folder(spec) else None,
+        }
+        given |= {"level": level if level != "quick" else None, "seed": seed or None}
+        arguments = [spec] if spec else []
+        arguments += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        _show(checked, work, [*arguments, *(["--whole"] if whole else []), *reader.options])
     if not all(one.ok for one in checked):
         raise click.exceptions.Exit(1)
 
@@ -124,7 +132,12 @@ def _progress(work: Work) -> Iterator[Any]:
         yield stage
 
 
-def _show(checked: Sequence[Checked], work: Work, arguments: list[str], whole: bool) -> None:
+def _is_folder(spec: str) -> bool:
+    """True for the folder of a model, which brings its weights."""
+    return Path(spec).is_dir()
+
+
+def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.check.result import again, worst_of
 
@@ -136,8 +149,7 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str], whole: b
         place = f"{one.component}: " if one.component else ""
         show(f"{one.name}: {place}{one.detail}")
     if failed:
-        seed = [f"--seed={work.seed}"] if work.seed else []
-        show("", f"again: {again([*arguments, *(['--whole'] if whole else []), *seed], failed)}")
+        show("", f"again: {again(arguments, failed)}")
     left = f"; {work.left} more with --level full" if work.left else ""
     summary = checked[0].summary if len(checked) == 1 else _of_several(checked)
     click.echo(f"{summary}{left}: {sum(one.seconds for model in checked for one in model.outcomes):.1f} s")

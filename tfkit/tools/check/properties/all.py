@@ -15,6 +15,7 @@ from tfkit.tools.check.properties import (
     steps,
     storage,
     streams,
+    symmetry,
     training,
     values,
 )
@@ -33,6 +34,9 @@ PROPERTIES: tuple[Property, ...] = (
     numbers.nothing_to_read,
     batches.padding,
     batches.neighbours,
+    symmetry.documents,
+    symmetry.memory_order,
+    symmetry.token_order,
     steps.cached_steps,
     steps.cached_types,
     steps.cached_step,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import assemble, build
-from tfkit.component import Component
+from tfkit.component import Component, RopeScalingConfig
 from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
@@ -29,8 +29,6 @@ WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydant
 """Functions that read all fields of a config at once."""
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
-NEUTRAL: dict[str, float | int] = {"softcap": 1e9}
-"""Fields that may be empty, and the value with which they change nothing."""
 
 
 @property_of("fields", "reads every field of its component")
@@ -153,7 +151,7 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 
 @property_of("neutral", "is not changed by neutral values")
 def neutral(subject: Subject) -> Iterator[Measured]:
-    """A window of all tokens, a bound of a billion, one head of keys and values for each query head, a sink of -inf."""
+    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one."""
     found = False
     for what, change, weights in _neutral(subject):
         try:
@@ -185,6 +183,10 @@ def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Wei
             yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
         elif path[-2:] == ("mask", "left") and value is not None:
             yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
+        elif path[-1] == "sinks" and value:
+            yield f"`{_dotted(path)}`, each minus a billion,", (_put(path, True), _put(path, False)), _without_sinks
+        elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
+            yield f"`{_dotted(path)}: 1`", (_put(path, 1.0), _put(path[:-1], None)), _equal
 
 
 def _put(path: Path, value: Any) -> Change:
@@ -193,6 +195,22 @@ def _put(path: Path, value: Any) -> Change:
 
 def _dotted(path: Path) -> str:
     return ".".join(path[1:])
+
+
+def _is_neutral(subject: Subject, path: Path) -> bool:
+    """True if a factor of 1 is all that a rotary scaling needs to change nothing."""
+    for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
+        if tuple(place.split(".")) == path[:-1]:
+            lists = any(isinstance(value, tuple) for _, value in part)
+            return not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
+    return False
+
+
+def _without_sinks(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    state = first.state_dict()
+    for name in state.keys() - second.state_dict().keys():
+        state[name].fill_(-1e9)
+    return {name: state[name] for name in second.state_dict()}
 
 
 def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:

@@ -1,0 +1,122 @@
+"""`tfkit check` in a terminal: the table, what is broken and where, the command that runs it again, the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., str]
+BROKEN = '''
+"""Attention that reads one token ahead."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+import tfkit
+from tfkit.nn import Softmax
+
+
+class Ahead(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.softmax = scale, Softmax()
+
+    def forward(self, q, k, v, mask):
+        if mask is not None:
+            mask = torch.cat((mask[..., :1], mask[..., :-1]), dim=-1)
+        return self.softmax(q @ k.mT * self.scale, mask) @ v
+
+
+class AheadConfig(tfkit.MultiHeadConfig):
+    """One token ahead."""
+
+    kind: Literal["ahead"] = "ahead"
+
+    def build_core(self, make, *, causal):
+        return Ahead(self.head_width**-0.5)
+
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(AheadConfig)
+'''
+
+
+@pytest.fixture
+def ahead(specs: Path) -> str:
+    """A spec with an attention that looks ahead, and the option that finds it."""
+    (specs / "plugins").mkdir()
+    (specs / "plugins" / "ahead.py").write_text(BROKEN)
+    text = (specs / "tiny.yaml").read_text().replace("gqa", "ahead").replace(", n_kv_heads: 2", "")
+    (specs / "ahead.yaml").write_text(text)
+    return "--plugin-dir=plugins"
+
+
+def test_a_model_that_holds(run: Run, specs: Path) -> None:
+    lines = run("check", "tiny.yaml", "--only", "padding", "--only", "extents").splitlines()
+    assert lines[0].startswith("tiny, as a relative: ")
+    assert [line.split()[:2] for line in lines[4:6]] == [["extents", "ok"], ["padding", "ok"]]
+    assert lines[-1].startswith("2 ok: ")
+
+
+def test_a_model_that_does_not(run: Run, ahead: str) -> None:
+    only = [f"--only={name}" for name in ("look-ahead", "look-ahead-gradient", "extents")]
+    text = run("check", "ahead.yaml", *only, ahead, status=1)
+    first = next(line for line in text.splitlines() if line.startswith("look-ahead:"))
+    assert "layers.0.attention" in first
+    assert "the model looks ahead: outputs before position 1 change" in text.replace("\n", " ")
+    assert "follows from `look-ahead`" in text
+    assert (
+        "again: tfkit check ahead.yaml --plugin-dir=plugins --no-plugins --only look-ahead --only extents"
+        in text.replace("\n", " ")
+    )
+    assert text.splitlines()[-1].startswith("0 ok, 2 failed, 1 not run: ")
+
+
+def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
+    found = json.loads(run("check", "--kind", "ahead", "--only", "look-ahead", "--json", ahead, status=1))
+    assert {one["ok"] for one in found} == {True, False}
+    assert {one["outcomes"][0]["status"] for one in found} == {"failed", "does not apply"}
+
+
+def test_what_does_not_apply_has_a_reason(run: Run, specs: Path) -> None:
+    assert "does not apply: " in run("check", "pair.yaml", "--only", "nothing-to-read", "--only", "ties")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
+        (("tiny.yaml", "--kind", "gelu"), "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
+        (("--kind", "gelu", "--whole"), "--whole and --weights have no effect without a SPEC"),
+    ],
+)
+def test_wrong_usage(run: Run, specs: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert said in run("check", *arguments, status=2, stderr=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("tiny.yaml", "--only", "paddign"),
+            "there is no property `paddign`\n   = help: one with a similar name exists: `padding`",
+        ),
+        (("--kind", "gleu"), "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
+        (("--plugin", "nothing"), "there is no plugin `nothing`"),
+    ],
+)
+def test_names_that_there_are_not(run: Run, specs: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert said in run("check", *arguments, status=1, stderr=True)
+
+
+def test_trained_weights_are_not_held_to_an_initialization(run: Run, specs: Path) -> None:
+    run("build", "tiny.yaml", "-o", "out")
+    text = run("check", "out", "--only", "init", "--only", "padding")
+    assert text.splitlines()[0] == "tiny"
+    assert "does not apply: the weights are trained" in text

@@ -1,0 +1,81 @@
+"""Properties of order: what has no position may stand in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tfkit.component import InputPositionConfig, MaskConfig
+from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.tools.check.inputs import call
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.properties.reading import arguments
+from tfkit.tools.check.subject import Subject
+
+DOCUMENTS = (5, 4, 3)
+"""Tokens of the documents that share a row."""
+
+
+@property_of("memory-order", "reads a memory in any order", follows=("extents",))
+def memory_order(subject: Subject) -> Iterator[Measured]:
+    """Cross-attention returns the same for the vectors of its memory in another order."""
+    found = [one for one in subject.attentions if one.step.reads_memory]
+    if not found:
+        raise DoesNotApplyError("the spec has no cross-attention")
+    given = arguments(subject, subject.inputs())
+    for one in found:
+        x, context, _ = given[one.path]
+        assert context.memory is not None
+        module = subject.model.get_submodule(one.path)
+        with torch.no_grad():
+            want, other = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
+        error = distance(other, want)
+        detail = f"a memory in reverse order changes cross-attention by {error:.1e}"
+        yield Measured(error, detail, where=partial(str, one.path))
+
+
+@property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
+def token_order(subject: Subject) -> Iterator[Measured]:
+    """Without positions, tokens in another order have their outputs in that order."""
+    positions = any(True for _ in subject.graph.configs(InputPositionConfig))  # type: ignore[type-abstract]
+    positions = positions or any(one.config.position is not None for one in subject.attentions)
+    if positions:
+        raise DoesNotApplyError("the spec has positions")
+    if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
+        raise DoesNotApplyError("attention is limited by the order of tokens")
+    inputs = subject.inputs()
+    turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
+    for want, found in zip(subject.run(inputs), subject.run(turned), strict=True):
+        error = distance(found.flip(1) if found.dim() > 2 else found, want)
+        yield Measured(error, f"tokens in reverse order change their outputs by {error:.1e}")
+
+
+@property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
+def documents(subject: Subject) -> Iterator[Measured]:
+    """With a mask of pairs, each of several documents in a row has the outputs that it has alone."""
+    deaf = deaf_to_pairs(subject.graph)
+    (name, *others) = subject.graph.inputs
+    if deaf is not None or others or subject.length < sum(DOCUMENTS):
+        raise DoesNotApplyError(f"`{deaf}` takes no mask of pairs" if deaf else "it has several inputs, or short ones")
+    inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
+    of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
+    together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}
+    found, start = subject.run(together), 0
+    for size in DOCUMENTS:
+        part = slice(start, start + size)
+        alone = {name: inputs[name][:, part]}
+        runs = partial(call, subject.model, together), partial(call, subject.model, alone)
+        where = partial(first_difference, subject.model, *runs, partial(_part, part))
+        for one, want in zip(found, subject.run(alone), strict=True):
+            error = distance(one[:, part], want)
+            detail = f"a document in a row with others changes by {error:.1e}"
+            yield Measured(error, detail, where=where)
+        start += size
+
+
+def _part(columns: slice, together: Tensor, alone: Tensor) -> tuple[Tensor, Tensor]:
+    return together[:, columns], alone
