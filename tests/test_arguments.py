@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import tfkit
+from tfkit import reference
 from tfkit.decoding.foreign import FOREIGN
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.profile.models import profile_models
@@ -60,6 +61,7 @@ def _graph_and_model(name: str) -> tuple[tfkit.Graph, Any]:
 GRAPH, MODEL = _graph_and_model("gpt2")
 SEQ2SEQ = _graph_and_model("t5_small")[1]
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
+WEIGHTS = {name: tensor.numpy() for name, tensor in MODEL.state_dict().items()}
 BUDGET = tfkit.Budget("params", 10_000)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -73,6 +75,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "cost": (tfkit.cost, {"graph": GRAPH, "length": 4}),
     "count_params": (tfkit.count_params, {"graph": GRAPH}),
     "eject": (tfkit.eject, {"graph": GRAPH}),
+    "evaluate": (tfkit.evaluate, {"run": "nowhere.yaml"}),
     "explain": (tfkit.explain, {"graph": GRAPH}),
     "export": (tfkit.export, {"model": MODEL, "path": "nowhere/model.safetensors"}),
     "generate": (tfkit.generate, {"model": MODEL, "tokens": TOKENS, "max_new_tokens": 2}),
@@ -87,8 +90,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "prepare_decoding": (tfkit.prepare_decoding, {"model": MODEL}),
     "profile": (tfkit.profile, {"graph": GRAPH}),
     "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
+    "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
+    "train": (tfkit.train, {"run": "nowhere.yaml"}),
 }
 
 LEFT_OUT = {

@@ -92,11 +92,16 @@ from tfkit.plugin.hookspecs import Register as Register
 from tfkit.plugin.hookspecs import hookimpl as hookimpl
 from tfkit.plugin.manager import load_plugins as load_plugins
 from tfkit.tools.attention.observe import attention_weights as attention_weights
+from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
+from tfkit.tools.check.measure import Measured as Measured
+from tfkit.tools.check.measure import Property as Property
+from tfkit.tools.check.subject import Subject as Subject
 from tfkit.tools.common.weights import load_weights as load_weights
 from tfkit.tools.compare.compare import compare as compare
 from tfkit.tools.cost.count import cost as cost
 from tfkit.tools.draw.picture import draw as draw
 from tfkit.tools.eject.write import eject as eject
+from tfkit.tools.eval_.evaluate import evaluate as evaluate
 from tfkit.tools.explain.explain import explain as explain
 from tfkit.tools.export.export import export as export
 from tfkit.tools.export.format import Format as Format
@@ -107,6 +112,8 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
+from tfkit.tools.train.train import Trained as Trained
+from tfkit.tools.train.train import train as train
 from tfkit.training.loss import Loss as Loss
 from tfkit.training.loss import loss as loss
 from tfkit.training.optimizer import adamw as adamw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from tfkit.first_loss import warn_of_first_losses
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, load
 from tfkit.graph.given import AnySpec
+from tfkit.graph.pairs import masks_in_use, masks_of_pairs
 from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner
 from tfkit.initialize import initialize
 from tfkit.model import Model
-from tfkit.nn import Program, Value, is_token
+from tfkit.nn import Program, Value, is_token, may_read
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_layers, check_promises
@@ -104,10 +105,10 @@ def build(
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token; 0 and 1 are accepted, anything else is an error, but on an accelerator whole numbers are
-        not checked, so as not to wait for it. Sequences longer than `max_len` are an error. `model.code` is its
-        forward; `model.meta` has `graph`, the loaded spec, and `components`, the slot and kind of each submodule by
-        path.
+        where there is a token, or [b, t, t], True where one may read another. 0 and 1 are accepted, anything else is an
+        error, but on an accelerator whole numbers are not checked, so as not to wait for it. Sequences longer than
+        `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, the loaded spec, and
+        `components`, the slot and kind of each submodule by path.
 
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not
@@ -224,7 +225,8 @@ def assemble(
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
     used = masks_in_use(graph.nodes)
-    values |= mask_inputs(program, [s.mask for s in graph.inputs.values() if s.mask in used and s.mask])
+    masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
+    values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)
@@ -288,20 +290,11 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
         raise SpecError(crashed(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
 
 
-def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
-    """The padding masks that any of the nodes reads."""
-    used: set[str | None] = set()
-    for node in nodes:
-        for field, signal in node.signals.items():
-            if wire_of(node, field).mask:
-                used |= {s.mask for s in (signal if isinstance(signal, list) else [signal])}
-    return used
-
-
-def mask_inputs(program: Program, names: Iterable[str]) -> dict[str, Value]:
-    """Padding masks as optional arguments, checked before anything reads them."""
+def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
+    """Masks as optional arguments, checked before anything reads them; those of `pairs` may have pairs of tokens."""
     given = {name: program.input(name, optional=True) for name in names}
-    return {name: program.apply(name, is_token, value, name) for name, value in given.items()}
+    checks = {name: may_read if name in pairs else is_token for name in given}
+    return {name: program.apply(name, checks[name], value, name) for name, value in given.items()}
 
 
 def _arguments(

@@ -29,7 +29,7 @@ SECTIONS = {
     "Models": ("build", "params", "generate"),
     "Training": ("train", "eval", "sweep", "tokenizer"),
     "Published models": ("import", "tensors", "save", "compare"),
-    "Tools": ("explain", "draw", "cost", "solve", "profile", "export", "eject"),
+    "Tools": ("check", "explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
     "The language": ("schema", "components", "plugins", "new"),
 }

@@ -127,8 +127,10 @@ def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
 
 def _wrong_mask(name: str, mask: Tensor, given: Mapping[str, Tensor]) -> Iterator[Exception]:
     hidden = given.get(name.removesuffix("_mask"))
-    if hidden is not None and mask.shape != hidden.shape[:2]:
-        yield ValueError(f"`{name}` must be bool {list(hidden.shape[:2])}, not {mask.dtype} {list(mask.shape)}")
+    if hidden is not None:
+        wanted = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
+        if wanted != [*mask.shape]:
+            yield ValueError(f"`{name}` must be bool {wanted}, not {mask.dtype} {list(mask.shape)}")
 
 
 def _wrong_rows(graph: Graph, given: Mapping[str, Tensor]) -> Iterator[Exception]:

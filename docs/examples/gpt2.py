@@ -28,6 +28,11 @@ class Config:
         return self.d_model // self.n_heads
 
 
+def tokens_until(mask: Tensor) -> Tensor:
+    """The number of tokens up to each position, [b, t]; in a mask of pairs, of those that it may read."""
+    return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
+
+
 def additive(visible: Tensor, like: Tensor) -> Tensor:
     """Additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`."""
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
@@ -37,7 +42,7 @@ class Positions(nn.Module):
     """Positions of the tokens, counted without padding, [b or 1, t]."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else mask.long().cumsum(dim=1) - 1
+        positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else tokens_until(mask) - 1  # [1, t]
         return positions if mask is None else positions.clamp(min=0)
 
 
@@ -66,7 +71,7 @@ class Embedding(nn.Module):
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention."""
+    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention."""
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor | None:
         queries = torch.arange(x.size(1), device=x.device)[None]  # [1, t]
@@ -79,7 +84,7 @@ class AttentionContext(nn.Module):
             return None
         visible = keys[:, None, :] - queries[:, :, None] <= 0
         if tokens is not None:
-            visible = visible & tokens.to(torch.bool)[:, None, :]
+            visible = visible & (tokens if tokens.dim() == 3 else tokens[:, None, :]).to(torch.bool)
         return visible[:, None]
 
 

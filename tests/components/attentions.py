@@ -61,7 +61,7 @@ def spec(layout: str, attention: Mapping[str, Any], plugins: Plugins | None = No
     if layout == "prefix":
         inputs["lengths"], stack["prefix"] = "lengths", "lengths"
     graph = {"embedding": {"block": "embedding", "input": "tokens"}, "stack": stack, "logits": {"block": "lm_head"}}
-    text = {"tfkit": 1, "name": "m", "d_model": 32, "vocab_size": 17, "max_len": 32, "inputs": inputs, "graph": graph}
+    text = {"tfkit": 1, "name": "m", "d_model": 32, "vocab_size": 17, "max_len": 300, "inputs": inputs, "graph": graph}
     return tfkit.loads(yaml.safe_dump(text, sort_keys=False), plugins=plugins)
 
 

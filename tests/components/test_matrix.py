@@ -25,8 +25,7 @@ from tfkit.testing import (
     check_state_dict,
     example_inputs,
 )
-
-from ..all_pairs import Row, all_pairs, every_value
+from tfkit.tools.check.all_pairs import Row, all_pairs, every_value
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 Part = dict[str, Any]

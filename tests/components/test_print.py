@@ -13,7 +13,7 @@ import yaml
 import tfkit
 from tfkit.builder import assemble
 from tfkit.component import WireMarker, marker
-from tfkit.testing.component import small_spec
+from tfkit.testing import small_spec
 
 from ..sampling import some
 from ..small_specs import reduced

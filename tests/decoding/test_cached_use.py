@@ -13,6 +13,19 @@ from tfkit.testing import check_cached, example_inputs
 
 from .small import ATTENTION, SPECS, build, cached, error, spec_of, tokens
 
+OPTIONAL = """
+tfkit: 1
+name: m
+d_model: 16
+vocab_size: 23
+inputs: {source: tokens, types: {type: tokens, optional: true}, target: tokens}
+graph:
+  memory: {block: embedding, input: source, tables: {types: 2}}
+  embedding: {block: embedding, input: target}
+  decoder: {block: decoder, memory: memory, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+  logits: lm_head
+"""
+
 # ---- beginnings ----
 
 
@@ -36,6 +49,17 @@ def test_a_memory_of_another_length_and_batch() -> None:
         model.start(rows, source=source)
         found = torch.cat([model(ids[:, :2]), *[model(one) for one in ids[:, 2:].split(1, dim=1)]], dim=1)
         assert error(found, model.model(ids, source=source)) < 1e-5
+
+
+@torch.no_grad()
+def test_a_memory_with_an_input_that_may_be_left_out() -> None:
+    model = tfkit.build(tfkit.loads(OPTIONAL)).eval()
+    source, types, ids = tokens(2, 7), tokens(2, 7, 1) % 2, tokens(2, 5, 2)
+    reading = CachedModel(model, length=8)
+    for given in ({"source": source}, {"source": source, "types": types}):
+        reading.start(2, **given)
+        found = torch.cat([reading(ids[:, :3]), reading(ids[:, 3:])], dim=1)
+        assert error(found, model(target=ids, **given)) < 1e-5
 
 
 def test_without_a_start_the_sequences_go_on() -> None:

@@ -96,9 +96,9 @@ def test_it_keeps_every_promise_with_other_fields(fields: dict[str, object], plu
 
 @pytest.mark.slow
 def test_it_keeps_them_in_cross_attention_and_windows(plugins: object) -> None:
-    check_model(tfkit.loads(MEMORY, plugins=plugins), causal="target")
+    check_model(tfkit.loads(MEMORY, plugins=plugins), plugins=plugins)
     windowed = MEMORY.replace("position: decay}", "position: decay, mask: {left: 3, right: 0}}")
-    check_model(tfkit.loads(windowed, plugins=plugins), causal="target")
+    check_model(tfkit.loads(windowed, plugins=plugins), plugins=plugins)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_it_leaves_with_a_memory(plugins: object) -> None:
 
 
 def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:
-    model = tfkit.build(tfkit.loads(MEMORY, plugins=plugins)).eval()
+    model = tfkit.build(tfkit.loads(MEMORY, plugins=plugins), plugins=plugins).eval()
     source, target = torch.randint(11, (2, 6)), torch.randint(11, (2, 7))
     cached = tfkit.CachedModel(model, length=8)
     cached.start(2, source=source)

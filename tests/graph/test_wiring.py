@@ -65,6 +65,26 @@ def test_concat_along_the_length_joins_the_masks(a_mask: Tensor | None, b_mask: 
     torch.testing.assert_close(found, model.encoder(joined, mask=torch.cat(masks, dim=1)), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("position", ["rope", "alibi", "t5", "null"])
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "prefixed"])
+def test_padding_between_joined_sequences_takes_no_place(position: str, stack: str) -> None:
+    """Each row has what it has by itself, where one that is padded stands before another."""
+    prefixed = stack == "prefixed"
+    mask = f"{{left: 3, right: {int(stack == 'encoder')}}}"
+    text = (
+        TWO.replace("{a:", "{n: lengths, a:") if prefixed else TWO
+    ) + "  joined: {block: concat, inputs: [one, two]}\n"
+    text += f"  stack: {{block: {'decoder' if prefixed else stack}, {STACK}{', prefix: n' if prefixed else ''}}}\n"
+    model = build(text, f"stack.attention.position={position}", f"stack.attention.mask={mask}")
+    a, b, lengths = tokens(), features(5), {"n": torch.tensor([3, 5, 4])} if prefixed else {}
+    found = model(a=a, b=b, a_mask=RIGHT, b_mask=LEFT, **lengths)
+    for row in range(3):
+        real = torch.cat((RIGHT[row], LEFT[row]))
+        parts = {"a": a[row][RIGHT[row]][None], "b": b[row][LEFT[row]][None]}
+        alone = model(**parts, **{name: n[row : row + 1] for name, n in lengths.items()})
+        torch.testing.assert_close(found[row][real], alone[0], atol=1e-5, rtol=1e-5)
+
+
 def test_concat_along_the_width() -> None:
     model = build(TWO + "  joined: {block: concat, inputs: [one, two], along: width}\n")
     a, b = tokens(), features(5)

@@ -132,7 +132,7 @@ def test_its_check_warns_at_the_place(run: Run) -> None:
 def test_its_parts_keep_every_promise() -> None:
     plugins = tfkit.load_plugins(plugin_dirs=[PROJECT], entry_points=False)
     check_component("maxout", slot="ffn", plugins=plugins)
-    check_model(tfkit.load(SPEC, plugins=plugins), causal="tokens")
+    check_model(tfkit.load(SPEC, plugins=plugins), plugins=plugins)
 
 
 # ---- without it, and when it is broken ----

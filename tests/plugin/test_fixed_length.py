@@ -96,9 +96,9 @@ def test_it_is_exported(format: str, file: Path, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "causal"), [(CLASSES, None), (CAPTIONS, "words")])
-def test_it_keeps_every_promise(text: str, causal: str | None) -> None:
-    check_model(tfkit.loads(text, plugins=PLUGINS), causal=causal)
+@pytest.mark.parametrize("text", [CLASSES, CAPTIONS])
+def test_it_keeps_every_promise(text: str) -> None:
+    check_model(tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_a_misspelt_hook(plant: Plant, said: Said, project: Path) -> None:
     line = plant("def tfkit_register", "def tfkit_regster", "@tfkit.hookimpl")
     assert said("validate", "shift_tiny") == (
         f"error: unknown hook `tfkit_regster` in plugin tfkit-shift 0.1.0 = {project / CODE}:{line} "
-        "= known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_command "
+        "= known hooks: tfkit_register, tfkit_specs, tfkit_export_formats, tfkit_checks, tfkit_properties, "
+        "tfkit_command "
         "= help: a hook with a similar name exists: `tfkit_register`"
     )
 
@@ -160,41 +161,40 @@ def test_a_print(place: str, plant: Plant, project: Path, capsys: pytest.Capture
 
 
 @pytest.fixture
-def found(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The error of `check_component`, in a decoder; compilers, which take seconds, find none of these faults."""
-    monkeypatch.setattr("tfkit.testing.checks.check_capture", lambda *args: None)
-    monkeypatch.setattr("tfkit.testing.report.check_cached_step", lambda *args: None)
+def found(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """The error of `check_component`, in a decoder."""
     monkeypatch.syspath_prepend(str(project / "src"))
 
-    def check() -> list[str]:
+    def check(only: str) -> list[str]:
         config = import_module("tfkit_shift").ShiftConfig
+        plugins = tfkit.load_plugins(entry_points=False)
         with pytest.raises(AssertionError) as caught:
-            check_component(config, within=["decoder"], plugins=tfkit.load_plugins(entry_points=False))
+            check_component(config, within=["decoder"], plugins=plugins, only=[only])
         return str(caught.value).splitlines()
 
     return check
 
 
-def test_a_forward_that_does_not_script(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+def test_a_forward_that_does_not_script(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
     line = plant(FORWARD, f"{FORWARD}        x = x / (1 + x.norm(dim=-1, keepdim=True))\n", "x.norm")
-    _, text = found()
-    assert text.startswith("- TorchScript, in a decoder: ffn kind `shift` cannot be scripted by TorchScript: ")
+    _, text = found("script")
+    assert text.startswith("- script, in a decoder: ffn kind `shift` cannot be scripted by TorchScript: ")
     assert text.endswith(f" ({project / CODE}:{line})")
 
 
-def test_a_field_without_effect(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+def test_a_field_without_effect(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
     line = plant("    bias: ", "    floor: float = 0.0\n    bias: ", "class ShiftConfig")
-    assert found() == [
+    assert found("fields") == [
         f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise",
         "- fields, in a decoder: ffn kind `shift` never reads its field `floor`",
     ]
 
 
-def test_steps_that_differ_from_the_whole(plant: Plant, found: Callable[[], list[str]], project: Path) -> None:
+def test_steps_that_differ_from_the_whole(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
     """An FFN that reads earlier tokens has no cache for them; that is said of it, and not of what follows."""
     line = plant("return self.down(self.dropout(hidden))", "return self.down(hidden).cumsum(1)", "class ShiftConfig")
-    first, text = found()
+    first, text = found("alone")
     assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise"
     assert text.startswith(
-        "- each position by itself, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
+        "- alone, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
     )

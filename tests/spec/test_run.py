@@ -89,6 +89,17 @@ def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
     assert changed.graph.spec.model.name == "nanogpt"
 
 
+@pytest.mark.parametrize("end", ["tokens=144", "passes=0.02", "steps=2"])
+def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
+    name, _, value = end.partition("=")
+    (tmp_path / "child.yaml").write_text(f"extends: small.yaml\n{name}: {value}\n", encoding="utf-8")
+    changed = load_run(write_run(tmp_path), PLUGINS, sets=[end])
+    child = load_run(tmp_path / "child.yaml", PLUGINS)
+    assert changed.steps == child.steps < 8
+    given = [one for one in ("steps", "tokens", "passes", "flops") if getattr(child.config, one) is not None]
+    assert given == [name]
+
+
 def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:
     path = write_run(tmp_path, RUN.replace("steps: 8", "tokens: 73"))
     assert load_run(path, PLUGINS).steps == 2

@@ -21,6 +21,7 @@ from tfkit.graph.run import Run, load_run
 from tfkit.spec.read_run import VOCABULARY
 from tfkit.spec.run import LISTS, MODEL, RunSpec
 from tfkit.spec.source import parse, plain
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.training.loop import Trainer
 
 from .test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, pick, replaced
@@ -65,7 +66,15 @@ passes: 0.5
 steps: null
 track: []
 """
-TEXTS = [RUN, RICH, ADDITION, CHILD]
+PACKED = """\
+extends: small.yaml
+name: packed
+model: {graph: {embedding: {position: null}, decoder: {attention: {position: alibi}}}}
+data: {kind: packed, of: {kind: text, files: sheep.txt}, separator: "."}
+flops: 1e6
+steps: null
+"""
+TEXTS = [RUN, RICH, ADDITION, CHILD, PACKED]
 FIELDS = sorted({*RunSpec.model_fields, "micro_batch", "sequences", "length", "every", "splits", "skip", "kind"})
 PATHS = {"weights": "path", "data": "files"}
 MOST = 4096
@@ -106,7 +115,7 @@ def check(text: str, folder: Path) -> bool:
     path = folder / "mutant.yaml"
     path.write_text(text, encoding="utf-8")
     try:
-        run = load_run(path, PLUGINS)
+        run = load_run(path, PLUGINS, count=flops_of_step)
     except tfkit.SpecError as error:
         check_refusal(error)
         return False
@@ -188,7 +197,7 @@ def is_small(run: Run) -> bool:
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning", "ignore::tfkit.errors.FirstLossWarning")
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=["run", "rich", "addition", "child"])
+@pytest.mark.parametrize("text", TEXTS, ids=["run", "rich", "addition", "child", "packed"])
 def test_the_originals_are_right(text: str, folder: Path) -> None:
     assert check(text, folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,11 @@ import pytest
 from tests.training.runs import PLUGINS, RUN, write_run
 from tfkit.errors import SpecError
 from tfkit.graph.run import load_run
-from tfkit.spec.read_sweep import read_sweep, shipped_sweeps
+from tfkit.spec.read_sweep import shipped_sweeps
+from tfkit.tools.params.count import count_params
 from tfkit.tools.sweep.arms import Arms
-from tfkit.tools.sweep.equal import check_equal, sizes
+from tfkit.tools.sweep.sweep import Sweep
+from tfkit.tools.sweep.tuning import Tuning
 
 EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
 SWEEP = """\
@@ -28,6 +29,7 @@ seeds: [0, 1]
 compare: {to: relu, on: val.loss}
 """
 TUNE = "tune: {over: {optimizer.lr: [1e-3, 1e-2]}, seeds: [9], steps: 4}\n"
+SEARCH = "tune: {over: {optimizer.lr: {log: [1e-3, 1e-1]}}, search: {trials: 4}, seeds: [9], steps: 2}\n"
 WRONG = {
     "no_variants": re.sub(r"variants:\n(  .*\n)+", "", SWEEP),
     "variants_of_a_word": re.sub(r"variants:\n(  .*\n)+", "variants: relu\n", SWEEP),
@@ -53,6 +55,25 @@ WRONG = {
     "equal_to_a_number": SWEEP + "equal: {params: half}\n",
     "not_equal": SWEEP + "equal: {params: 5%}\n",
     "not_equal_flops": SWEEP + "equal: {flops: 5%}\n",
+    "not_equal_time": SWEEP + "equal: {time: 5%, device: a100}\n",
+    "time_of_no_device": SWEEP + "equal: {time: 5%}\n",
+    "time_of_a_misspelt_device": SWEEP + "equal: {time: 5%, device: a10}\n",
+    "device_without_time": SWEEP + "equal: {params: 5%, device: a100}\n",
+    "misspelt_name_of_a_size": SWEEP + "tokens: 20 * prams\n",
+    "tokens_of_nothing": SWEEP + "tokens: params - params\n",
+    "tokens_of_a_list": SWEEP + "tokens: [1, 2]\n",
+    "tokens_twice": SWEEP.replace("relu: {}", "relu: {steps: 12}") + "tokens: 20 * params\n",
+    "no_sizes": SWEEP + "sizes: {params: []}\n",
+    "size_of_a_word": SWEEP + "sizes: {params: [4k, large]}\n",
+    "size_too_small": SWEEP + "sizes: {params: [100]}\n",
+    "arms_of_one_name": SWEEP + "grid: {optimizer.lr: [1e-3, 0.0010000001]}\n",
+    "range_without_a_search": SWEEP + TUNE.replace("[1e-3, 1e-2]", "{log: [1e-3, 1e-2]}"),
+    "range_of_one_end": SWEEP + SEARCH.replace("{log: [1e-3, 1e-1]}", "{log: [1e-3]}"),
+    "range_from_zero": SWEEP + SEARCH.replace("[1e-3, 1e-1]", "[0, 1e-1]"),
+    "range_of_a_misspelt_scale": SWEEP + SEARCH.replace("log:", "lag:"),
+    "fractions_of_whole_numbers": SWEEP + SEARCH.replace("log:", "whole:"),
+    "a_law_of_no_loss": SWEEP.replace("val.loss}", "val.accuracy, better: higher}") + "fit: {on: params}\n",
+    "a_law_of_a_misspelt_loss": SWEEP + "fit: {loss: vall.loss, on: params}\n",
     "not_equal_tokens": SWEEP.replace("relu: {}", "relu: {}\n  longer: {steps: 12}") + "equal: {tokens: 0%}\n",
 }
 
@@ -66,10 +87,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def arms_of(text: str) -> Arms:
     """The arms of a sweep's text, their sizes checked."""
     Path("sweep.yaml").write_text(text, encoding="utf-8")
-    arms = Arms(read_sweep("sweep.yaml", PLUGINS), PLUGINS, Path("out"))
-    if arms.config.equal is not None:
-        check_equal(arms, sizes(arms, {}), Path("out"))
-    return arms
+    return Sweep("sweep.yaml", PLUGINS, Path("out")).arms
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -122,67 +140,70 @@ def test_the_grid_crosses_all_variants() -> None:
 def test_trials_have_their_own_seeds_and_length() -> None:
     write_run(Path(), EVALUATED.replace("steps: 8", "passes: 1"))
     arms = arms_of(SWEEP + TUNE)
-    (low,), (high,) = arms.trials["relu"]
+    first, second = Tuning.of(arms, arms.arm("relu")).trials
+    (low,), (high,) = first.cells, second.cells
     assert (low.run.steps, low.seed, low.run.config.optimizer.lr) == (4, 9, 1e-3)
     assert high.run.config.optimizer.lr == 1e-2
-    assert arms.cells(arms.arm("relu"), 1)[0].run.config.optimizer.lr == 1e-2
+    assert arms.cells(arms.arm("relu"), second.choice)[0].run.config.optimizer.lr == 1e-2
+
+
+SIZES = {"calculator": {905_109, 892_821}, "minigpt": {913_601}, "swiglu": {913_601}}
+
+
+def steps_of(arms: Arms) -> dict[str, int]:
+    return {arm.name: arms.cells(arm)[0].run.steps for arm in arms.arms}
+
+
+def parameters_of(arms: Arms) -> dict[str, int]:
+    return {arm.name: count_params(arms.cells(arm)[0].run.graph).total for arm in arms.arms}
+
+
+def test_a_length_from_the_size_of_each_run() -> None:
+    arms = arms_of(SWEEP + "tokens: 3 * params / 2\n")
+    step = 6 * 12
+    assert steps_of(arms) == {name: -(-3 * count // (2 * step)) for name, count in parameters_of(arms).items()}
+    small, large = (steps_of(arms_of(SWEEP + f"tokens: {compute} / flops\n"))["deeper"] for compute in ("1e8", "3e8"))
+    assert large == pytest.approx(3 * small, abs=3)
+    assert set(steps_of(arms_of(SWEEP + "tokens: 720\n")).values()) == {10}
+
+
+def test_equal_flops_by_the_length() -> None:
+    arms_of(SWEEP + "tokens: 1e9 / flops\nequal: {flops: 2%}\n")
+
+
+def test_equal_time_on_a_device() -> None:
+    """Predicted: a model with half more layers needs about half more time."""
+    with pytest.raises(SpecError) as wrong:
+        arms_of(SWEEP + "equal: {time: 5%, device: a100}\n")
+    assert re.findall(r"about (\d+) steps", str(wrong.value))[-1] in ("5", "6")
+    Path("mine.yaml").write_text("{flops: {float32: 1e12}, bandwidth: 1e11, memory: 1e9}", encoding="utf-8")
+    arms_of(SWEEP + "equal: {time: 60%, device: mine.yaml}\n")
+
+
+def test_variants_in_several_sizes() -> None:
+    arms = arms_of(SWEEP + "sizes: {params: [6k, 20k]}\n")
+    names = [f"{variant}, {size}" for variant in ("relu", "swiglu", "deeper") for size in ("6K", "20K")]
+    assert [arm.name for arm in arms.arms] == names
+    assert arms.arm("deeper, 20K").base == "relu, 20K"
+    counts = parameters_of(arms)
+    for name, count in counts.items():
+        wanted = int(name.split()[1][:-1]) * 1000
+        assert abs(count - wanted) < 0.1 * wanted, name
+
+
+def test_two_lengths_are_refused() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n", encoding="utf-8")
+    with pytest.raises(SpecError, match="`steps` has no effect beside the sweep's `tokens`"):
+        Sweep("sweep.yaml", PLUGINS, Path("out"), sets=["steps=9"])
+
+
+def test_the_base_may_be_the_only_variant() -> None:
+    arms = arms_of("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
+    assert [arm.name for arm in arms.arms] == ["base"]
+    assert arms.cells(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
-    arms = Arms(read_sweep(name, PLUGINS), PLUGINS, Path("out"))
-    found = sizes(arms, {})
-    check_equal(arms, found, Path("out"))
-    assert {one.parameters for one in found.values()} == {913_601}
-
-
-# ---- mutations ----
-
-WORDS = ["null", "-1", "[]", "{}", "true", "1e300", "x", "0.5", "[[1]]", "{a: 1}", "&a", "*a", "!t", "''", "007", "a.b"]
-
-
-def mutant(number: int) -> str:
-    """A sweep with one or two mistakes; some are none."""
-    draw = random.Random(number)
-    text = SWEEP + TUNE + "grid: {batch.sequences: [4, 5]}\nequal: {params: 90%}\n"
-    for _ in range(draw.randint(1, 2)):
-        change = draw.randrange(4)
-        tokens = list(re.finditer(r"[\w.%-]+", text))
-        token = draw.choice(tokens)
-        if change == 0:
-            text = text[: token.start()] + draw.choice(WORDS) + text[token.end() :]
-        elif change == 1:
-            text = text[: token.start()] + draw.choice(tokens)[0] + text[token.end() :]
-        elif change == 2:
-            at = draw.randrange(len(text))
-            text = text[:at] + draw.choice("{}[]:,- \n'x") + text[at + draw.randint(0, 1) :]
-        else:
-            lines = text.splitlines(keepends=True)
-            del lines[draw.randrange(len(lines))]
-            text = "".join(lines)
-    return text
-
-
-def check_mutants(numbers: range) -> None:
-    """Each is refused with a place, or has runs on all its seeds."""
-    refused = 0
-    for number in numbers:
-        try:
-            arms = arms_of(mutant(number))
-        except SpecError as wrong:
-            refused += 1
-            for one in wrong.diagnostics:
-                assert one.span is not None, f"{number}: {one.message}"
-            continue
-        for arm in arms.arms:
-            assert [cell.seed for cell in arms.cells(arm)] == list(arms.config.seeds), number
-    assert refused > len(numbers) / 3
-
-
-def test_mistakes_put_in_at_random() -> None:
-    check_mutants(range(50))
-
-
-@pytest.mark.slow
-def test_many_mistakes_put_in_at_random() -> None:
-    check_mutants(range(50, 1050))
+    rows = Sweep(name, PLUGINS, Path("out")).outline().rows
+    assert {one.parameters for one in rows} == SIZES[name]

@@ -6,7 +6,9 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,12 @@ from torch.nn import functional as F
 
 from tests.training.runs import Memory, same, small_run, trained, write_run
 from tfkit.cli import main
+from tfkit.component import Batch
 from tfkit.training.evaluate import tensors
 from tfkit.training.loop import Trainer
 from tfkit.training.order import indices_of, indices_to_evaluate
+from tfkit.training.parallel import Together
+from tfkit.training.processes import Processes
 
 TIED = ("model.graph.head={block: lm_head, tie: embedding}", "model.dropout=0.2")
 EVALUATED = "eval={every: 1, splits: {val: {batches: 3}, train: {batches: 3}}}"
@@ -49,6 +54,54 @@ def test_batches_are_the_same_however_a_run_is_made(order: str, steps: int, tmp_
     assert digest(continued, steps) == wanted
     if order != "sequential":
         assert digest(Trainer(small_run(tmp_path, *sets, "seed=4"), Memory()), steps) != wanted
+
+
+class Share(Processes):
+    """A process of several, which never speaks to the others."""
+
+    rows = Together.rows
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+
+def read_by(trainers: Sequence[Trainer], steps: int) -> str:
+    """The content of the first batches, as several processes read them together."""
+    found = hashlib.sha256()
+    for step in range(1, steps + 1):
+        parts = [trainer.batch(step) for trainer in trainers]
+        found.update(np.concatenate([one.inputs["tokens"] for one in parts]).tobytes())
+        found.update(np.concatenate([one.targets for one in parts]).tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["sampled", "shuffled", "sequential"])
+def test_batches_are_the_same_for_any_number_of_processes(order: str, steps: int, tmp_path: Path) -> None:
+    run = small_run(tmp_path, "batch.sequences=16", f"data.order={order}", f"steps={steps}")
+    wanted = digest(Trainer(run, Memory()), steps)
+    for count in (1, 2, 4, 16):
+        trainers = [Trainer(run, Memory(), processes=Share(rank, count)) for rank in range(count)]
+        assert read_by(trainers, steps) == wanted, count
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 16])
+def test_micro_batches_are_all_of_a_batch(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+
+    def spy(batch: Batch, *rest: Any) -> Any:
+        seen.append(batch)
+        return tensors(batch, *rest)
+
+    monkeypatch.setattr("tfkit.training.loop.tensors", spy)
+    trainer = Trainer(small_run(tmp_path, "batch.sequences=16", f"machine.micro_batch={size}"), Memory())
+    for step in (1, 2):
+        seen.clear()
+        batch = trainer.batch(step)
+        trainer._gradients(batch, step)
+        assert [len(one.targets) for one in seen] == [min(size, 16 - start) for start in range(0, 16, size)]
+        assert (np.concatenate([one.inputs["tokens"] for one in seen]) == batch.inputs["tokens"]).all()
+        assert (np.concatenate([one.targets for one in seen]) == batch.targets).all()
 
 
 def test_an_evaluation_draws_numbers_of_its_own() -> None:

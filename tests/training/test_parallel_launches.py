@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.tools.train.killed import check_latest
 
 from .launches import children, finish, launched, numbers, options, start, tensors
 from .runs import same, write_run
@@ -87,6 +90,38 @@ def test_launches_end_well_every_time(folder: Path) -> None:
         assert '"ended": "finished"' in out
 
 
+READING = """\
+import os, sys
+from pathlib import Path
+from tfkit.cli import main
+from tfkit.training.loop import Trainer
+
+own = Trainer.batch
+
+def batch(self, step):
+    found = own(self, step)
+    with Path(f"read-{os.environ['WORLD_SIZE']}-{step}-{os.environ['RANK']}").open("wb") as file:
+        file.write(found.inputs["tokens"].tobytes())
+    return found
+
+Trainer.batch = batch
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_all_processes_together_read_what_one_does(folder: Path) -> None:
+    """Also after they were stopped, and with evaluations between."""
+    (folder / "reading.py").write_text(READING)
+    for processes in (1, 2):
+        for last in ("3", "6"):
+            words = ["small.yaml", "-o", f"reading-{processes}", "--stop-after", last, *options(*SETS)]
+            status, _, errors = finish(start(folder, processes, *words, script="reading.py"))
+            assert status == 0, errors
+    for step in range(1, 7):
+        parts = [(folder / f"read-2-{step}-{rank}").read_bytes() for rank in (0, 1)]
+        assert b"".join(parts) == (folder / f"read-1-{step}-0").read_bytes()
+
+
 def latest(folder: Path) -> int:
     """The step that a run would continue after; -1 before its first checkpoint."""
     file = folder / "latest"
@@ -119,6 +154,42 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
     status, _, errors = finish(goes_on)
     assert status == 0, errors
     assert f"continued after step {newest}" in errors
+
+
+DEATHS = 6
+
+
+def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:
+    killed_at_random(folder, DEATHS)
+
+
+def killed_at_random(folder: Path, deaths: int) -> None:
+    """Kill one of two processes, or both at once, at any moment: in saves, in steps, while they begin."""
+    draw = random.Random(os.urandom(4))
+    words = ["small.yaml", *options(*SETS, "model.dropout=0.2", "steps=60", "checkpoint={every: 1, last: 2}")]
+    launched(folder, 2, *words, "-o", "uninterrupted")
+    complete = 0
+    while deaths > 0:
+        name = f"mortal-{complete}"
+        while True:
+            running, before = start(folder, 2, *words, "-o", name), latest(folder / name)
+            while running.poll() is None and latest(folder / name) == before:
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0, 0.8))
+            found = children(running) if running.poll() is None else []
+            for number in draw.choice([found, found[:1], found[1:]]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            status, _, errors = finish(running)
+            if status == 0:
+                break
+            deaths -= 1
+            assert "another process of the run has ended" in errors or "SIGKILL" in errors, errors
+            check_latest(folder / name)
+        assert (folder / name / "metrics.jsonl").read_bytes() == (folder / "uninterrupted/metrics.jsonl").read_bytes()
+        for file in ("model", "optimizer"):
+            assert same(tensors(folder / name, file), tensors(folder / "uninterrupted", file))
+        complete += 1
 
 
 def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:

@@ -30,6 +30,8 @@ class Signal:
     """Rows of a table."""
     mask: str | None = None
     """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
+    gaps: bool = False
+    """True if its mask is that of a block, and may have padding between tokens: positions are then counted."""
     optional: bool = False
     """True if the model may be called without it."""
 
@@ -103,6 +105,9 @@ class BlockConfig(Component):
     word_key = "block"
     alike: ClassVar[bool] = False
     """True if all its `inputs` must have one shape: others would broadcast."""
+    pairs: ClassVar[bool] = False
+    """True if the mask of its `input` may be of pairs, [b, t, t], with True where a token may read another: it then
+    counts positions, and reads tokens, as if each had nothing but those before it."""
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:

@@ -50,6 +50,9 @@ class Batch:
     """[b, t] each."""
     targets: Ids
     """[b, t]; `IGNORED` where nothing counts."""
+    documents: Ids | None = None
+    """[b, t]: the number of each position's document, if those of a row are kept apart. A model then gives each what it
+    gives it alone."""
 
     @property
     def count(self) -> int:
@@ -58,7 +61,8 @@ class Batch:
 
     def rows(self, start: int, end: int) -> Batch:
         """Some of the examples."""
-        return Batch({name: ids[start:end] for name, ids in self.inputs.items()}, self.targets[start:end])
+        documents = None if self.documents is None else self.documents[start:end]
+        return Batch({name: ids[start:end] for name, ids in self.inputs.items()}, self.targets[start:end], documents)
 
 
 class Tokenizer(Protocol):

@@ -41,6 +41,7 @@ MODULES = (
     "runs.mqar",
     "runs.muon",
     "runs.optimizers",
+    "runs.packed",
     "runs.profile",
     "runs.schedules",
     "runs.text",

@@ -54,7 +54,7 @@ def _same_width(signals: list[Signal]) -> None:
 
 
 class AddConfig(BlockConfig):
-    """The sum of sequences of the same length and width."""
+    """The sum of sequences of the same length and width; its padding is that of the first."""
 
     alike = True
     block: Literal["add"] = "add"

@@ -20,7 +20,7 @@ from tfkit.component import (
 )
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named
+from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named, one_run
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class ContextKey:
         """True if the newest token reads everything that is cached."""
         return self.mask.causal and (self.mask.left is None or self.window is not None)
 
-    def build(self, make: Make) -> AttentionContext:
-        """Build the module that computes the context."""
+    def build(self, make: Make, *, gaps: bool) -> AttentionContext:
+        """Build the module that computes the context; with `gaps`, padding may lie between tokens."""
         attention, slopes = self.attention, None
         rotary: nn.Module | None = None
         position: nn.Module | None = None
@@ -83,11 +83,11 @@ class ContextKey:
         if attention is not None and attention.score_bias is not None:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
-        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes)
+        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes, gaps=gaps)
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], padding mask [b, t], prefix lengths [b] -> the context of each layer's attention.
+    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention.
 
     If sequences are read step by step, it says which slots of the caches the new tokens take and which are read: token
     p has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have by
@@ -101,6 +101,7 @@ class AttentionContext(nn.Module):
         rotary: nn.Module | None,
         position: nn.Module | None,
         slopes: Sequence[float] | None,
+        gaps: bool = False,
     ) -> None:
         super().__init__()
         self.left = key.mask.left
@@ -112,7 +113,9 @@ class AttentionContext(nn.Module):
         self.temperature = Temperature(key.temperature) if key.temperature else None
         self.counts = key.counts
         self.slopes = None if slopes is None else list(slopes)
-        self.flex = key.flex and (position is None or slopes is not None)
+        self.gaps = gaps
+        self.near = rotary is not None or position is not None or key.mask.left is not None
+        self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
     def forward(
         self,
@@ -126,6 +129,10 @@ class AttentionContext(nn.Module):
         tokens, n_keys = padding, x.size(1)
         if past is None or cached is None or len(cached) == 0:
             queries = torch.arange(x.size(1), device=x.device)[None]
+            if self.gaps:
+                queries = count_positions(x, padding, None)
+            elif self.near and padding is not None:
+                tokens = one_run(padding)
             keys = queries
         else:
             n_keys = past.length
@@ -142,7 +149,7 @@ class AttentionContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
                 return Context(self.rule(x, padding, prefix), rotary, None, None, temperature)
-        visible = self.visible(queries, keys, tokens, prefix, counted=cache is not None)
+        visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
@@ -163,7 +170,7 @@ class AttentionContext(nn.Module):
         Args:
             queries: their positions, [b or 1, q].
             keys: their positions, [b or 1, k].
-            tokens: True where a key is a token, [b, k].
+            tokens: True where a key is a token, [b, k]; or where a query may read it, [b, q, k].
             prefix: number of tokens at the start that every query reads, [b].
             counted: true if positions are counted without padding.
         """
@@ -178,10 +185,10 @@ class AttentionContext(nn.Module):
             near = queries[:, :, None] - keys[:, None, :] <= self.left
             visible = near if visible is None else visible & near
         if prefix is not None and visible is not None:
-            index = keys if tokens is None or counted else tokens.long().cumsum(dim=1) - 1
+            index = keys if tokens is None or tokens.dim() == 3 or counted else tokens.long().cumsum(dim=1) - 1
             visible = visible | (index < prefix[:, None])[:, None, :]
         if tokens is not None:
-            real = tokens.to(torch.bool)[:, None, :]
+            real = (tokens if tokens.dim() == 3 else tokens[:, None, :]).to(torch.bool)
             visible = real if visible is None else visible & real
         return None if visible is None else visible[:, None]
 

@@ -46,6 +46,7 @@ Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 class EmbeddingConfig(BlockConfig):
     """Token ids to vectors: the token table, scaled, plus positions and further tables, normalized and projected."""
 
+    pairs = True
     block: Literal["embedding"] = "embedding"
     input: MaskedWire | None = None
     """Input of token ids to look up."""

@@ -102,7 +102,7 @@ def flex_mask(
 
     Args:
         x: gives the length of the sequence and the device.
-        padding: True where there is a token, [b, t].
+        padding: True where there is a token, [b, t]; or where a token may read another, [b, q, k].
         prefix: number of tokens at the start that every query reads, [b].
         left: keys before its own position that a query reads; None: unlimited.
         right: keys after its own position that a query reads; None: unlimited.
@@ -121,7 +121,8 @@ def readable(
     padding: Tensor | None, prefix: Tensor | None, *, left: int | None, right: int | None
 ) -> Callable[..., Tensor]:
     """The rule by which a query reads a key; see `flex_mask`."""
-    index = None if prefix is None or padding is None else padding.long().cumsum(dim=1) - 1
+    pairs = padding is not None and padding.dim() == 3
+    index = None if prefix is None or padding is None or pairs else padding.long().cumsum(dim=1) - 1
 
     def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         visible = k >= 0
@@ -131,7 +132,9 @@ def readable(
             visible = visible & (q - k <= left)
         if prefix is not None:
             visible = visible | ((k if index is None else index[b, k]) < prefix[b])
-        return visible if padding is None else visible & padding[b, k]
+        if padding is None:
+            return visible
+        return visible & (padding[b, q, k] if pairs else padding[b, k])
 
     return rule
 

@@ -54,7 +54,7 @@ class LMHeadConfig(BlockConfig):
     tie: TableWire | None = None
     """The embedding that provides its token table as the output matrix."""
     bias: bool = False
-    """If true, the logits have a bias."""
+    """If true, the logits have a bias; `scale` multiplies it too."""
     transform: TransformConfig | None = None
     """Dense layer, activation and norm before the output matrix, as in masked language models."""
     d_embed: Dim | None = None

@@ -41,6 +41,7 @@ from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recompu
 class StackConfig(LayerConfig, BlockConfig):
     """Fields and checks of encoder and decoder."""
 
+    pairs = True
     input: MaskedWire | None = None
     """The sequence to read."""
     memory: MemoryWire | None = None
@@ -204,10 +205,10 @@ class StackConfig(LayerConfig, BlockConfig):
         d_memory = None if memory is None else memory.width
         shared: dict[str, AttentionContext] = {}
         contexts, layers = self._contexts(make.attention_backend), []
-        stack = self.stack()
+        stack, signal = self.stack(), inputs["input"]
         for layer, (name, key) in zip(stack.layers, contexts, strict=True):
             if name not in shared:
-                shared[name] = key.build(make)
+                shared[name] = key.build(make, gaps=signal.gaps)
             layers.append(build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag))
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tfkit.builder import call, mask_inputs, masks_in_use
+from tfkit.builder import call, mask_inputs
 from tfkit.component import Pieces
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
+from tfkit.graph.pairs import masks_in_use
 from tfkit.graph.tables import table_owner
 from tfkit.nn import Past, Program, Value
 
@@ -19,7 +20,7 @@ from tfkit.nn import Past, Program, Value
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """The module that runs when a sequence begins: inputs given once, and their masks -> a tuple of `made_once`."""
     program = Program()
-    values = {name: program.input(name) for name in parts.given_once}
+    values = _inputs(program, graph, parts.given_once)
     values |= _masks(program, graph, parts.given_once, parts.once)
     for node in parts.once:
         _hold_tables(program, model, graph, node)
@@ -59,6 +60,12 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
         values |= call(program, graph, node, module, seen, **further)
     outputs = [values[name] for name in graph.outputs]
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
+
+
+def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:
+    """Inputs as arguments; those that may be left out come last."""
+    ordered = sorted(names, key=lambda name: graph.inputs[name].optional)
+    return {name: program.input(name, optional=graph.inputs[name].optional) for name in ordered}
 
 
 def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:

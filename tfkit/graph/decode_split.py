@@ -111,6 +111,14 @@ def wire_of(node: Node, field: str) -> WireMarker:
     return found
 
 
+def computes_alone(node: Node) -> bool:
+    """True if a node computes every position by itself."""
+    try:
+        return node.config.pieces(node.signals) == Pieces()
+    except Invalid:
+        return False
+
+
 def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[str, None]:
     """The named nodes and inputs and all that they read, directly or not; those read as a whole only if `whole`."""
     seen: dict[str, None] = {}

@@ -243,7 +243,7 @@ class _Expansion:
                 self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
-                output = replace(output, mask=f"{name}_mask")
+                output = replace(output, mask=f"{name}_mask", gaps=True)
             outputs[name] = output
             nodes.append(Node(name, config, wires[name], signals, output, self._ask(name, "stack", config.stack)))
         return nodes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,18 @@ import numpy as np
 from tfkit.component import Component, Config, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
+from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.content import content_of
 from tfkit.spec.messages import refused
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.read_run import RunFile, of_model, read_run
+from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.spec.run import ENDS, RunSpec, WeightsConfig
 
 Value: TypeAlias = "str | int | float | bool | None"
+CountFlops: TypeAlias = Callable[[Graph, int, int], int]
+"""The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
 LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
 """Keys at the top of a model that change none of its numbers."""
 CONTENT = "data_content"
@@ -39,8 +42,8 @@ class Run:
 
     file: RunFile
     graph: Graph
-    steps: int
-    """Updates in all."""
+    count: CountFlops | None = None
+    """For a length in FLOPs."""
 
     @property
     def config(self) -> RunSpec:
@@ -51,6 +54,19 @@ class Run:
     def data(self) -> Data:
         """Its examples."""
         return self.file.data
+
+    @cached_property
+    def steps(self) -> int:
+        """Updates in all."""
+        config, data = self.config, self.data
+        if config.flops is None:
+            examples = len(data.examples("train", "sequential"))
+            return config.count_steps(tokens_of_step=self.tokens_of_step, examples=examples)
+        assert self.count is not None, "a run in FLOPs, read by something that cannot count them"
+        try:
+            return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
+        except SpecError as wrong:
+            raise self.file.placed(wrong, "flops") from wrong
 
     @property
     def tokens_of_step(self) -> int:
@@ -90,21 +106,22 @@ class Run:
         return SpecError(refused(wrong, path, self.file.provenance))
 
 
-def load_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Run:
-    """Read a run by its path, its folder, or the name of one that comes with tfkit; raises SpecError."""
-    return check_run(read_run(name, plugins, sets=sets))
+def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
+    """Read a run by its path, its folder, or the name of one that comes with tfkit, or take it; see `check_run`."""
+    return check_run(read_run(run, plugins, sets=sets), count=count)
 
 
-def check_run(file: RunFile) -> Run:
-    """The run of a file that was read; raises SpecError if its parts do not fit together."""
-    config, data = file.config, file.data
-    tokens, examples = config.batch.sequences * data.length, data.examples("train", "sequential")
+def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
+    """The run of a file that was read; raises SpecError if its parts do not fit together.
+
+    `count` is for a run whose length is given in FLOPs.
+    """
     with of_model():
         graph = expand(file.model)
-    run = Run(file, graph, config.count_steps(tokens_of_step=tokens, examples=len(examples)))
+    run = Run(file, graph, count)
     _check_model(run)
     try:
-        config.schedule.check_steps(run.steps)
+        run.config.schedule.check_steps(run.steps)
     except Invalid as wrong:
         raise run.refused(wrong, "schedule") from wrong
     return run
@@ -128,12 +145,26 @@ def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in given}
 
 
+def mask_of(graph: Graph, names: Iterable[str]) -> str:
+    """The mask of pairs that keeps the documents in a row of the only input apart; raises `Invalid` without one."""
+    deaf, (name, *others) = deaf_to_pairs(graph), names
+    mask = graph.inputs[name].mask
+    if others or mask is None:
+        raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
+    if deaf is not None:
+        message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
+        raise Invalid("", message, help="encoders, decoders and heads over single positions can")
+    return mask
+
+
 def _check_model(run: Run) -> None:
     """Raise SpecError if the model cannot read the data."""
     data, graph = run.data, run.graph
     first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
     try:
         inputs = inputs_for(graph, first.inputs)
+        if first.documents is not None:
+            mask_of(graph, inputs.values())
     except Invalid as wrong:
         raise run.refused(wrong, "data") from wrong
     for name in inputs.values():

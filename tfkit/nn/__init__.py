@@ -2,6 +2,8 @@
 
 from tfkit.nn.checked import can_look as can_look
 from tfkit.nn.checked import is_token as is_token
+from tfkit.nn.checked import may_read as may_read
+from tfkit.nn.checked import one_run as one_run
 from tfkit.nn.checked import within as within
 from tfkit.nn.context import Cache as Cache
 from tfkit.nn.context import Context as Context

@@ -7,14 +7,27 @@ from tfkit.nn.layers import is_scripting, is_tracing
 
 
 def is_token(mask: Tensor | None, name: str) -> Tensor | None:
-    """A padding mask as bool, True where there is a token.
+    """A padding mask as bool [b, t], True where there is a token; see `may_read` for its errors.
+
+    Raises:
+        ValueError: the mask is one of pairs.
+    """
+    if mask is not None and mask.dim() == 3:
+        raise ValueError(f"{name} has pairs of tokens, but here it can only tell tokens [b, t] from padding")
+    return may_read(mask, name)
+
+
+def may_read(mask: Tensor | None, name: str) -> Tensor | None:
+    """A mask as bool: [b, t], True where there is a token; or of pairs [b, q, k], True where token q may read token k.
+
+    A mask of pairs can hide more than padding, such as documents in one row from each other.
 
     Masks of other libraries are added to the scores: 0 where there is a token and minus infinity elsewhere. Read as
     truth values, they say the opposite. Floating-point masks are refused by their type, at no cost. Whole numbers must
     be 0 or 1; their values are checked only where that interrupts nothing: on the CPU, in eager mode.
 
     Args:
-        mask: bool, or 0 and 1; None if everything is a token.
+        mask: bool, or 0 and 1; None if everything is a token, and may be read.
         name: its name in an error.
 
     Raises:
@@ -36,6 +49,19 @@ def can_look(x: Tensor) -> bool:
 def zeros_and_ones(x: Tensor) -> bool:
     """True if the mask contains only 0 and 1."""
     return x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all())
+
+
+def one_run(mask: Tensor) -> Tensor:
+    """The mask, unchanged; distances of tokens are those of their columns if it has padding at the sides only.
+
+    Raises:
+        ValueError: padding stands between the tokens of a row, [b, t]; looked for where that interrupts nothing.
+    """
+    if can_look(mask) and mask.dim() == 2:
+        starts = mask[:, 0] + (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1)
+        if bool((starts > 1).any()):
+            raise ValueError("padding stands between tokens, and would count in their distances: move it to one side")
+    return mask
 
 
 def within(tokens: Tensor, max_len: int) -> Tensor:

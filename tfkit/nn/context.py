@@ -73,16 +73,22 @@ class Context(NamedTuple):
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
     """Positions of the tokens x [b, t, ...], counted without padding, [b or 1, t].
 
-    Padding has the position of the token before it, or one less than the first.
+    Padding has the position of the token before it, or one less than the first. With a mask of pairs, only the tokens
+    that a token may read are before it.
     """
     if mask is None:
         positions = torch.arange(x.size(1), device=x.device)[None]
     else:
-        positions = mask.long().cumsum(dim=1) - 1
+        positions = tokens_until(mask) - 1
     if past is None:
         return positions
     lengths = past.lengths
     return positions + past.start if lengths is None else positions + lengths[:, None]
+
+
+def tokens_until(mask: Tensor) -> Tensor:
+    """The number of tokens up to each position, [b, t]; in a mask of pairs, of those that it may read."""
+    return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
 
 
 def update_cache(new: Tensor, context: Context, index: int) -> Tensor:

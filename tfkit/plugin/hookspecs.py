@@ -15,6 +15,7 @@ format or its suffix, a command) are an error that names both; nothing wins sile
 | `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
 | `tfkit_checks` | by `tfkit validate` and `tfkit build`, for each spec | the same |
+| `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
 | `tfkit_command` | when the command runs | `[project.entry-points."tfkit.commands"]` |
 """
 
@@ -123,6 +124,23 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[em
             for path, config in graph.configs(MineConfig):
                 if config.d_ff % 64:
                     yield tfkit.Diagnostic("widths beside the multiples of 64 are slow", path=f"{path}.d_ff")
+    """
+
+
+@hookspec
+def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
+    """Return properties that models have, to be measured by `tfkit check` and by the tests of `tfkit.testing`.
+
+    They come after tfkit's own. One that says nothing about a model raises `tfkit.DoesNotApplyError`. Called when a
+    model is checked, so the modules of the properties are imported inside the function. If it fails, or returns
+    anything else, the plugin's properties are left out with a warning.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_properties() -> list[tfkit.Property]:
+            from tfkit_mine.properties import order_of_experts
+
+            return [tfkit.Property("expert-order", "is alike with experts reordered", order_of_experts)]
     """
 
 

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as MappingABC
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, based, read_based, shortest
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
-from tfkit.spec.merge import Change, change_of, extended, put, without
+from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
@@ -83,9 +86,15 @@ def find_run(
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
-def read_run(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
+AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
+"""A run by its name, its path, its folder, or as a mapping with the keys and values of its YAML."""
+
+
+def read_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
     """Read a run, its model and its data, changed by `sets` (`path=value`); raises SpecError with every error in it."""
-    return resolve_run(RunText.read(find_run(name), plugins, sets=sets), plugins)
+    if isinstance(run, MappingABC):
+        return resolve_run(RunText.take(run, plugins, sets=sets), plugins)
+    return resolve_run(RunText.read(find_run(run), plugins, sets=sets), plugins)
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,12 @@ class RunText:
         root = read_based(path, _runs(plugins.specs))
         return cls(_changed(root, list(sets), plugins), str(shortest(path)))
 
+    @classmethod
+    def take(cls, data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
+        """Take a mapping, changed by `sets`; paths in it start at the current folder."""
+        root = based(read_data(data), Path(), _runs(plugins.specs))
+        return cls(_changed(root, list(sets), plugins), root.span.source.name)
+
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
         """The run with a value assigned, as by `--set`."""
         return replace(self, root=_assigned(self.root, change, plugins))
@@ -109,12 +124,10 @@ class RunText:
         """The run under another one that extends it; paths in that one start at a folder."""
         return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
 
-    def of_length(self, steps: Scalar) -> RunText:
-        """The run with another number of steps."""
+    def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
+        """The run with another length, in steps or tokens."""
         root = without(self.root, ENDS)
-        return replace(
-            self, root=Mapping({**root.items, "steps": steps}, {**root.keys, "steps": steps.span}, root.span)
-        )
+        return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
 
 # ---- the model inside a run ----
@@ -131,11 +144,17 @@ def _runs(known: KnownSpecs) -> Language:
         patch = Mapping(own, patch.keys, patch.span)
         under = None if base is None else base.items.get(MODEL)
         model = _merged_model(under, patch.items.get(MODEL), folder, known)
-        merged = patch if base is None else extended(without(base, {MODEL}), without(patch, {MODEL}))
+        merged = patch if base is None else extended(without(base, {MODEL, *_ended(patch)}), without(patch, {MODEL}))
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
 
     return Language(find, merge)
+
+
+def _ended(patch: Mapping) -> frozenset[str]:
+    """The ends of a run that another end replaces: all of them, if a patch has one."""
+    has_one = any(name in ENDS and not is_null(node) for name, node in patch.items.items())
+    return ENDS if has_one else frozenset()
 
 
 def _merged_model(under: Node | None, model: Node | None, folder: Path, known: KnownSpecs) -> Node | None:
@@ -185,6 +204,8 @@ def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
         known = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         changed = put(without(model, {"parameters"}), change.inside(), known, what="model")
         return _with_model(root, changed, root.keys[MODEL])
+    if name in ENDS and not is_null(change.value):
+        root = without(root, ENDS - {name})
     root = put(root, change, frozenset({*RunSpec.model_fields, MODEL}), what="run")
     if name == MODEL:
         return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
@@ -210,14 +231,20 @@ def resolve_run(text: RunText, plugins: Plugins, *, known: dict[str, Data] | Non
         errors.append(Diagnostic("the run has no `model`", root.span, MODEL, help=help))
     if errors:
         raise SpecError(*errors)
-    assert isinstance(model, Mapping)
     provenance = resolver.provenance
     config, data = _data(config, provenance, {} if known is None else known)
+    with of_model():
+        spec = resolve_spec(model_of(text, data), plugins, file=text.file)
+    return RunFile(config, spec, data, provenance, text.file, spec.notes)
+
+
+def model_of(text: RunText, data: Data) -> Mapping:
+    """The model of a run as a spec of its own, with the name of the run and the vocabulary of its data."""
+    own, model = text.root, text.root.items[MODEL]
+    assert isinstance(model, Mapping)
     named = {key: own.items[key] for key in ("tfkit", "name") if key not in model.items}
     model = Mapping({**named, **model.items}, {**own.keys, **model.keys}, model.span)
-    with of_model():
-        spec = resolve_spec(_with_vocabulary(model, data), plugins, file=text.file)
-    return RunFile(config, spec, data, provenance, text.file, spec.notes)
+    return _with_vocabulary(model, data)
 
 
 @contextmanager

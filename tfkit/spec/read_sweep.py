@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
 from tfkit.plugin.known_specs import own_specs
@@ -21,18 +22,25 @@ from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_run import RunText, find_run
 from tfkit.spec.resolve import Resolver
-from tfkit.spec.sweep import SweepSpec
+from tfkit.spec.run import ENDS
+from tfkit.spec.sweep import ONE, Range, SweepSpec
 from tfkit.spec.tree import Mapping as Tree
-from tfkit.spec.tree import Node
+from tfkit.spec.tree import Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The values of a path that a sweep goes through."""
+    """The values of a path that a sweep goes through; or their range, with the place where it is written."""
 
     path: str
     values: tuple[Change, ...]
+    range: Range | None
+    key: Span
+
+    def change(self, value: Any) -> Change:
+        """The change to a value of the range."""
+        return _change(self.path, self.key, Scalar(value, self.key))
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class SweepFile:
     variants: Mapping[str, RunText]
     grid: tuple[Setting, ...]
     tuned: tuple[Setting, ...]
+    tokens: Scalar | None
     provenance: Provenance
     file: str
 
@@ -83,21 +92,39 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
         raise SpecError(*resolver.diagnostics)
     base = RunText.read(find_run(config.base, beside=path.parent, span=root.items["base"].span, key="base"), plugins,
                         sets=sets)  # fmt: skip
-    tune = root.items.get("tune")
-    return SweepFile(
+    tune, tokens = root.items.get("tune"), root.items.get("tokens")
+    file = SweepFile(
         path.stem,
         config,
         _variants(root, base, path.parent, plugins),
-        _settings(root.items.get("grid")),
-        _settings(tune.items["over"] if isinstance(tune, Tree) else None),
+        _settings(root.items.get("grid"), {}),
+        _settings(tune.items["over"] if isinstance(tune, Tree) else None, config.tune.ranges if config.tune else {}),
+        tokens if isinstance(tokens, Scalar) and tokens.value is not None else None,
         resolver.provenance,
         str(shortest(path)),
     )
+    _check_lengths(file, sets)
+    return file
+
+
+def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
+    """Raise SpecError if something else says how long a run is, beside the `tokens` of the sweep."""
+    if file.tokens is None:
+        return
+    places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
+    settings = [("grid", one.path) for one in file.grid] + [("tune", "over", one.path) for one in file.tuned]
+    given = [("tokens", one.partition("=")[0].strip()) for one in sets]
+    for *place, key in (*places, *settings, *given):
+        if key in ENDS:
+            raise file.error(
+                f"`{key}` has no effect beside the sweep's `tokens`", *place, key, help="remove one of them"
+            )
 
 
 def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
-    variants = root.items["variants"]
-    assert isinstance(variants, Tree)
+    variants = root.items.get("variants")
+    if not isinstance(variants, Tree):
+        return {ONE: base}
     found, errors = {}, []
     for name, changes in variants.items.items():
         assert isinstance(changes, Tree)
@@ -123,13 +150,15 @@ def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> Run
     return run
 
 
-def _settings(node: Node | None) -> tuple[Setting, ...]:
+def _settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, ...]:
     if not isinstance(node, Tree):
         return ()
     found = []
     for path, values in node.items.items():
-        assert isinstance(values, ListNode)
-        found.append(Setting(path, tuple(_change(path, node.keys[path], value) for value in values.items)))
+        key = node.keys[path]
+        listed = values.items if isinstance(values, ListNode) else ()
+        changes = tuple(_change(path, key, value) for value in listed)
+        found.append(Setting(path, changes, ranges.get(path), key))
     return tuple(found)
 
 

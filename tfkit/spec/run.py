@@ -28,7 +28,7 @@ from tfkit.spec.document import NAME, Document
 
 MODEL = "model"
 """The key of a run's model, which is a spec of its own."""
-ENDS = frozenset({"steps", "tokens", "passes"})
+ENDS = frozenset({"steps", "tokens", "passes", "flops"})
 """Keys that say how long a run is; it has one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
@@ -143,11 +143,14 @@ class RunSpec(Document):
     batch: BatchConfig
     """The examples of one update."""
     steps: PositiveCount | None = None
-    """Updates in all; or `tokens`, or `passes`."""
+    """Updates in all; or `tokens`, or `passes`, or `flops`."""
     tokens: PositiveCount | None = None
     """Positions that are read in all, rounded up to whole steps."""
     passes: PositiveFloat | None = None
     """Passes over the training split, rounded up to whole steps."""
+    flops: PositiveFloat | None = None
+    """FLOPs of all forwards and backwards, as `tfkit cost` counts them with every pair of query and key, rounded up to
+    whole steps."""
     loss: LossConfig = slot("cross_entropy")
     """The function that training makes small."""
     optimizer: OptimizerConfig
@@ -174,9 +177,9 @@ class RunSpec(Document):
     def check(self) -> None:
         """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""
         super().check()
-        given = [name for name in ("steps", "tokens", "passes") if getattr(self, name) is not None]
+        given = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
         if not given:
-            raise Invalid("", "the run has no end: it takes one of `steps`, `tokens` and `passes`")
+            raise Invalid("", "the run has no end: it takes one of `steps`, `tokens`, `passes` and `flops`")
         if len(given) > 1:
             words = " and ".join(f"`{name}`" for name in given)
             raise Invalid(given[1], f"the run has several ends: {words}", help="leave all but one of them out")
@@ -201,7 +204,7 @@ class RunSpec(Document):
         return size if isinstance(size, int) else self.batch.sequences
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
-        """The number of updates, for data with that many examples to train on."""
+        """The number of updates of a run whose length is not in FLOPs, on that many examples."""
         if self.steps is not None:
             return self.steps
         if self.tokens is not None:

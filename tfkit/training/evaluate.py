@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from tfkit.builder import evaluating
 from tfkit.component import Batch, Data, MetricConfig
 from tfkit.errors import Diagnostic, Invalid, SpecError
-from tfkit.graph.run import inputs_for
+from tfkit.graph.run import inputs_for, mask_of
 from tfkit.spec.run import SplitConfig
 from tfkit.training.order import indices_to_evaluate
 from tfkit.training.processes import Processes
@@ -77,6 +77,9 @@ def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[
     """A batch as arguments of the model, and its targets."""
     names = inputs_for(model.meta["graph"], batch.inputs)
     inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
+    if batch.documents is not None:
+        numbers = torch.from_numpy(batch.documents).to(device)
+        inputs[mask_of(model.meta["graph"], inputs)] = numbers[:, :, None] == numbers[:, None, :]
     return inputs, torch.from_numpy(batch.targets).to(device)
 
 

@@ -136,7 +136,7 @@ class Loss(nn.Module):
             wanted, found = tuple(hidden.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"targets are {found}, but the head reads {wanted} positions")
         if mask is not None:
-            targets = targets.masked_fill(~mask, self.ignore_index)
+            targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
         head = PiecewiseLoss(self._head(), given, options, self.z_loss)
         rows = hidden.flatten(0, -2)
@@ -175,14 +175,21 @@ class Loss(nn.Module):
         return head
 
     def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The next token of each position; the last one has none."""
+        """The next token of each position, where that one may read it; the last one has none."""
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
         if tokens.size(1) == 1:
             raise ValueError("there is nothing to predict: a sequence of one token has no next token")
+        following = tokens[:, 1:]
         if mask is not None:
-            tokens = tokens.masked_fill(~mask, self.ignore_index)
-        return F.pad(tokens[:, 1:], (0, 1), value=self.ignore_index)
+            read = mask[:, 1:] if mask.dim() == 2 else mask.diagonal(-1, dim1=1, dim2=2)
+            following = following.masked_fill(~read, self.ignore_index)
+        return F.pad(following, (0, 1), value=self.ignore_index)
+
+
+def _tokens(mask: Tensor) -> Tensor:
+    """True where there is a token, [b, t]: in a mask of pairs, one that may read itself."""
+    return mask if mask.dim() == 2 else mask.diagonal(dim1=1, dim2=2)
 
 
 def _checked_targets(targets: object) -> Tensor:

@@ -1,6 +1,8 @@
-"""A step that needs more memory than there is: a smaller micro-batch, or an error that says what to change."""
+"""The memory of a run: its peak; and where it runs out, a smaller micro-batch, or an error that says what to change."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -9,6 +11,16 @@ from tfkit.graph.run import Run
 
 OF_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 """The errors of torch for which it has no class."""
+
+
+def peak(device: torch.device) -> int:
+    """The largest number of bytes in use so far: of tensors on a GPU, of the whole process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on Windows
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
 
 
 def smaller(size: int, run: Run, wrong: RuntimeError) -> int:

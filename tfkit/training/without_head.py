@@ -9,9 +9,8 @@ from typing import TypeAlias, cast
 from torch import Tensor, fx, nn
 
 from tfkit.builder import graph_of
-from tfkit.component import Pieces
-from tfkit.errors import Invalid, SpecError, listing
-from tfkit.graph.decode_split import split_for_decoding, wire_of
+from tfkit.errors import SpecError, listing
+from tfkit.graph.decode_split import computes_alone, split_for_decoding, wire_of
 from tfkit.graph.expand import Graph, Node
 from tfkit.nn import variable_of, written_forward
 from tfkit.wrapped import unwrapped
@@ -69,11 +68,7 @@ def _read(head: Node) -> str:
     read = [field for field in head.wires if wire_of(head, field).value == "output"]
     if len(read) != 1 or not isinstance(head.wires[read[0]], str):
         raise ValueError(f"`{head.name}` reads {listing(read)}, but a loss in chunks needs a head with one input")
-    try:
-        alone = head.config.pieces(head.signals) == Pieces()
-    except Invalid:
-        alone = False
-    if not alone:
+    if not computes_alone(head):
         raise ValueError(
             f"`{head.name}` does not compute every position by itself, so its loss cannot be computed in chunks"
         )

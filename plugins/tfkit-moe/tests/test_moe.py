@@ -250,7 +250,7 @@ graph:
 @pytest.mark.slow
 def test_a_whole_model_with_a_dense_first_layer() -> None:
     graph = tfkit.loads(MODEL, plugins=PLUGINS)
-    check_model(graph, causal="tokens")
+    check_model(graph)
     decoder = tfkit.build(graph).get_submodule("decoder.layers")
     assert [type(layer.ffn).__name__ for layer in decoder] == ["GatedMLP", "MoE", "MoE"]
 

@@ -104,7 +104,7 @@ def test_the_changes_give_that_count(spec: str) -> None:
 )
 def test_a_form_is_what_is_built(spec: str) -> None:
     """Rounded hidden widths, arithmetic, experts and latents, widths by node, features, token types."""
-    family = Family(spec, PLUGINS)
+    family = Family.of(spec, PLUGINS)
     form = Form(family, lambda *size: parameters_of(family.load(family.changes(*size)))[0])
     for depth, width in [(family.depths[1], 3), (family.depths[2], family.width + 5), (family.depths[0], 1)]:
         assert form(depth, width) == parameters_of(family.load(family.changes(depth, width)))[0]

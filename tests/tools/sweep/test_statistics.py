@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from tfkit.errors import SpecError
+from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.results import Result, _compared
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, least_p, paired
 
 EXPERIMENTS = 2000
@@ -38,6 +41,20 @@ def test_p_counts_every_flip_of_signs(pairs: int) -> None:
     flips = np.array(list(itertools.product((-1, 1), repeat=pairs))) @ sizes
     assert paired(a, b).p == pytest.approx(np.mean(np.abs(flips) >= abs((a - b).sum()) - 1e-12))
     assert paired(a + 9, b).p == least_p(pairs)
+
+
+@pytest.mark.parametrize("pairs", [5, 6])
+def test_scipy_gives_the_same_interval_and_p(pairs: int) -> None:
+    """Called otherwise: both sides are given, and exchanged within pairs."""
+    for _ in range(20):
+        a, b = RANDOM.normal(0.5, 1, (2, pairs))
+        found = paired(a, b)
+        known = stats.ttest_rel(a, b).confidence_interval(0.95)
+        assert found.interval == pytest.approx((known.low, known.high))
+        exchanged = stats.permutation_test(
+            (a, b), lambda x, y: abs(np.mean(x - y)), permutation_type="samples", alternative="greater"
+        )
+        assert found.p == pytest.approx(exchanged.pvalue)
 
 
 def test_beyond_twelve_pairs_it_is_the_t_test() -> None:
@@ -85,6 +102,51 @@ def test_false_alarms_among_three_variants_stay_rare(seeds: int) -> None:
         raw += any(p <= 0.05 for p in ps)
     assert alarms <= 0.05 * EXPERIMENTS
     assert seeds == 5 or raw > 0.06 * EXPERIMENTS
+
+
+SHIFT = 0.3
+
+
+def experiment(random: np.random.Generator, pairs: int, variants: int, shift: float) -> tuple[Result, ...]:
+    """The results of a sweep whose losses are drawn: a part of each belongs to its seed, as in real ones."""
+    seeds, noise = random.normal(3, 1, pairs), random.normal(0, 0.4, (variants + 1, pairs))
+    losses = {"base": seeds + noise[0], **{f"v{i}": seeds + noise[i] + shift for i in range(1, variants + 1)}}
+    found = {}
+    for name, values in losses.items():
+        curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
+        found[name] = Result(name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
+    return _compared(found, lower=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pairs", "variants"), [(5, 1), (6, 1), (5, 3), (6, 3), (8, 3)])
+def test_results_of_simulated_sweeps(pairs: int, variants: int) -> None:
+    """2,000 sweeps through all that a real one goes through: intervals cover the truth, verdicts are rarely wrong."""
+    random = np.random.default_rng((pairs, variants))
+    covered = alarms = 0
+    for _ in range(EXPERIMENTS):
+        one = experiment(random, pairs, 1, SHIFT)[1].difference
+        assert one is not None
+        assert one.interval is not None
+        covered += one.interval[0] <= SHIFT <= one.interval[1]
+        alarms += any(one.verdict in ("better", "worse") for one in experiment(random, pairs, variants, 0))
+    assert 0.93 * EXPERIMENTS <= covered <= 0.97 * EXPERIMENTS
+    assert stats.binomtest(alarms, EXPERIMENTS, 0.05, alternative="greater").pvalue > 0.05
+    assert (alarms > 0) == (least_p(pairs) * variants <= 0.05)
+
+
+def test_an_effect_is_found_and_its_direction_said() -> None:
+    base, worse = experiment(RANDOM, 6, 1, 5.0)
+    assert (base.difference, worse.verdict) == (None, "worse")
+    assert experiment(RANDOM, 6, 1, -5.0)[1].verdict == "better"
+
+
+def test_a_against_a_has_no_verdict() -> None:
+    base = experiment(RANDOM, 6, 1, 0)[0]
+    _, again = _compared({"base": base, "again": replace(base, name="again")}, lower=True)
+    assert again.difference is not None
+    assert (again.difference.mean, again.difference.interval, again.difference.p) == (0, (0, 0), 1)
+    assert again.verdict == "open"
 
 
 def test_without_scipy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

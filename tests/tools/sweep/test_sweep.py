@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from tests.training.runs import RUN, write_run
+from tests.training.runs import RUN, same, write_run
 from tfkit.cli import main
 from tfkit.spec.folder import RUN as TEXT
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.sweep import scaling, work
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.scaling import law_of
 from tfkit.tools.train.record import locked
+from tfkit.training import memory
 
 SWEEP = """\
 tfkit: 1
@@ -35,6 +42,7 @@ seeds: [0, 1, 2]
 compare: {to: relu, on: val.loss}
 """
 TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
+MEMORY = 2**28
 COMMAND = [sys.executable, "-m", "tfkit", "sweep", "sweep.yaml", "-o", "out", "--no-plugins"]
 
 
@@ -51,14 +59,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def at_once(cells: Sequence[Cell], **_: Any) -> dict[str, str]:
+        failed = {}
         for cell in work.missing(cells):
             cell.folder.mkdir(parents=True)
             write_file(cell.folder / TEXT, work._text(cell.run))
-            assert main(["train", str(cell.folder), "--json"]) == 0
+            if main(["train", str(cell.folder), "--json"]) == 1:
+                failed[cell.run.digest] = "not finite"
             found.append(cell.folder.name)
-        return {}
+        return failed
 
     monkeypatch.setattr(module, "work", at_once)
+    monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
     return found
 
 
@@ -70,10 +81,10 @@ def sweep(*options: str) -> int:
     return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
 
 
-def result(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
     """The result as data."""
     capsys.readouterr()
-    assert sweep("--json", *options) == 0
+    assert sweep("--json", *options) == status
     text = capsys.readouterr().out
     found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
     return found
@@ -90,6 +101,7 @@ def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made:
     found = result(capsys)
     assert len(made) == len(set(made)) == 6  # `again` is `relu`, and has its runs
     relu, again, gelu = found["arms"]
+    assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
     assert again["difference"]["interval"] == [0, 0]
     assert again["reached"]["ratio"] == 1
@@ -130,6 +142,94 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     assert not any("not tuned" in note for note in result(capsys)["notes"])
 
 
+SEARCH = """\
+tfkit: 1
+base: small.yaml
+seeds: [0]
+tune: {over: {optimizer.lr: {log: [1e-4, 1e-1]}, clip: [0.5, null]}, search: {trials: 5, seed: 3}, seeds: [9], steps: 2}
+compare: {on: val.loss}
+"""
+
+
+def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    """So a second call makes nothing, and an interrupted search goes on where it was."""
+    pytest.importorskip("optuna")
+    write(SEARCH)
+    assert sweep("--plan") == 0
+    assert "6 different runs, 6 to make" in capsys.readouterr().out
+    found = result(capsys)
+    (arm,) = found["arms"]
+    trials = made[:5]
+    assert len(set(made)) == 6
+    values = {}
+    for name in trials:
+        lines = Path("out/runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        meaning = json.loads(Path("out/runs", name, "run.json").read_text())["meaning"]
+        values[json.loads(lines[-1])["val.loss"]] = meaning["optimizer.lr"]
+    assert arm["tuned"]["values"]["optimizer.lr"] == values[min(values)]
+    assert len(set(values.values())) == 5
+    assert all(1e-4 <= one <= 1e-1 for one in values.values())
+    made.clear()
+    assert result(capsys) == found
+    assert made == []
+    for name in trials[3:]:
+        shutil.rmtree(Path("out/runs", name))
+    assert sweep("--so-far") == 0
+    assert "base is not tuned yet" in capsys.readouterr().out
+    assert result(capsys)["arms"][0]["tuned"] == arm["tuned"]
+    assert made == trials[3:]
+
+
+def test_a_trial_that_fails_is_not_the_best(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    pytest.importorskip("optuna")
+    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]"))
+    assert result(capsys, status=1)["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
+    assert len(made) == 6
+
+
+def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    write(SEARCH)
+    assert sweep() == 1
+    assert "a search needs `optuna`" in capsys.readouterr().err
+
+
+LADDER = """\
+tfkit: 1
+base: small.yaml
+sizes: {params: [4k, 8k, 16k, 32k]}
+tokens: params / 80
+seeds: [0, 1]
+compare: {on: val.loss}
+fit: {on: params}
+"""
+
+
+def test_a_ladder_of_sizes_has_a_law(
+    capsys: pytest.CaptureFixture[str], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "DRAWS", 5)
+    write(LADDER)
+    found = result(capsys)
+    assert len(made) == 8
+    (one,) = found["laws"]
+    assert one["sizes"] == [arm["parameters"] for arm in found["arms"]]
+    assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
+    law = law_of(one["sizes"], one["losses"])
+    assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
+    assert Path(found["page"]).read_text(encoding="utf-8").count("<svg") == 3  # the law, curves, one model
+    assert sweep("--so-far") == 0
+    assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
+    assert len(made) == 8
+
+
+@pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", "[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]"])
+def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
+    assert sweep("--plan") == 1
+    golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
+
+
 def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
     write(SWEEP.replace("val.loss", "val.loss, better: higher") + TUNE)
     assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
@@ -140,7 +240,7 @@ def test_what_is_printed(run: Callable[..., str], made: list[str], golden: Calla
     assert sweep("--json") == 0
     run("list")  # what was printed until now
     text = run("sweep", "sweep.yaml", "-o", "out")
-    golden("sweeps/printed", re.sub(r"[-+]?\d[\d.,]*", "#", f"{plan}\n{text}"))
+    golden("sweeps/printed", re.sub(r" *[-+]?\d[\d.,]*", " #", f"{plan}\n{text}"))
 
 
 def test_forms_for_papers(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
@@ -210,6 +310,58 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
     assert len(good) == 2
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
+
+
+def kill_all(first: subprocess.Popen[bytes]) -> None:
+    """Kill a sweep and its processes, as a machine does that loses its power."""
+    children = [int(one) for one in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+    for number in (first.pid, *children):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    first.wait()
+
+
+def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -> None:
+    """A sweep that is killed a little after its next checkpoint."""
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(lambda: kept().keys() > before.keys() or first.poll() is not None)
+    time.sleep(pause)
+    if first.poll() is None:
+        kill_all(first)
+
+
+def kept() -> dict[Path, int]:
+    """The checkpoints that are complete, up to the one that `latest` names, and when each was written."""
+    found = {}
+    for latest in Path("out").glob("runs/*/latest"):
+        last = int(latest.read_text(encoding="utf-8").removeprefix("step-"))
+        states = [latest.parent / f"step-{step}" / "state.json" for step in range(5, last + 1, 5)]
+        found |= {state: state.stat().st_mtime_ns for state in states}
+    return found
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_same_bytes() -> None:
+    """No checkpoint is written a second time: what is lost are the steps since the last one."""
+    long = ["--set", "steps=60", "--set", "checkpoint={every: 5, last: 100}", "--jobs", "2"]
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    subprocess.run([*(word if word != "out" else "whole" for word in COMMAND), *long], check=True, capture_output=True)
+    before = dict[Path, int]()
+    draw = random.Random(0)
+    for _ in range(5):
+        interrupted([*COMMAND, *long], before, pause=draw.random() / 2)
+        assert before.items() <= kept().items()
+        before = kept()
+    subprocess.run([*COMMAND, *long], check=True, capture_output=True)
+    assert before.items() <= kept().items()
+    files = [path.relative_to("whole") for path in Path("whole").glob("runs/*/**/*")]
+    numbers = [path for path in files if path.name == "metrics.jsonl"]
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    assert (len(numbers), len(weights)) == (2, 2 * 2 * 12)
+    for path in numbers:
+        assert Path("whole", path).read_bytes() == Path("out", path).read_bytes(), path
+    for path in weights:  # the order of what their headers say of them is free
+        assert same(load_file(Path("whole", path)), load_file(Path("out", path))), path
 
 
 @pytest.mark.slow

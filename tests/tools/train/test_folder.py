@@ -41,9 +41,13 @@ def train(folder: str, *more: str) -> int:
     return main(["train", "small.yaml", "-o", folder, *SETS, *more])
 
 
+TIMES = ("run.json", "report.html")
+"""Files that say when and where a run was made."""
+
+
 def contents(folder: str) -> dict[str, object]:
     """All that two equal runs have in common to the last byte: files, and tensors, whose header has no order."""
-    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != "run.json"]
+    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name not in TIMES]
     return {str(path.relative_to(folder)): _content(path) for path in paths}
 
 
@@ -59,7 +63,7 @@ def test_a_run_leaves_a_record(capsys: pytest.CaptureFixture[str], golden: Calla
     assert result["ended"] == "finished"
     assert result["step"] == 12
     assert sorted(path.name for path in Path("out").iterdir()) == sorted(
-        ["latest", "lock", "metrics.jsonl", "run.json", "run.yaml", "step-12", "step-9"]
+        ["latest", "lock", "metrics.jsonl", "report.html", "run.json", "run.yaml", "step-12", "step-9"]
     )
     facts = json.loads(Path("out/run.json").read_text(encoding="utf-8"))
     assert facts["ended"] == "finished"

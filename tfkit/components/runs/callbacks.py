@@ -46,18 +46,24 @@ class Samples(Callback):
         except ValueError as wrong:
             raise Invalid("prompt", f"the prompt has characters that the data has not: {wrong}") from wrong
         self._decode = tokenizer.decode
+        self._written(training)  # what cannot be written is an error now, not later
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        if training.step % self._config.every:
-            return
-        made = tfkit.generate(
-            training.model,
-            [self._prompt],
-            max_new_tokens=self._config.tokens,
-            temperature=self._config.temperature,
-            seed=training.step,
-        )
-        training.text("sample", self._config.prompt + self._decode(made.rows()[0]))
+        if training.step % self._config.every == 0:
+            training.text("sample", self._written(training))
+
+    def _written(self, training: Training) -> str:
+        try:
+            made = tfkit.generate(
+                training.model,
+                [self._prompt],
+                max_new_tokens=self._config.tokens,
+                temperature=self._config.temperature,
+                seed=training.step,
+            )
+        except ValueError as wrong:
+            raise Invalid("tokens", f"no sample can be written: {wrong}") from wrong
+        return self._config.prompt + self._decode(made.rows()[0])
 
 
 class SpikesConfig(CallbackConfig):

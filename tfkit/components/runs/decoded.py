@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.component import IGNORED, Data, Metric, MetricConfig, NonNegative
 from tfkit.components.runs.metrics import Hits
+from tfkit.components.runs.tokenizers import id_of
 from tfkit.errors import Invalid
 
 
@@ -27,10 +28,12 @@ class _Decoded(MetricConfig):
     def written(
         self, model: fx.GraphModule, data: Data, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int
     ) -> Tensor:
+        if any(one.dim() > 2 for one in inputs.values()):
+            raise Invalid("", "what a model writes cannot be measured in rows with several documents")
         *others, (_, tokens) = inputs.items()
         start = _start(targets, least=0 if others else 1)
         given: dict[str, Any] = dict(others)
-        stop = None if self.stop is None else _id(self.stop, data)
+        stop = None if self.stop is None else id_of(self.stop, data, "stop")
         made = tfkit.generate(
             model,
             tokens[:, : start + 1],
@@ -75,17 +78,6 @@ def _start(targets: Tensor, *, least: int) -> int:
         message = "what a model writes can be measured if every example ends in an answer, all of them at one place"
         raise Invalid("", message, help="for instance data `addition`, or the split `test` of `calculator`")
     return start
-
-
-def _id(text: str, data: Data) -> int:
-    """The id of a text that is one token."""
-    try:
-        ids = [] if data.tokenizer is None else data.tokenizer.encode(text)
-    except ValueError:
-        ids = []
-    if len(ids) != 1:
-        raise Invalid("stop", f"`{text}` is not a token of the data")
-    return ids[0]
 
 
 class ConstantAccuracyConfig(MetricConfig):

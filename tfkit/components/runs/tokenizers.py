@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, Self
 
 import tfkit
-from tfkit.component import Immaterial, Tokenizer, TokenizerConfig
+from tfkit.component import Data, Immaterial, Tokenizer, TokenizerConfig
 from tfkit.components.runs.text import shown
-from tfkit.errors import Invalid, SpecError
+from tfkit.errors import Invalid, SpecError, quoted
 
 
 class CharactersConfig(TokenizerConfig):
@@ -45,3 +45,14 @@ class FileConfig(TokenizerConfig):
             return tfkit.FileTokenizer.read(Path(shown(self.path)))
         except SpecError as wrong:
             raise Invalid("path", wrong.diagnostics[0].message, help="train one: tfkit tokenizer") from wrong
+
+
+def id_of(text: str, data: Data, field: str) -> int:
+    """The id of a text that is one token; raises `Invalid` about a field if it is not."""
+    try:
+        ids = [] if data.tokenizer is None else data.tokenizer.encode(text)
+    except ValueError:
+        ids = []
+    if len(ids) != 1:
+        raise Invalid(field, f"{quoted(text)} is not a token of the data")
+    return ids[0]

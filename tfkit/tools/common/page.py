@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -51,6 +51,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
         body.append(tag("tr", *(tag("td" if index else "th", cell) for index, cell in enumerate(row))))
     columns = tag("thead", tag("tr", *(tag("th", column) for column in head)))
     return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
+
+
+def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
+    """A part of a page under a heading; None without content."""
+    return tag("section", tag("h2", words), *content, id=name) if content else None
+
+
+def terms(values: Mapping[str, str]) -> Element:
+    """A list of names and what they stand for."""
+    return tag(
+        "dl", *(tag(kind, text) for pair in values.items() for kind, text in zip(("dt", "dd"), pair, strict=True))
+    )
 
 
 def remark(text: str) -> Element:

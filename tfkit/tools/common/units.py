@@ -23,6 +23,14 @@ def bytes_text(count: int) -> str:
     return f"{amount:,.1f} {prefix}B" if prefix else f"{count} B"
 
 
+def time_text(seconds: float | None) -> str:
+    """`12 s`, `3.5 min`, `2.1 h`; a dash if it is not known."""
+    if seconds is None:
+        return "-"
+    units = [(86_400, "d"), (3600, "h"), (60, "min")]
+    return next((f"{seconds / one:.1f} {unit}" for one, unit in units if seconds >= 1.5 * one), f"{seconds:.2g} s")
+
+
 def flops_text(count: int) -> str:
     """`583.3G`; a dash for none."""
     amount, prefix = scaled(count, "kMGTPEZ")

@@ -149,6 +149,8 @@ def _not_compared(found: Comparison) -> list[str]:
     from tfkit.checkpoint.mismatch import collapsed
 
     lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]
+    forms = collapsed({one.name: "a multiple, or what is computed from it agrees" for one in found.forms})
+    lines += [f"in another form: {name}: {why}" for name, why in forms]
     for which, names in zip("AB", found.alone, strict=True):
         lines += [f"only in {which}: {name}" for name, _ in collapsed(dict.fromkeys(names))]
     more = [f"and {len(lines) - ROWS} more, see --json"] if len(lines) > ROWS else []

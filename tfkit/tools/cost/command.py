@@ -11,7 +11,7 @@ from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import batch_option, by_option, dtype_option, json_option
 from tfkit.console.reader import Reader
-from tfkit.errors import closest
+from tfkit.errors import Invalid
 from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
 from tfkit.tools.common.units import flops_text, short
 
@@ -123,17 +123,12 @@ def cost(
 
 def _limits(reader: Reader, device: str) -> Device:
     """The device of that name, or the one described in that file."""
-    from tfkit.tools.cost.device_file import read_device
-    from tfkit.tools.cost.devices import DEVICES
+    from tfkit.tools.cost.device_file import find_device
 
-    if device in DEVICES:
-        return DEVICES[device]
-    if device.endswith((".yaml", ".yml")):
-        return read_device(device, plugins=reader.plugins)
-    near = closest(device, list(DEVICES))
-    hint = f"; a device with a similar name: `{near}`" if near else "; your own figures can be in a file: mine.yaml"
-    message = f"there are no figures of `{device}`; known are {', '.join(DEVICES)}{hint}"
-    raise click.BadParameter(message, param_hint="--device")
+    try:
+        return find_device(device, plugins=reader.plugins)
+    except Invalid as wrong:
+        raise click.BadParameter(f"{wrong.message}; {wrong.help}", param_hint="--device") from None
 
 
 def _as_data(found: Cost, by: By, device: Device | None) -> dict[str, Any]:

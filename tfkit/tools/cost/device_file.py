@@ -14,9 +14,10 @@ from pathlib import Path
 from tfkit.component import Config, PositiveFloat
 from tfkit.errors import Invalid, SpecError, closest, listing
 from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.find import SUFFIXES
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.source import read
-from tfkit.tools.cost.devices import Device
+from tfkit.tools.cost.devices import DEVICES, Device
 
 TYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
 
@@ -43,6 +44,22 @@ class DeviceConfig(Config):
                 near = closest(name, TYPES)
                 help = f"a type with a similar name: `{near}`" if near else None
                 raise Invalid(f"flops.{name}", f"unknown type `{name}`", notes=[f"types: {listing(TYPES)}"], help=help)
+
+
+def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | None = None) -> Device:
+    """The device of that name, or the one that a file describes, whose path starts at `folder`.
+
+    Raises:
+        Invalid: there is none.
+        SpecError: the file cannot be read, or has an error.
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    if name.endswith(SUFFIXES):
+        return read_device((folder or Path()) / name, plugins=plugins)
+    near = closest(name, list(DEVICES))
+    help = f"a device with a similar name: `{near}`" if near else "your own figures can be in a file: mine.yaml"
+    raise Invalid("device", f"there are no figures of `{name}`; known are {', '.join(DEVICES)}", help=help)
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:

@@ -66,6 +66,11 @@ def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> st
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
+def inline(picture: Picture) -> ET.Element:
+    """The picture as a part of a page."""
+    return ET.fromstring(to_svg(picture).replace(f' xmlns="{SVG}"', "", 1))
+
+
 def _write(parent: ET.Element, shape: Shape, *, tips: bool) -> None:
     if isinstance(shape, Group):
         inside = parent

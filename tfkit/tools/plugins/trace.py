@@ -12,7 +12,10 @@ from tfkit.plugin.known_specs import SpecPath
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.export.formats import formats_of
 
-LATER = {"tfkit_checks": "called for each spec by `tfkit validate` and `tfkit build`"}
+LATER = {
+    "tfkit_checks": "called for each spec by `tfkit validate` and `tfkit build`",
+    "tfkit_properties": "called by `tfkit check`",
+}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
+from typing import Self
 
 from tfkit.component import AttentionConfig
 from tfkit.errors import Diagnostic, SpecError
@@ -68,15 +69,17 @@ class Hidden:
 
 
 class Family:
-    """The sizes of a spec's family. `sets` are the changes that apply to all of them, as `--set` takes them.
+    """The sizes of the family of the spec in a tree, which is that of `file`.
 
-    A `d_model` or `n_layers` among the changes is kept at that value; another number that would grow is fixed.
+    `sets` are the changes that apply to all of them, as `--set` takes them. A `d_model` or `n_layers` among the changes
+    is kept at that value; another number that would grow is fixed.
     Raises SpecError if the spec is wrong, or nothing in it can grow.
     """
 
-    def __init__(self, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> None:
-        self.spec, self.plugins, self.file = spec, plugins, str(find_spec(spec, plugins.specs))
-        self.tree = read_tree(spec, plugins.specs)
+    def __init__(
+        self, tree: Tree, file: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()
+    ) -> None:
+        self.tree, self.file, self.plugins = tree, file, plugins
         self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         every = list(sets)
         given = {one: self._path(one) for one in every}
@@ -95,6 +98,11 @@ class Family:
         self.step = self._step()
         self.scale = Fraction(1) if "d_model" in keep else self._given_scale()
         self._check(keep)
+
+    @classmethod
+    def of(cls, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> Self:
+        """The sizes of the family of a spec, by its path or bare name."""
+        return cls(read_tree(spec, plugins.specs), str(find_spec(spec, plugins.specs)), plugins, sets=sets, keep=keep)
 
     def _path(self, change: str) -> Path:
         """The path that a `--set` argument changes."""

@@ -84,7 +84,13 @@ def solve(
         SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
     """
     kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
-    family = Family(os.fspath(spec), plugins or load_plugins(), sets=as_changes(sets), keep=kept_sizes)
+    return sizes_of(
+        Family.of(os.fspath(spec), plugins or load_plugins(), sets=as_changes(sets), keep=kept_sizes), budget
+    )
+
+
+def sizes_of(family: Family, budget: Budget) -> Solved:
+    """The sizes of a family that are nearest to a budget; raises SpecError, see `solve`."""
     form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
     kept = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)

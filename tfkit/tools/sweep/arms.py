@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -17,7 +18,11 @@ from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.spec.read_sweep import Setting, SweepFile
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
+from tfkit.tools.common.units import short
+from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.sweep.budgets import lengthened, resized
 
+T = TypeVar("T")
 LETTERS = 16
 """Digits of a run's digest that name its folder."""
 
@@ -39,22 +44,34 @@ class Cell:
 class Choice:
     """A value for each setting of a kind, by path; empty where there is none."""
 
-    values: dict[str, Any]
-    changes: tuple[Change, ...]
+    values: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
 
     def words(self) -> str:
         """`lr 0.001, sequences 8`."""
         return ", ".join(f"{path.rpartition('.')[2]} {_word(value)}" for path, value in self.values.items())
 
 
+NOTHING = Choice()
+"""The choice of an arm that is not tuned."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values to try, and the run on each seed of tuning that tries them."""
+
+    choice: Choice
+    cells: list[Cell]
+
+
 @dataclass(frozen=True)
 class Arm:
-    """A variant at a point of the grid.
+    """A variant in a size, at a point of the grid.
 
     Attributes:
-        name: the variant, and the point if there is a grid.
+        name: the variant, its size if the sweep has several, and the point if there is a grid.
         variant: the name of the variant.
-        base: the name of the arm that it is compared to: that of the baseline at this point.
+        base: the name of the arm that it is compared to: that of the baseline in this size, at this point.
         text: the run, not resolved, before a choice of tuning is made.
     """
 
@@ -71,33 +88,45 @@ class Arms:
         self.file, self.config = file, file.config
         self._plugins, self._folder = plugins, folder / "runs"
         self._data: dict[str, Data] = {}
-        self.choices = list(_choices(file.tuned))
-        self.arms = _collected(self._arm(*one) for one in itertools.product(file.variants, _choices(file.grid)))
-        self.trials: dict[str, list[list[Cell]]] = {}
-        """For each arm, and each choice to try, a run on each seed of tuning."""
-        if file.tuned:
-            tried = _collected(lambda arm=arm: (arm.name, self._trials(arm)) for arm in self.arms)
-            self.trials = dict(tried)
-        self._cells: dict[tuple[str, int], list[Cell]] = {}
-        _collected(lambda arm=arm: self.cells(arm) for arm in self.arms)
+        amounts = self.config.sizes.params if self.config.sizes else (None,)
+        points = itertools.product(file.variants, amounts, choices(file.grid))
+        self.arms: list[Arm] = collected(self._arm(*one) for one in points)
+        self._cells: dict[tuple[str, str], list[Cell]] = {}
+        if not file.tuned:
+            collected(partial(self.cells, arm) for arm in self.arms)
+        _check_names(file, self.arms)
 
-    def cells(self, arm: Arm, choice: int = 0) -> list[Cell]:
+    def cells(self, arm: Arm, choice: Choice = NOTHING) -> list[Cell]:
         """The runs of an arm, one for each seed, with the values of a choice."""
-        key = arm.name, choice
+        key = arm.name, repr(choice.values)
         if key not in self._cells:
-            text = self._chosen(arm.text, self.choices[choice])
+            text = self._lengthened(self._chosen(arm.text, choice))
             self._cells[key] = [self._cell(text, seed) for seed in self.config.seeds]
         return self._cells[key]
+
+    def trial(self, arm: Arm, choice: Choice) -> Trial:
+        """The runs that try a choice."""
+        tune = self.config.tune
+        assert tune is not None
+        text = self._chosen(arm.text, choice)
+        if tune.steps is None:
+            text = self._lengthened(text)
+        else:
+            text = text.of_length(Scalar(tune.steps, text.root.span), of="steps")
+        return Trial(choice, [self._cell(text, seed) for seed in tune.seeds])
 
     def arm(self, name: str) -> Arm:
         """The arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def _arm(self, variant: str, point: Choice) -> Any:
+    def _arm(self, variant: str, params: int | None, point: Choice) -> Callable[[], Arm]:
         def made() -> Arm:
-            where = f", {point.words()}" if point.values else ""
+            words = [short(params).replace(".0", "")] if params else []
+            where = "".join(f", {one}" for one in (*words, point.words()) if one)
             text = self._chosen(self.file.variants[variant], point)
-            return Arm(f"{variant}{where}", variant, f"{self.config.compare.to}{where}", text)
+            if params:
+                text = resized(text, params, self.file, self._plugins, self._data)
+            return Arm(f"{variant}{where}", variant, f"{self.config.baseline}{where}", text)
 
         return made
 
@@ -106,34 +135,26 @@ class Arms:
             text = text.assigned(change, self._plugins)
         return text
 
-    def _trials(self, arm: Arm) -> list[list[Cell]]:
-        tune = self.config.tune
-        assert tune is not None
-        found = []
-        for choice in self.choices:
-            text = self._chosen(arm.text, choice)
-            if tune.steps is not None:
-                text = text.of_length(Scalar(tune.steps, text.root.span))
-            found.append([self._cell(text, seed) for seed in tune.seeds])
-        return found
+    def _lengthened(self, text: RunText) -> RunText:
+        return lengthened(text, self.file, self._plugins, self._data)
 
     def _cell(self, text: RunText, seed: int) -> Cell:
         span = text.root.span
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
-        run = check_run(resolve_run(seeded, self._plugins, known=self._data))
+        run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
         _check_number(self.file, run)
         return Cell(run, self._folder / run.digest[:LETTERS])
 
 
-def _choices(settings: Sequence[Setting]) -> Iterator[Choice]:
-    """Each combination of values."""
+def choices(settings: Sequence[Setting]) -> Iterator[Choice]:
+    """Each combination of listed values."""
     for changes in itertools.product(*(one.values for one in settings)):
         yield Choice({one.path: plain(change.value) for one, change in zip(settings, changes, strict=True)}, changes)
 
 
-def _collected(makers: Iterable[Any]) -> list[Any]:
+def collected(makers: Iterable[Callable[[], T]]) -> list[T]:
     """The results of functions; raises SpecError with the errors of all of them."""
-    found: list[Any] = []
+    found: list[T] = []
     errors: list[Diagnostic] = []
     for make in makers:
         try:
@@ -145,17 +166,26 @@ def _collected(makers: Iterable[Any]) -> list[Any]:
     return found
 
 
+def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
+    """Raise SpecError if two arms would have one name: they have equal values, or nearly so."""
+    names = [arm.name for arm in arms]
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise file.error(f"two arms are {quoted(twice)}", "grid" if file.grid else "sizes")
+
+
 def _check_number(file: SweepFile, run: Run) -> None:
-    """Raise SpecError if a run does not compute the number that variants are compared on."""
+    """Raise SpecError if a run does not compute the numbers that the sweep speaks of."""
     evaluations, on = run.config.eval, file.config.compare.on
     if evaluations is None:
         help = "for instance `eval: {every: 500, splits: {val: all}}`"
         message = f"the run has no `eval`, and so no {quoted(on)} to compare"
         raise SpecError(Diagnostic(message, file.provenance.span(("compare", "on")), "compare.on", help=help))
     names = [f"{split}.{metric.kind_name()}" for split in evaluations.splits for metric in evaluations.metrics]
-    if on not in names:
-        notes = (f"numbers of its evaluations: {', '.join(names)}",)
-        raise file.error(f"the run computes no {quoted(on)}", "compare", "on", notes=notes)
+    for number, *path in ((on, "compare", "on"), (file.config.fitted, "fit", "loss")):
+        if number not in names:
+            notes = (f"numbers of its evaluations: {', '.join(names)}",)
+            raise file.error(f"the run computes no {quoted(number)}", *path, notes=notes)
 
 
 def _word(value: Any) -> str:

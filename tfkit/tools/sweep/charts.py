@@ -4,67 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
 from xml.etree.ElementTree import Element
 
+from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
 from tfkit.tools.common.page import tag
+from tfkit.tools.common.units import short
+from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.results import Result
 
-COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
-"""Names of the report's colours, one for each arm."""
-WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, ROW = 860.0, 330.0, 60.0, 10.0, 26.0, 30.0
-NAMES = 200.0
-TICKS = 5
+NAMES, ROW = 200.0, 30.0
 
 
-def colour(index: int) -> str:
-    """The class that gives an arm its colour."""
-    return f"c-{COLOURS[index % len(COLOURS)]}"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """From values to places between two ends."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        """Round values at equal distances."""
-        rough = (self.high - self.low or 1.0) / TICKS
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(step * one, 12) for one in range(first, last + 1)]
-
-
-def curves(arms: Sequence[Result]) -> Element:
+def seeds(arms: Sequence[Result]) -> Element:
     """The mean of each arm over the steps, in a band from its lowest to its highest seed."""
-    lines = [(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves]
-    every = [value for _, points in lines for _, values in points for value in values]
-    x = Scale(0, max(step for _, points in lines for step, _ in points), LEFT, WIDTH - RIGHT)
-    y = Scale(min(every), max(every), HEIGHT - BOTTOM, 8.0)
-    made = _canvas(HEIGHT, "curves")
-    for value in y.ticks():
-        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
-    for value in x.ticks():
-        made.append(
-            tag("text", f"{value:,.0f}", x=x(value), y=HEIGHT - 6, class_="end" if value == x.high else "middle")
-        )
-    for index, points in lines:
-        above = [f"{x(step):.1f},{y(max(values)):.1f}" for step, values in points]
-        below = [f"{x(step):.1f},{y(min(values)):.1f}" for step, values in reversed(points)]
-        mean = [f"{x(step):.1f},{y(fmean(values)):.1f}" for step, values in points]
-        made.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(index)}"))
-        made.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(index)}"))
-    return made
+    return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
 
 
 def forest(arms: Sequence[Result]) -> Element:
@@ -75,7 +28,7 @@ def forest(arms: Sequence[Result]) -> Element:
     ends += [end for _, one in rows if one.difference and one.difference.interval for end in one.difference.interval]
     x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
-    made = _canvas(bottom + BOTTOM, "differences")
+    made = canvas(bottom + BOTTOM, "differences")
     made.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
     for value in x.ticks():
         made.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 16, class_="middle"))
@@ -92,8 +45,26 @@ def forest(arms: Sequence[Result]) -> Element:
     return made
 
 
-def _canvas(height: float, words: str) -> Element:
-    return tag("svg", viewBox=f"0 0 {WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)
+def scaling(laws: Sequence[Scaling]) -> Element:
+    """The loss of each seed over the size, on a log scale, and the law of each variant as a line."""
+    sizes = sorted({size for one in laws for size in one.sizes})
+    every = [loss for one in laws for row in one.losses for loss in row]
+    x = Scale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = Scale(min(every), max(every), HEIGHT - BOTTOM, 8.0)
+    made = canvas(HEIGHT, "scaling laws")
+    levels(made, y)
+    for size in laws[0].sizes:
+        made.append(
+            tag("text", f"{short(round(size))} {laws[0].words}", x=x(math.log(size)), y=HEIGHT - 6, class_="middle")
+        )
+    for index, one in enumerate(laws):
+        steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
+        line = " ".join(f"{x(step):.1f},{y(one.law.at(math.exp(step))):.1f}" for step in steps)
+        made.append(tag("polyline", points=line, class_=f"mean {colour(index)}"))
+        for size, losses in zip(one.sizes, one.losses, strict=True):
+            for loss in losses:
+                made.append(tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour(index)}"))
+    return made
 
 
 def _points(arm: Result) -> list[tuple[int, list[float]]]:

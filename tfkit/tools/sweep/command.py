@@ -42,22 +42,30 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
+@click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")
 @click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
 @json_option
-def sweep(reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, form: str | None, json: bool) -> None:
+def sweep(
+    reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, so_far: bool, form: str | None, json: bool
+) -> None:
     from tfkit.console.output import print_json
     from tfkit.tools.sweep.sweep import Sweep
 
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
+    if plan and so_far:
+        raise click.UsageError("--plan compares nothing: it goes without --so-far")
     made = Sweep(sweep, reader.plugins, output, sets=reader.sets)
     if plan:
         outline = made.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    with _progress() as told:
-        found = made.run(jobs=jobs, options=_options(reader), told=told)
+    if so_far:
+        found = made.so_far()
+    else:
+        with _progress() as told:
+            found = made.run(jobs=jobs, options=_options(reader), told=told)
     page = made.write(found)
     if json:
         print_json({**vars(found), "page": str(page)})
@@ -109,7 +117,7 @@ def _show(found: Results, form: str | None, page: Path) -> None:
     if form is not None:
         click.echo({"markdown": tables.markdown, "latex": tables.latex}[form](found))
     else:
-        for head, rows in (tables.differences(found), tables.costs(found)):
+        for head, rows in tables.tables(found):
             show(table(head, rows, right=head[1:]), "")
     for note in found.notes:
         click.echo(note, err=form is not None)
@@ -121,15 +129,28 @@ def _show(found: Results, form: str | None, page: Path) -> None:
 
 def _show_outline(outline: Outline) -> None:
     from tfkit.console.output import show, table
-    from tfkit.tools.common.units import flops_text, short
+    from tfkit.tools.common.units import bytes_text, flops_text, short, time_text
 
-    head = ["", "parameters", "runs", "there", "steps", "FLOPs"]
+    head = ["", "parameters", "runs", "there", "steps", "FLOPs", "memory", "time"]
     rows = [
-        [one.name, short(one.parameters), str(one.runs), str(one.there), f"{one.steps:,}", flops_text(one.flops)]
+        [
+            one.name,
+            short(one.parameters),
+            str(one.runs),
+            str(one.there),
+            f"{one.steps:,}",
+            flops_text(one.flops),
+            bytes_text(one.memory),
+            time_text(one.seconds),
+        ]
         for one in outline.rows
     ]
     every = outline.rows
-    sums = [f"{sum(one.steps for one in every):,}", flops_text(sum(one.flops for one in every))]
-    total = ["all", "", str(sum(one.runs for one in every)), str(sum(one.there for one in every)), *sums]
+    runs, there, steps, flops = (
+        sum(getattr(one, name) for one in every) for name in ("runs", "there", "steps", "flops")
+    )
+    times = [one.seconds for one in every if one.seconds is not None]
+    time = time_text(sum(times) if len(times) == len(every) else None)
+    total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
-    click.echo(f"\n{outline.different} different runs, {outline.missing} to make")
+    click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory is that of a step, predicted")

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.read_sweep import SweepFile
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.sweep.arms import Arm, Arms
+from tfkit.tools.cost.device_file import find_device
+from tfkit.tools.cost.devices import Device
+from tfkit.tools.sweep.arms import Arm, Arms, Choice
 from tfkit.tools.train.plan import Plan, plan
 
-SIZES: dict[str, tuple[str, Callable[[Plan], int]]] = {
+SIZES: dict[str, tuple[str, Callable[[Plan], float]]] = {
     "params": ("parameters", lambda one: one.parameters),
     "flops": ("FLOPs", lambda one: one.flops),
     "tokens": ("tokens", lambda one: one.tokens),
+    "time": ("seconds of predicted time", lambda one: one.seconds or 0.0),
 }
 
 
-def sizes(arms: Arms, choices: dict[str, int]) -> dict[str, Plan]:
+def sizes(arms: Arms, choices: Mapping[str, Choice], plugins: Plugins) -> dict[str, Plan]:
     """The size of each arm, with the values of its choice."""
-    return {arm.name: plan(arms.cells(arm, choices.get(arm.name, 0))[0].run) for arm in arms.arms}
+    device = _device(arms.file, plugins)
+    found = {}
+    for arm in arms.arms:
+        run = arms.cells(arm, choices[arm.name])[0].run
+        if device is not None and run.config.precision not in device.tera_flops:
+            raise arms.file.error(f"{device.title} does not compute in {run.config.precision}", "equal", "device")
+        found[arm.name] = plan(run, device)
+    return found
+
+
+def _device(file: SweepFile, plugins: Plugins) -> Device | None:
+    """The device of equal times; None if the sweep names none."""
+    equal = file.config.equal
+    if equal is None or equal.device is None:
+        return None
+    try:
+        return find_device(equal.device, folder=Path(file.file).parent, plugins=plugins)
+    except Invalid as wrong:
+        raise file.error(wrong.message, "equal", "device", help=wrong.help) from None
 
 
 def check_equal(arms: Arms, found: dict[str, Plan], folder: Path) -> None:
@@ -30,27 +53,37 @@ def check_equal(arms: Arms, found: dict[str, Plan], folder: Path) -> None:
     The model of such an arm is written to the folder, for `tfkit solve` to begin with.
     """
     equal = arms.config.equal
+    shares = equal.shares() if equal else {}
+    if "time" in shares and any(one.seconds is None for one in found.values()):
+        help = f"name one: `equal: {{time: {equal and equal.time}, device: a100}}`, or a file with its limits"
+        raise arms.file.error("the limits of the run's device are not known", "equal", "time", help=help)
     errors = []
-    for name, share in (equal.shares() if equal else {}).items():
+    for name, share in shares.items():
         words, of = SIZES[name]
         for arm in arms.arms:
             own, base = of(found[arm.name]), of(found[arm.base])
             if abs(own - base) > share * base:
                 more = f"{100 * abs(own - base) / base:.2f}% {'more' if own > base else 'fewer'}"
-                message = f"{arm.name} has {own:,} {words}, {more} than the {base:,} of {arm.base}"
+                message = f"{arm.name} has {_text(own)} {words}, {more} than the {_text(base)} of {arm.base}"
                 notes = (f"`equal` allows {100 * share:g}%",)
                 span = arms.file.provenance.span(("variants", arm.variant))
-                help = _help(arms, arm, name, base, folder)
+                help = _help(arms, arm, name, own, base, folder)
                 errors.append(Diagnostic(message, span, f"variants.{arm.variant}", notes, help))
     if errors:
         raise SpecError(*errors)
 
 
-def _help(arms: Arms, arm: Arm, name: str, target: int, folder: Path) -> str:
+def _text(size: float) -> str:
+    return f"{size:,}" if isinstance(size, int) else f"{size:,.4g}"
+
+
+def _help(arms: Arms, arm: Arm, name: str, own: float, target: float, folder: Path) -> str:
     """The way to an equal size."""
     if name == "tokens":
         return "give both the same `steps`, or both the same `tokens`"
     run = arms.cells(arm)[0].run
+    if name == "time":
+        return f"as much time are about {round(run.steps * target / own):,} steps"
     place = folder / "models" / f"{arm.variant}.yaml"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_file(place, render(run.graph.spec.model))

@@ -2,61 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from xml.etree.ElementTree import Element, fromstring
+from pathlib import Path
+from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
-from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.common import charts
+from tfkit.tools.common.charts import colour
+from tfkit.tools.common.page import Child, remark, section, table, tag, terms
 from tfkit.tools.common.page import page as document
 from tfkit.tools.diff.differences import differences
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.svg import SVG, to_svg
+from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
-from tfkit.tools.sweep.arms import Arm, Arms
-from tfkit.tools.sweep.charts import colour, curves, forest
+from tfkit.tools.sweep.arms import Arms
+from tfkit.tools.sweep.charts import forest, scaling, seeds
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.train.record import read_facts
 
 STYLE = """
-.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
-.mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.spread { fill: var(--c); fill-opacity: 0.16; } .seed { fill: var(--c); fill-opacity: 0.5; }
-.picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+.seed { fill: var(--c); fill-opacity: 0.5; }
 #differences table { margin-top: 1rem; }
 """
 
 
-def page(arms: Arms, found: Results) -> str:
-    """A self-contained page: it loads nothing, runs no script, and follows light and dark."""
+def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
+    """A self-contained page: it loads nothing, runs no script, and follows light and dark.
+
+    `runs` has the first run of each arm by its name.
+    """
     there = [one for one in found.arms if one.curves]
     compared = [one for one in there if one.difference]
-    legend = [tag("li", tag("i", class_=f"swatch {colour(i)}"), one.name) for i, one in enumerate(found.arms)]
     sections: list[tuple[str, str, Sequence[Child]]] = [
         ("differences", f"{found.on}: differences", list(_differences(found, compared))),
         (
             "curves",
             f"{found.on} over the steps",
-            [curves(found.arms), tag("ul", *legend, class_="legend")] if there else [],
+            [seeds(found.arms), _legend([one.name for one in found.arms])] if there else [],
         ),
+        ("laws", "Scaling laws", list(_laws(found))),
         ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
-        ("models", "Models", list(_models(arms))),
+        ("models", "Models", list(_models(arms, runs))),
         ("origin", "Where it comes from", list(_origin(arms, found))),
     ]
-    body = [tag("section", tag("h2", words), *content, id=name) for name, words, content in sections if content]
+    body = [section(*one) for one in sections]
     lines = [
         arms.config.description,
         f"{len(arms.config.seeds)} seeds, {len(found.arms)} arms, base {arms.config.base}",
     ]
     header = tag("header", tag("h1", found.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{found.name}: sweep", header, tag("main", *body), style=STYLE)
+    return document(f"{found.name}: sweep", header, tag("main", *body), style=charts.STYLE + STYLE)
 
 
 COSTS = (
-    "FLOPs are those of a whole run. Tokens to equal: the share of the baseline's tokens after which a variant has the "
-    "baseline's last value, the geometric mean over seeds. r: the correlation of the pairs; ± unpaired: half the "
-    "interval that different seeds would have given."
+    "FLOPs are those of a whole run. Memory: the most in use; on a CPU, that of the whole process. To equal: the share "
+    "of the baseline's tokens after which a variant has the baseline's last value, the geometric mean over seeds. r: "
+    "the correlation of the pairs; ± unpaired: half the interval that different seeds would have given."
+)
+LAWS = (
+    "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, by a bootstrap over "
+    "seeds. The last number is the error of foretelling the largest size from the others."
 )
 METHOD = (
     "Large points: mean differences over pairs of one seed, which read the same data in the same order; lines: 95% "
@@ -73,9 +80,23 @@ def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
     yield remark(METHOD)
 
 
-def _models(arms: Arms) -> Iterator[Child]:
+def _legend(names: Sequence[str]) -> Element:
+    entries = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
+    return tag("ul", *entries, class_="legend")
+
+
+def _laws(found: Results) -> Iterator[Child]:
+    """The law of each variant: a picture and its numbers."""
+    if found.laws:
+        yield scaling(found.laws)
+        yield _legend([one.name for one in found.laws])
+        yield table(*tables.laws(found), text=2)
+        yield remark(LAWS)
+
+
+def _models(arms: Arms, runs: Mapping[str, Run]) -> Iterator[Child]:
     """Each variant beside the baseline, once, and the values that differ."""
-    graphs = {arm.name: _graph(arms, arm) for arm in arms.arms}
+    graphs = {name: _graph(name, run) for name, run in runs.items()}
     seen = set()
     for arm in arms.arms:
         if arm.name == arm.base or arm.variant in seen:
@@ -85,19 +106,17 @@ def _models(arms: Arms) -> Iterator[Child]:
         base, own = graphs[arm.base], graphs[arm.name]
         differing = differences(base, own)
         rows = [[one.path, one.before or "–", one.after or "–"] for one in differing]
-        runs = (arms.cells(arms.arm(arm.base))[0].run, arms.cells(arm)[0].run)
-        rows += [[path, *values] for path, *values in _of_runs(*runs)]
+        rows += [[path, *values] for path, *values in _of_runs(runs[arm.base], runs[arm.name])]
         yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
         if differing:
-            yield tag("div", _picture(base, own), class_="picture")
+            yield tag("div", inline(draw(base, own)), class_="picture")
     if not seen:
         only = arms.arms[0]
-        yield tag("div", _picture(graphs[only.name]), class_="picture")
+        yield tag("div", inline(draw(graphs[only.name])), class_="picture")
 
 
-def _graph(arms: Arms, arm: Arm) -> Graph:
-    graph = arms.cells(arm)[0].run.graph
-    return replace(graph, spec=graph.spec.named(arm.name.replace(", ", " ")))
+def _graph(name: str, run: Run) -> Graph:
+    return replace(run.graph, spec=run.graph.spec.named(name.replace(", ", " ")))
 
 
 def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
@@ -108,11 +127,6 @@ def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
             yield path, str(values[0]), str(values[1])
 
 
-def _picture(*graphs: Graph) -> Element:
-    """The picture of models, as a part of the page."""
-    return fromstring(to_svg(draw(*graphs)).replace(f' xmlns="{SVG}"', "", 1))
-
-
 def _origin(arms: Arms, found: Results) -> Iterator[Child]:
     """The folders of runs, the environment of the first, and the errors of those that failed."""
     rows: list[list[Child]] = [
@@ -121,9 +135,9 @@ def _origin(arms: Arms, found: Results) -> Iterator[Child]:
         for curve in one.curves
     ]
     yield table(["arm", "seed", "folder", found.on], rows, text=3)
-    cells = [cell for arm in arms.arms for cell in arms.cells(arm)]
-    facts = next((facts for cell in cells if (facts := read_facts(cell.folder))), None)
+    folders = [curve.folder for one in found.arms for curve in one.curves]
+    facts = read_facts(Path(folders[0])) if folders else None
     known = {**facts.environment, **facts.bits} if facts else {}
     pairs = {"sweep": arms.file.file, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
-    yield tag("dl", *(tag(name, text) for pair in pairs.items() for name, text in zip(("dt", "dd"), pair, strict=True)))
+    yield terms(pairs)
     yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in found.errors.items()), class_="notes")

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tfkit.tools.sweep.arms import Arm, Arms, Cell
+from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice
+from tfkit.tools.sweep.curves import Curve, curve_of
+from tfkit.tools.sweep.laws import Scaling, scalings
 from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, least_p, paired
+from tfkit.tools.sweep.tuning import Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
-from tfkit.tools.train.record import METRICS, read_facts
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The number of one run that is compared, over its steps.
-
-    Attributes:
-        seed: that of the run.
-        folder: its folder.
-        steps: the steps that it was evaluated at.
-        values: the number at each.
-        speed: positions read in a second, evaluations included; None where a process left no time.
-    """
-
-    seed: int
-    folder: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    speed: float | None
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The values that an arm was given, and those settings whose best value is the least or largest that was tried."""
-
-    values: dict[str, Any]
-    edge: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,6 +41,7 @@ class Result:
     tokens: int
     mean: float | None
     speed: float | None
+    memory: int | None
     tuned: Tuned | None
     curves: tuple[Curve, ...]
     difference: Paired | None = None
@@ -77,65 +51,33 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All arms of a sweep, remarks about them, and the errors of runs by their folders."""
+    """All arms of a sweep, the laws of its variants, remarks, and the errors of runs by their folders."""
 
     name: str
     on: str
     lower: bool
     arms: tuple[Result, ...]
+    laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
 
 
-def best_choice(arms: Arms, arm: Arm) -> tuple[int, Tuned] | None:
-    """The choice with the best mean over the seeds of tuning; None before all its runs are complete."""
-    on, sign = arms.config.compare.on, 1 if arms.config.compare.lower else -1
-    if not all(is_complete(cell) for cells in arms.trials[arm.name] for cell in cells):
-        return None
-    means = [sum(sign * curve_of(cell, on).values[-1] for cell in cells) for cells in arms.trials[arm.name]]
-    best = means.index(min(means, key=lambda mean: mean if math.isfinite(mean) else math.inf))
-    values = arms.choices[best].values
-    return best, Tuned(values, tuple(path for path in values if _at_edge(arms, path, values[path])))
-
-
-def _at_edge(arms: Arms, path: str, value: Any) -> bool:
-    """True if a value is the least or the largest of the numbers that were tried."""
-    tried = [choice.values[path] for choice in arms.choices]
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in tried)
-    return numbers and value in (min(tried), max(tried))
-
-
-def curve_of(cell: Cell, on: str) -> Curve:
-    """The curve of a complete run."""
-    points = {}
-    for line in (cell.folder / METRICS).read_text(encoding="utf-8").splitlines():
-        numbers = json.loads(line)
-        if isinstance(numbers.get(on), float):
-            points[int(numbers["step"])] = numbers[on]
-    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), _speed(cell))
-
-
-def _speed(cell: Cell) -> float | None:
-    facts = read_facts(cell.folder)
-    assert facts is not None
-    if any("seconds" not in one for one in facts.sessions):
-        return None
-    seconds: float = sum(one["seconds"] for one in facts.sessions)
-    return facts.sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
-
-
 def results(
-    arms: Arms, chosen: dict[str, tuple[int, Tuned]], sizes: dict[str, Plan], errors: dict[str, str]
+    arms: Arms, chosen: dict[str, tuple[Choice, Tuned]], sizes: dict[str, Plan], errors: dict[str, str]
 ) -> Results:
     """Compare the complete runs of a sweep."""
     on, lower = arms.config.compare.on, arms.config.compare.lower
     found: dict[str, Result] = {}
+    complete: dict[str, list[Cell]] = {}
     early: list[str] = []
     for arm in arms.arms:
-        index, tuned = chosen.get(arm.name, (0, None))
-        known = tuned is not None or not arms.trials
-        cells = [cell for cell in arms.cells(arm, index) if known and is_complete(cell)]
+        choice, tuned = chosen.get(arm.name, (NOTHING, None))
+        known = tuned is not None or not arms.file.tuned
+        cells = [cell for cell in arms.cells(arm, choice) if is_complete(cell)] if known else []
+        complete[arm.name] = cells
         every = [curve_of(cell, on) for cell in cells]
+        if not known:
+            early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
         size, curves = sizes[arm.name], tuple(curve for curve in every if math.isfinite(curve.values[-1]))
         early += _early(arm.name, size, every, on)
         speeds = [curve.speed for curve in curves if curve.speed is not None]
@@ -147,11 +89,13 @@ def results(
             size.tokens,
             _mean([curve.values[-1] for curve in curves]),
             _mean(speeds),
+            max((curve.memory for curve in curves if curve.memory is not None), default=None),
             tuned,
             curves,
         )
     compared = _compared(found, lower)
-    return Results(arms.file.name, on, lower, compared, (*_notes(compared), *early), errors)
+    laws = tuple(scalings(arms, complete, sizes))
+    return Results(arms.file.name, on, lower, compared, laws, (*_notes(compared), *early), errors)
 
 
 def _early(name: str, size: Plan, curves: Sequence[Curve], on: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def interval_of(values: Sequence[float]) -> Interval:
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
     if not error:
         return mean, mean
-    low, high = _scipy().t.interval(LEVEL, len(values) - 1, loc=mean, scale=error)
+    low, high = scipy().stats.t.interval(LEVEL, len(values) - 1, loc=mean, scale=error)
     return float(low), float(high)
 
 
@@ -99,8 +99,8 @@ def _p(differences: Sequence[float]) -> float:
     if len(differences) > MOST_EXACT:
         if not np.std(differences):
             return 0.0
-        return float(_scipy().ttest_1samp(differences, 0.0).pvalue)
-    flips = _scipy().permutation_test(
+        return float(scipy().stats.ttest_1samp(differences, 0.0).pvalue)
+    flips = scipy().stats.permutation_test(
         (differences,), np.mean, permutation_type="samples", n_resamples=2**MOST_EXACT, alternative="two-sided"
     )
     return float(flips.pvalue)
@@ -118,14 +118,15 @@ def _unpaired(values: Sequence[float], base: Sequence[float]) -> Interval:
         return mean, mean
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # it fears for the precision of a side that does not vary
-        low, high = _scipy().ttest_ind(values, base, equal_var=False).confidence_interval(LEVEL)
+        low, high = scipy().stats.ttest_ind(values, base, equal_var=False).confidence_interval(LEVEL)
     return float(low), float(high)
 
 
-def _scipy() -> ModuleType:
+def scipy() -> Any:
+    """The package; raises SpecError if it is not installed."""
     try:
-        from scipy import stats  # type: ignore[import-untyped]
+        import scipy  # type: ignore[import-untyped]
     except ImportError as missing:
         message = "a comparison needs `scipy`, which is not installed"
         raise SpecError(Diagnostic(message, help="pip install scipy; the runs that were made stay")) from missing
-    return stats
+    return scipy

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.sweep.arms import Arms, Cell
+from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
+from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
-from tfkit.tools.sweep.results import Results, Tuned, best_choice, results
+from tfkit.tools.sweep.laws import check_laws
+from tfkit.tools.sweep.results import Results, results
+from tfkit.tools.sweep.search import Search
+from tfkit.tools.sweep.tuning import Tuned, Tuning
 from tfkit.tools.sweep.work import is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 
@@ -22,7 +28,19 @@ Told = Callable[[str, tuple[int, int], tuple[int, int]], None]
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of an arm, or its trials: their number, those complete, and their steps and FLOPs together."""
+    """The runs of an arm, or its trials.
+
+    Attributes:
+        name: the arm.
+        parameters: those of its model.
+        runs: their number.
+        there: those that are complete.
+        steps: the steps of all of them.
+        flops: their FLOPs.
+        memory: the bytes in use at the peak of one, as predicted.
+        seconds: the time of all of them, if all are as quick as those there; if none is, the least that their device
+            needs; None where nothing is known of it.
+    """
 
     name: str
     parameters: int
@@ -30,6 +48,8 @@ class Row:
     there: int
     steps: int
     flops: int
+    memory: int
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -56,31 +76,45 @@ class Sweep:
     def __init__(
         self, name: str | os.PathLike[str], plugins: Plugins, folder: Path | None, *, sets: Iterable[str] = ()
     ) -> None:
-        self.file = read_sweep(name, plugins, sets=sets)
+        self.file = read_sweep(name, plugins, sets=list(sets))
         self.folder = folder or Path("sweeps") / self.file.name
         self.arms = Arms(self.file, plugins, self.folder)
-        self._sizes = self._checked({})
+        self._plugins = plugins
+        self._tunings = self._tuned()
+        self._sized = self._choices()
+        self._sizes = self._checked()
 
-    def _checked(self, choices: dict[str, int]) -> dict[str, Plan]:
-        found = sizes(self.arms, choices)
+    def _tuned(self) -> dict[str, Tuning]:
+        """The trials of each arm by its name; empty if nothing is tuned."""
+        tune = self.file.config.tune
+        if tune is None:
+            return {}
+        kind = Tuning if tune.search is None else Search
+        return {one.arm.name: one for one in collected(partial(kind.of, self.arms, arm) for arm in self.arms.arms)}
+
+    def _checked(self) -> dict[str, Plan]:
+        found = sizes(self.arms, self._sized, self._plugins)
         check_equal(self.arms, found, self.folder)
+        check_laws(self.arms, found)
         return found
 
     def outline(self) -> Outline:
         """Its runs and costs. Runs whose values are yet to be tuned count with those that are tried first."""
-        chosen, rows, every = self._chosen(), list[Row](), list[Cell]()
+        chosen, choices, rows, every, unknown = self._chosen(), self._choices(), list[Row](), list[Cell](), 0
         for arm in self.arms.arms:
-            size = self._sizes[arm.name]
-            trials = [cell for cells in self.arms.trials.get(arm.name, ()) for cell in cells]
-            if trials:
-                rows.append(_row(f"{arm.name}, tuning", trials, size))
-            known = not trials or arm.name in chosen
-            index = chosen[arm.name][0] if arm.name in chosen else 0
-            cells = self.arms.cells(arm, index)
+            size, tuning = self._sizes[arm.name], self._tunings.get(arm.name)
+            if tuning is not None:
+                trials = [cell for trial in tuning.trials for cell in trial.cells]
+                runs = tuning.count * len(tuning.trials[0].cells)
+                rows.append(_row(f"{arm.name}, tuning", trials, size, runs=runs))
+                every, unknown = [*every, *trials], unknown + runs - len(trials)
+            cells = self.arms.cells(arm, choices[arm.name])
+            known = tuning is None or arm.name in chosen
             rows.append(_row(arm.name, cells, size, known=known))
-            every += [*trials, *cells]
+            every += cells
         different = len({cell.run.digest for cell in every})
-        return Outline(self.file.name, str(self.folder), different, len(missing(every)), tuple(rows))
+        to_make = len(missing(every)) + unknown
+        return Outline(self.file.name, str(self.folder), different + unknown, to_make, tuple(rows))
 
     def run(self, *, jobs: int, options: Sequence[str] = (), told: Told = lambda *numbers: None) -> Results:
         """Make the runs that are missing, and compare all.
@@ -90,13 +124,21 @@ class Sweep:
             options: those of `tfkit train` that choose plugins.
             told: called with a word for the stage, and the runs and steps that are done and that there are.
         """
-        trials = [cell for choices in self.arms.trials.values() for cells in choices for cell in cells]
-        errors = _made("tuning", trials, jobs, options, told)
-        chosen = self._chosen()
-        if chosen:
-            self._sizes = self._checked({name: index for name, (index, _) in chosen.items()})
-        errors |= _made("runs", list(self._cells(chosen)), jobs, options, told)
-        return results(self.arms, chosen, self._sizes, errors)
+        errors = dict[str, str]()
+        more = bool(self._tunings)
+        while more:
+            trials = [cell for one in self._tunings.values() for trial in one.waiting() for cell in trial.cells]
+            errors |= _made("tuning", trials, jobs, options, told)
+            more = sum(one.go_on() for one in self._tunings.values()) > 0
+        if self._choices() != self._sized:
+            self._sized = self._choices()
+            self._sizes = self._checked()
+        errors |= _made("runs", list(self._cells(self._chosen())), jobs, options, told)
+        return self.so_far(errors)
+
+    def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
+        """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
+        return results(self.arms, self._chosen(), self._sizes, dict(errors or {}))
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""
@@ -104,18 +146,26 @@ class Sweep:
 
         place = self.folder / PAGE
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, page(self.arms, found))
+        choices = self._choices()
+        runs = {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
+        write_file(place, page(self.arms, found, runs))
         return place
 
-    def _chosen(self) -> dict[str, tuple[int, Tuned]]:
-        """The choice of each arm whose trials are complete."""
-        found = ((arm.name, best_choice(self.arms, arm)) for arm in self.arms.arms if self.arms.trials)
+    def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:
+        """The choice of each arm whose trials are made."""
+        found = ((name, tuning.best()) for name, tuning in self._tunings.items())
         return {name: choice for name, choice in found if choice is not None}
 
-    def _cells(self, chosen: dict[str, tuple[int, Tuned]]) -> Iterator[Cell]:
+    def _choices(self) -> dict[str, Choice]:
+        """The values of each arm: the best ones, or those that are tried first."""
+        first = {name: tuning.trials[0].choice for name, tuning in self._tunings.items()}
+        best = {name: choice for name, (choice, _) in self._chosen().items()}
+        return {arm.name: {**first, **best}.get(arm.name, NOTHING) for arm in self.arms.arms}
+
+    def _cells(self, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[Cell]:
         """The runs of all seeds, arm by arm, so that pairs are complete early; none of an arm that is not tuned."""
-        ready = [arm for arm in self.arms.arms if arm.name in chosen or not self.arms.trials]
-        every = [self.arms.cells(arm, chosen[arm.name][0] if chosen else 0) for arm in ready]
+        ready = [arm for arm in self.arms.arms if arm.name in chosen or not self._tunings]
+        every = [self.arms.cells(arm, chosen[arm.name][0] if chosen else NOTHING) for arm in ready]
         for pair in zip(*every, strict=True):
             yield from pair
 
@@ -133,7 +183,26 @@ def _made(what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], t
     return {str(cell.folder): wrong[cell.run.digest] for cell in wanted if cell.run.digest in wrong}
 
 
-def _row(name: str, cells: Sequence[Cell], size: Plan, *, known: bool = True) -> Row:
-    steps = sum(cell.run.steps for cell in cells)
-    there = sum(map(is_complete, cells)) if known else 0
-    return Row(name, size.parameters, len(cells), there, steps, round(size.flops / size.steps * steps))
+def _row(name: str, cells: Sequence[Cell], size: Plan, *, runs: int | None = None, known: bool = True) -> Row:
+    """The runs of an arm; `runs` if there are more than those `cells`, and not `known` if none can be there."""
+    runs = runs or len(cells)
+    steps = cells[0].run.steps * runs
+    there = [cell for cell in cells if is_complete(cell)] if known else []
+    return Row(
+        name=name,
+        parameters=size.parameters,
+        runs=runs,
+        there=len(there),
+        steps=steps,
+        flops=round(size.flops / size.steps * steps),
+        memory=size.memory,
+        seconds=_seconds(there, steps, size),
+    )
+
+
+def _seconds(there: Sequence[Cell], steps: int, size: Plan) -> float | None:
+    """The time of this many steps, as quick as those of runs that are there, or else as a device could be."""
+    measured = [(speed, cell.run.tokens_of_step) for cell in there if (speed := speed_of(cell)) is not None]
+    if measured:
+        return fmean(steps * tokens / speed for speed, tokens in measured)
+    return None if size.seconds is None else size.seconds / size.steps * steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.common.units import flops_text, short
+from tfkit.tools.common.units import bytes_text, flops_text, short
+from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.sweep.statistics import Interval
 
@@ -21,18 +22,29 @@ def differences(found: Results) -> tuple[list[str], Rows]:
 
 def costs(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of sizes, speeds, and what pairing was worth."""
-    head = ["", "parameters", "FLOPs", "tokens/s", "tokens to equal", "r", "± unpaired"]
+    head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r", "± unpaired"]
     return head, [_cost(one) for one in found.arms]
 
 
+def laws(found: Results) -> tuple[list[str], Rows]:
+    """The head and the rows of scaling laws."""
+    rows = [row for one in found.laws for row in _law(one)]
+    return ["", "L = E + A / N^a", "value", "95% interval"], rows
+
+
+def tables(found: Results) -> list[tuple[list[str], Rows]]:
+    """All tables of a sweep."""
+    return [differences(found), costs(found), *([laws(found)] if found.laws else [])]
+
+
 def markdown(found: Results) -> str:
-    """Both tables, for Markdown."""
-    return "\n\n".join(_markdown(*table) for table in (differences(found), costs(found)))
+    """All tables, for Markdown."""
+    return "\n\n".join(_markdown(*table) for table in tables(found))
 
 
 def latex(found: Results) -> str:
-    """Both tables, for LaTeX with booktabs."""
-    return "\n\n".join(_latex(*table) for table in (differences(found), costs(found)))
+    """All tables, for LaTeX with booktabs."""
+    return "\n\n".join(_latex(*table) for table in tables(found))
 
 
 def _difference(one: Result) -> list[str]:
@@ -50,10 +62,22 @@ def _cost(one: Result) -> list[str]:
     if one.reached is not None:
         reached = "not reached" if one.reached.ratio is None else f"{one.reached.ratio:.2f}x"
         if 0 < one.reached.seeds < len(one.curves):
-            reached += f" ({one.reached.seeds} of {len(one.curves)})"
+            reached += f" ({one.reached.seeds}/{len(one.curves)})"
     correlation = NONE if own is None or own.correlation is None else f"{own.correlation:.2f}"
     unpaired = NONE if own is None or own.unpaired is None else f"{(own.unpaired[1] - own.unpaired[0]) / 2:.4f}"
-    return [one.name, short(one.parameters), flops_text(one.flops), speed, reached, correlation, unpaired]
+    memory = NONE if one.memory is None else bytes_text(one.memory)
+    return [one.name, short(one.parameters), flops_text(one.flops), speed, memory, reached, correlation, unpaired]
+
+
+def _law(one: Scaling) -> Rows:
+    numbers = {"E": one.law.floor, "A": one.law.scale, "a": one.law.exponent}
+    between = (
+        [NONE] * 3 if one.law.intervals is None else [f"{low:.4g} .. {high:.4g}" for low, high in one.law.intervals]
+    )
+    rows = [
+        [one.name, name, f"{number:.4g}", text] for (name, number), text in zip(numbers.items(), between, strict=True)
+    ]
+    return [*rows, [one.name, "largest, less what the others foretell", f"{one.law.missed:+.4f}", NONE]]
 
 
 def interval_text(interval: Interval | None) -> str:

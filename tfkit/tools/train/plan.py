@@ -9,6 +9,7 @@ import torch
 from tfkit.graph.run import Run
 from tfkit.tools.common.choices import Optimizer
 from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.result import Cost
 from tfkit.tools.train.utilisation import known_device
 
@@ -44,8 +45,8 @@ class Plan:
     rates: tuple[tuple[int, float], ...]
 
 
-def plan(run: Run) -> Plan:
-    """The size of a run; nothing is computed but its costs."""
+def plan(run: Run, device: Device | None = None) -> Plan:
+    """The size of a run, with its least time on a device: its own unless given. Nothing is computed but its costs."""
     config = run.config
     micro = config.micro_batch
     parts = config.batch.sequences / micro
@@ -61,7 +62,7 @@ def plan(run: Run) -> Plan:
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (one.flops_forward + one.flops_backward)),
         memory=found.peak,
-        seconds=_seconds(run, parts, found),
+        seconds=_seconds(run, parts, found, device or known_device(run)),
         rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
     )
 
@@ -79,9 +80,8 @@ def _states(run: Run) -> Optimizer:
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _seconds(run: Run, parts: float, found: Cost) -> float | None:
+def _seconds(run: Run, parts: float, found: Cost, device: Device | None) -> float | None:
     """The least time of all steps on a device whose limits are known."""
-    device = known_device(run)
     if device is None:
         return None
     precision, micro = run.config.precision, run.config.micro_batch

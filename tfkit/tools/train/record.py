@@ -61,6 +61,8 @@ class RunFolder:
         """The differences from the process before, which may change the last digits."""
         self._run = run
         self.facts = self._facts(bits, environment)
+        for leftover in folder.glob(".*.new"):  # of a killed process
+            sweep(folder / leftover.name[1:].rsplit(".", 2)[0])
         self._trackers: list[Tracker] = []
         self._metrics: IO[bytes] | None = None
 
@@ -82,9 +84,9 @@ class RunFolder:
         self.facts.sessions.append({"command": command, "began": time, "ended": None})
         self._write_facts()
 
-    def end(self, how: str, seconds: float, step: int, *, finished: bool) -> None:
-        """Note the end of this process."""
-        self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "step": step}
+    def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:
+        """Note the end of this process, and the largest number of bytes that it used."""
+        self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "memory": memory, "step": step}
         self.facts.ended = how if finished else None
         self._write_facts()
 
@@ -95,10 +97,9 @@ class RunFolder:
 
     def restored(self) -> Restored | None:
         """The latest checkpoint; numbers noted after it are removed."""
-        for leftover in self.folder.glob(".step-*.new"):
-            sweep(self.folder / leftover.name.split(".")[1])
         found = latest(self.folder)
         state = {} if found is None else _state(found)
+        self._remove_old(int(state.get("step", 0)))
         self._open(int(state.get("position", 0)), int(state.get("step", 0)))
         return None if found is None else _read(found)
 

@@ -2,7 +2,7 @@
 
 `moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
 `stacked.py` one layer of all of them, `checks.py` a
-warning.
+warning, `properties.py` a property for `tfkit check`.
 """
 
 from __future__ import annotations
@@ -40,3 +40,11 @@ def tfkit_register(register: tfkit.Register) -> None:
 def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
     """Warn of widths that are slow."""
     return slow_widths(graph)
+
+
+@tfkit.hookimpl
+def tfkit_properties() -> list[tfkit.Property]:
+    """The order of experts."""
+    from tfkit_moe.properties import expert_order
+
+    return [tfkit.Property("expert-order", "is alike with experts reordered", expert_order)]

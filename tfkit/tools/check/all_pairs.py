@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
-Row = dict[str, str]
-Pair = frozenset[tuple[str, str]]
+Row = dict[str, Any]
+Pair = frozenset[tuple[str, Any]]
 
 
-def all_pairs(axes: Mapping[str, Sequence[str]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
+def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
     """Rows of one value per axis, in which every two values of different axes meet at least once.
 
     With `meeting`, only those of these pairs of axes do.
@@ -30,7 +31,7 @@ def all_pairs(axes: Mapping[str, Sequence[str]], meeting: Collection[tuple[str, 
 
 def every_value(rows: Sequence[Row]) -> list[Row]:
     """Some of the rows, in which every value is there at least once."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, Any]] = set()
     chosen = []
     for row in rows:
         if len(set(row.items()) - seen) > 1:
@@ -48,6 +49,6 @@ def _pairs(row: Row) -> list[Pair]:
 
 
 def _new(row: Row, axis: str, missing: Mapping[Pair, None]) -> int:
-    """How many pairs the value of `axis` makes with the others that were not there yet."""
+    """The number of pairs, not there yet, that the value of `axis` makes with the others."""
     mine = (axis, row[axis])
     return sum(frozenset({mine, other}) in missing for other in row.items())

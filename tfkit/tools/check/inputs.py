@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from tfkit.builder import inputs_of
 from tfkit.graph.expand import Graph
+from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.tools.common.inputs import random_inputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]
-TOLERANCE = 1e-5
-"""Differences up to this are rounding, relative to the largest value if that is above 1."""
 
 
 def example_inputs(
@@ -43,13 +42,4 @@ def _mask(batch: int, length: int, padding: Padding) -> Tensor:
 def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:
     """All results of the model, called with those of the inputs that it takes."""
     names = inputs_of(model) if names is None else names
-    result = model(**{name: value for name, value in inputs.items() if name in names})
-    return [result] if isinstance(result, Tensor) else list(result)
-
-
-def distance(found: Tensor, want: Tensor) -> float:
-    """The largest difference, relative to the largest expected value if that is above 1."""
-    if not found.numel():
-        return 0.0
-    found, want = found.detach(), want.detach()
-    return float((found - want).abs().max() / want.abs().max().clamp(min=1))
+    return as_tensors(model(**{name: value for name, value in inputs.items() if name in names}))

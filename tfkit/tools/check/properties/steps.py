@@ -1,8 +1,10 @@
-"""The promise of `CachedModel`: read in steps, every token has the outputs that it has in its own sequence."""
+"""Properties of reading in steps: every token has the outputs that it has in its own sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeAlias
@@ -12,20 +14,92 @@ from torch import Tensor, fx
 
 from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
+from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.testing.inputs import TOLERANCE, Inputs, call, distance
+from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.subject import Subject
+from tfkit.tools.common.comparison_inputs import as_tensors
+from tfkit.torch_private.tensors import leaves
 from tfkit.torch_private.torchscript import quiet
 
 Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
 
+ROUGH = 6e-2
+"""The largest difference of steps from the whole in bfloat16, relative to the largest value if that is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
 
-def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
-    """Check that a model read in steps has the outputs of the whole forward over each sequence by itself.
+@property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
+def cached_steps(subject: Subject) -> Iterator[Measured]:
+    """Read in steps, with caches, every token has the outputs that it has in the whole."""
+    yield from read_in_steps(_decodable(subject), subject.inputs())
+
+
+@property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
+def cached_step(subject: Subject) -> Iterator[Measured]:
+    """The step of one token is captured once for all tokens, and TorchScript takes a step of any size."""
+    yield from step_as_program(_decodable(subject), subject.inputs())
+
+
+@property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
+def cached_types(subject: Subject) -> Iterator[Measured]:
+    """Caches of a model in bfloat16, and under autocast; `keep` returns the last positions of a piece."""
+    yield from _kept(_decodable(subject), subject)
+    for dtype in (torch.float64, torch.bfloat16):
+        yield from _typed(copy.deepcopy(subject.model).to(dtype), subject, dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        yield from _typed(subject.model, subject, torch.bfloat16)
+
+
+def _decodable(subject: Subject) -> fx.GraphModule:
+    """The model; raises `DoesNotApplyError` if it cannot be read in steps."""
+    try:
+        split_for_decoding(subject.graph)
+    except SpecError as wrong:
+        raise DoesNotApplyError(wrong.diagnostics[0].message) from None
+    return subject.model
+
+
+def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
+    """Compare the last positions of a piece with those of all of it."""
+    rows = _Rows.of(model, subject.inputs())
+    found = []
+    for keep in (0, 2):
+        cached = CachedModel(model, length=rows.length)
+        cached.start(rows.batch, **rows.once)
+        given: dict[str, Any] = dict(rows.pieces)
+        found.append(as_tensors(cached(given.pop(rows.main), keep=keep, **given)))
+    for whole, last in zip(*found, strict=True):
+        error = distance(last, whole[:, -2:]) if last.shape == whole[:, -2:].shape else math.inf
+        yield Measured(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
+
+
+def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Measured]:
+    """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
+    rows = _Rows.of(model, subject.inputs())
+    pieces = {
+        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x for name, x in rows.pieces.items()
+    }
+    rows = _Rows(model, rows.main, pieces, rows.once)
+    with evaluating(model), torch.no_grad():
+        cached = CachedModel(model, length=rows.length)
+        cached.start(rows.batch, **rows.once)
+        wrong = {one.dtype for one in leaves(cached._cache) if isinstance(one, Tensor)} - {dtype}
+        if wrong:
+            yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, wrong))}")
+        limit = 1e-5 if dtype == torch.float64 else ROUGH
+        name = str(dtype).removeprefix("torch.")
+        batch = rows.started_by(rows.length // 2)
+        reading = _Reading(cached, batch, batch.alone(), f"in {name}", limit)
+        yield from reading.read([rows.length // 2, *_cut(rows.length - rows.length // 2, 1)])
+
+
+def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Measured]:
+    """Compare a model read in steps with the whole forward over each sequence by itself.
 
     The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
     on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
@@ -36,10 +110,6 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
         inputs: those of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
             least 8 and several times the size of a sliding window.
         tolerance: the largest difference, relative to the largest value if that is above 1.
-
-    Raises:
-        AssertionError: an output differs, or more than `t` tokens are taken.
-        SpecError: the model needs its sequence as a whole.
     """
     rows = _Rows.of(model, inputs)
     with evaluating(model), torch.no_grad():
@@ -48,17 +118,15 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
         for number, (way, pieces) in enumerate(schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
             want = batch.alone()
-            _Reading(plain, batch, want, way, tolerance).read_all(pieces)
+            yield from _Reading(plain, batch, want, way, tolerance).read_all(pieces)
             if way in COMPILED:
-                _Reading(static, batch, want, f"{way}, by the compiled step", tolerance).read_all(pieces)
-        _check_repeated(plain, rows, tolerance)
+                compiled = _Reading(static, batch, want, f"{way}, by the compiled step", tolerance)
+                yield from compiled.read_all(pieces)
+        yield from _repeated(plain, rows, tolerance)
 
 
-def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
-    """Check that the step of one token is captured once for all tokens, and that TorchScript takes a step of any size.
-
-    Their results are compared too; see `check_cached` for the arguments.
-    """
+def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
+    """Capture the step of one token, and script the step of any size; see `read_in_steps` for the arguments."""
     captures: list[fx.GraphModule] = []
 
     def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
@@ -74,12 +142,13 @@ def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
         compile_step(captured, lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=count))
         for number in range(2):
             batch = rows.rolled(number).started_by(left[0])
-            _Reading(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
-        assert len(captures) == 1, f"the step of one token was captured {len(captures)} times"
+            yield from _Reading(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
+        if len(captures) != 1:
+            yield Measured.fault(f"the step of one token was captured {len(captures)} times")
         with quiet():
             scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
         batch = rows.started_by(left[0])
-        _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
+        yield from _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 
 
 def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> None:
@@ -182,7 +251,7 @@ class _Reading:
         self.done = torch.zeros(rows.batch, dtype=torch.long)
         cached.start(rows.batch, **rows.once)
 
-    def read(self, pieces: Schedule) -> None:
+    def read(self, pieces: Schedule) -> Iterator[Measured]:
         """Read on, with arbitrary tokens where there is padding."""
         for piece in pieces:
             mask = None if isinstance(piece, int) else piece
@@ -195,16 +264,16 @@ class _Reading:
                 masks = {f"{name}_mask": mask for name in given}
                 given |= {name: mask for name, mask in masks.items() if name in inputs_of(self.rows.model)}
             result: Any = self.cached(main, mask, **given)
-            found = [result] if isinstance(result, Tensor) else list(result)
-            self._compare(found, columns, tokens)
+            found = as_tensors(result)
+            yield from self._compare(found, columns, tokens)
             self.done = self.done + tokens.sum(dim=1)
 
-    def _compare(self, found: list[Tensor], columns: Tensor, tokens: Tensor) -> None:
+    def _compare(self, found: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Measured]:
         last = self.cached.used - 1
         for one, want in zip(found, self.want, strict=True):
             error = distance(one[tokens], _pick(want, columns)[tokens])
             place = f"columns {last - columns.size(1) + 1} to {last}"
-            assert error <= self.tolerance, f"read {self.way}, {place} differ from the whole by {error:.1e}"
+            yield Measured(error, f"read {self.way}, {place} differ from the whole by {error:.1e}", self.tolerance)
 
     def repeat(self, rows: _Rows) -> None:
         """Go on with `rows`, twice as many, that begin with the tokens read so far."""
@@ -212,27 +281,27 @@ class _Reading:
         self.done = self.done.repeat_interleave(2)
         self.rows, self.want, self.way = rows, rows.alone(), "after it was repeated"
 
-    def read_all(self, pieces: Schedule) -> None:
+    def read_all(self, pieces: Schedule) -> Iterator[Measured]:
         """Read to the last column; then the cache is full."""
-        self.read(pieces)
+        yield from self.read(pieces)
         one: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
         try:
             self.cached(one.pop(self.rows.main), **one)
         except ValueError:
             return
-        raise AssertionError(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
+        yield Measured.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
 
 
-def _check_repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> None:
-    """Check that each row goes on in two ways."""
+def _repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> Iterator[Measured]:
+    """Compare rows that go on in two ways each."""
     first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
     reading = _Reading(cached, rows, rows.alone(), "before it is repeated", tolerance)
-    reading.read([first])
+    yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
     pieces = {name: _crossed(value, rows.length // 2) for name, value in twice.pieces.items()}
     reading.repeat(_Rows(twice.model, twice.main, pieces, twice.once))
-    reading.read(rest)
+    yield from reading.read(rest)
 
 
 def _crossed(x: Tensor, column: int) -> Tensor:

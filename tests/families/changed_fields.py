@@ -1,0 +1,124 @@
+"""Each field of a config.json changed by itself: transformers then has another model or the same one, and so must we."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from tfkit.errors import SpecError
+
+from .case import Case, Trial, check_logits
+
+Verdict = Literal["equal", "refused", "illegal", "wrong", "crashed"]
+NOT_THE_MODEL = set(
+    """architectures model_type transformers_version dtype torch_dtype id2label label2id problem_type name_or_path
+    _name_or_path bos_token_id eos_token_id sep_token_id cls_token_id return_dict output_attentions output_hidden_states
+    chunk_size_feed_forward use_cache forced_bos_token_id forced_eos_token_id decoder_start_token_id
+    task_specific_params initializer_range initializer_factor init_std tokenizer_class
+    is_encoder_decoder num_labels""".split()
+)
+"""Fields that say nothing about what a model with given weights computes."""
+ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "quick_gelu")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field with another value."""
+
+    field: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value!r}"
+
+
+def changes(case: Case) -> Iterator[Change]:
+    """Every field of the case's config with one or two other values."""
+    config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(case.config)))
+    for field, value in config.to_dict().items():
+        if field not in NOT_THE_MODEL:
+            yield from (Change(field, other) for other in _others(field, value))
+
+
+def _others(field: str, value: Any) -> Iterator[Any]:
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield from (value * 2, max(1, value // 2)) if value > 1 else (1 - value,)
+        case float():
+            yield value * 0.5 if value else 0.3
+        case str() if value in ACTIVATIONS or "act" in field:
+            yield "relu" if value != "relu" else "gelu"
+        case list() if value:
+            yield value[::-1]
+            yield value[:-1]
+        case dict():
+            for key, inner in value.items():
+                for other in _others(key, inner):
+                    yield {**value, key: other}
+        case None:
+            yield from (True, 2, 0.5)
+
+
+def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
+    """The outcome of a change, and the reason."""
+    changed = replace(case, config={**deepcopy(dict(case.config)), change.field: change.value})
+    try:
+        with quiet():
+            _theirs(changed)
+    except Exception as error:  # transformers says in many ways that it cannot
+        return "illegal", repr(error)
+    try:
+        with quiet():
+            trial = Trial.of(changed, folder)
+    except SpecError as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "crashed", repr(error)
+    for side in case.sides:
+        try:
+            with quiet():
+                check_logits(trial, side)
+        except AssertionError as error:
+            return "wrong", f"{side}: {str(error).strip().splitlines()[0]}"
+        except Exception as error:
+            return "crashed", f"{side}: {error!r}"
+    return "equal", ""
+
+
+def _theirs(case: Case) -> None:
+    """Make and run their model."""
+    from .case import reference
+
+    model = reference(case)
+    ids = torch.randint(3, 40, (2, case.length))
+    with torch.no_grad():
+        model(ids, **({"decoder_input_ids": ids} if case.kind == "seq2seq" else {}))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is printed: transformers warns of much."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def outcomes(case: Case, folder: Path) -> Mapping[str, tuple[Verdict, str]]:
+    """The outcome of each change."""
+    return {
+        str(change): verdict(case, change, folder / str(number)) for number, change in enumerate(changes(case))
+    }

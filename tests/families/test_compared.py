@@ -1,0 +1,53 @@
+"""Models beside transformers' own: nothing differs, and of a wrong tensor the component that holds it is named."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tfkit.tools.compare.compare import Comparison, compare
+from tfkit.tools.save.save import save
+
+from ..sampling import chosen
+from .case import Trial
+from .cases import CASES
+
+transformers.utils.logging.disable_progress_bar()
+QUICK = {"gemma", "bloom", "falcon", "ernie_tasks"}
+DEFECT = {name for name, case in CASES.items() if case.repair is not None} | {"youtu", "youtu_halves"}
+"""Cases whose class is wrong: it must be repaired, or zeroes a row of a tied table when it loads it."""
+
+
+@pytest.mark.parametrize("name", chosen(sorted({*CASES} - DEFECT), QUICK))
+def test_a_wrong_tensor_is_found_and_nothing_else(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(CASES[name], tmp_path)
+    graph = trial.ours.meta["graph"]
+    clean = compare(graph, tmp_path / "theirs")
+    assert clean.equal
+    assert clean.difference is not None
+    assert clean.difference < 1e-4
+
+    holder = _holder(trial, clean, random.Random(name))
+    save(trial.ours, tmp_path / "wrong", layout="tfkit")
+    found = compare(graph, tmp_path / "theirs", weights=tmp_path / "wrong" / "model.safetensors")
+    assert found.first is not None
+    assert f"{found.first.name}.".startswith(f"{holder}."), (
+        "a fused matrix matches none of theirs: what follows is named"
+    )
+
+
+@torch.no_grad()
+def _holder(trial: Trial, clean: Comparison, rng: random.Random) -> str:
+    """Spoil a tensor; the name of the innermost component that holds it."""
+    names = [part.name for part in clean.parts]
+    held = {}
+    for path, _ in trial.ours.named_parameters():
+        if around := [name for name in names if path.startswith(f"{name}.")]:
+            held[path] = max(around, key=len)
+    path = rng.choice(sorted(held))
+    trial.ours.get_parameter(path).mul_(1.5).add_(0.25)
+    return held[path]

@@ -1,0 +1,101 @@
+"""A built model in float64 beside `tfkit.reference`, with random weights, and the first component that differs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.builder import inputs_of
+from tfkit.reference import Kinds, run
+
+TOLERANCE = 1e-10
+"""Relative to the largest value if that is above 1."""
+Array = NDArray[Any]
+Calls = dict[str, list[Array]]
+
+
+def check_agreement(graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kinds | None = None) -> None:
+    """Assert that a model and the reference give the same for each call, wherever there is no padding."""
+    model = tfkit.build(graph).double().eval()
+    fill(model)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    for call in calls:
+        inputs = {name: call[name] for name in inputs_of(model) if name in call}
+        inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        with tables_in_float64():
+            outputs, seen = observe(model, inputs)
+        wanted = run(graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=kinds)
+        for found, (name, want) in zip(outputs, wanted.outputs.items(), strict=True):
+            error = difference(found, want, wanted.real[name])
+            if error > TOLERANCE:
+                where = first_difference(seen, wanted.trace, {mask.shape: mask for mask in wanted.real.values()})
+                raise AssertionError(f"{name} differs by {error:.1e}, first at {where}")
+
+
+def fill(model: nn.Module) -> None:
+    """Fill every weight at random, those of norms and biases too; none stays near its initial value."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        mean, deviation = (0.0, weight.shape[1] ** -0.5) if weight.ndim > 1 else (0.4, 0.5)
+        weight.data.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype) * deviation + mean)
+
+
+@contextmanager
+def tables_in_float64() -> Iterator[None]:
+    """Cosines, sines and slopes are float32 in a model of any type: here they are float64."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with patch.object(Tensor, "float", Tensor.double):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def observe(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[list[Array], Calls]:
+    """The outputs of a model, and those of each of its modules in the order of their calls."""
+    seen: Calls = defaultdict(list)
+
+    def note(name: str, y: object) -> None:
+        if isinstance(y, Tensor):
+            seen[name].append(y.numpy())
+
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, y, name=name: note(name, y))
+        for name, module in model.named_modules()
+        if name
+    ]
+    with torch.no_grad():
+        found = model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return [y.numpy() for y in ([found] if isinstance(found, Tensor) else found)], seen
+
+
+def difference(found: Array, want: Array, real: Array) -> float:
+    """The largest one outside of padding, relative to the largest value if that is above 1."""
+    if found.shape != want.shape:
+        return np.inf
+    found, want = found[real], want[real]
+    error = np.abs(found - want).max(initial=0) / max(1.0, np.abs(want).max(initial=0))
+    return float(np.nan_to_num(error, nan=np.inf))
+
+
+def first_difference(seen: Calls, trace: list[tuple[str, Array]], real: Mapping[tuple[int, ...], Array]) -> str | None:
+    """The path of the first component whose output differs from that of the module of its name."""
+    calls: dict[str, int] = defaultdict(int)
+    for path, want in trace:
+        found = seen.get(path, [])[calls[path] : calls[path] + 1]
+        calls[path] += 1
+        tokens = real.get(want.shape[:2], np.ones(want.shape[:1], bool))
+        if found and found[0].shape == want.shape and difference(found[0], want, tokens) > TOLERANCE:
+            return path
+    return None

@@ -1,0 +1,81 @@
+"""Every check as a test of its own: names, known failures, blocks, an installed plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfkit
+from tfkit.testing import parametrize_with_checks
+
+from .wrong import FFNConfig
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+
+
+def checks_of(**given: Any) -> dict[str, Any]:
+    """The parameters of the tests, by their names."""
+    mark = parametrize_with_checks(FFNConfig, within=["encoder"], plugins=PLUGINS, **given)
+    return {one.id: one for one in mark.args[1]}
+
+
+def test_each_property_is_a_test() -> None:
+    tests = checks_of(fields={"wrong": "Wrong"})
+    assert {"alone", "script", "gradients"} < tests.keys()
+    assert "capture" not in tests
+    assert "capture" in checks_of(fields={"wrong": "Wrong"}, level="full")
+
+
+def test_a_property_that_holds_or_breaks() -> None:
+    tests = checks_of(fields={"wrong": "LooksBack"})
+    tests["gradients"].values[0]()
+    with pytest.raises(AssertionError, match=r"in an encoder: ffn kind `wrong`, `stack.layers.0.ffn`, looks back"):
+        tests["alone"].values[0]()
+    with pytest.raises(pytest.skip.Exception, match="every position may read all others"):
+        tests["look-ahead"].values[0]()
+
+
+def test_known_failures_are_strict_and_have_a_reason() -> None:
+    tests = checks_of(fields={"wrong": "DoesNotScript"}, known={"script": "it takes keywords"})
+    (mark,) = tests["script"].marks
+    assert (mark.name, mark.kwargs["strict"], mark.kwargs["reason"]) == ("xfail", True, "it takes keywords")
+    assert not tests["alone"].marks
+    with pytest.raises(ValueError, match=r"there is no property `scirpt`"):
+        checks_of(known={"scirpt": "a misspelt name"})
+
+
+def test_a_block_brings_its_spec() -> None:
+    config = PLUGINS.registry.find("block", "pooler")
+    assert config is not None
+    with pytest.raises(ValueError, match="a block has no small model: give its `spec`"):
+        parametrize_with_checks(config.config, plugins=PLUGINS)
+    graph = {"embedding": {"block": "embedding"}, "pooler": {"block": "pooler", "select": "mean"}}
+    spec = {"tfkit": 1, "name": "pooled", "d_model": 16, "vocab_size": 11, "graph": graph}
+    mark = parametrize_with_checks(config.config, spec=spec, plugins=PLUGINS)
+    next(one for one in mark.args[1] if one.id == "padding").values[0]()
+
+
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:tfkit", "-p", "tfkit.pytest_plugin", "-c", "/dev/null")
+
+
+def pytest_in(folder: Path, *arguments: str) -> str:
+    """The output of pytest with the plugin, in an empty folder."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.slow
+def test_an_installed_plugin_is_checked_without_a_test(tmp_path: Path) -> None:
+    found = pytest_in(tmp_path, "--tfkit", "tfkit-additive", "--collect-only")
+    assert "attention `additive` in a decoder" in found.replace("kind ", "")
+    assert "script" in found
+
+
+def test_a_plugin_that_is_not_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "--tfkit", "nothing"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "--tfkit: there is no plugin 'nothing'" in found.stdout + found.stderr

@@ -1,0 +1,42 @@
+"""Floors of a plan, against counting by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tfkit
+from tests.components.runs.small import small_run
+from tfkit.cli import main
+from tfkit.component import IGNORED
+from tfkit.tools.train.floors import MOST, floors
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+
+
+def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "{kind: addition, digits: 2}")
+    examples = run.data.examples("val", "sequential")
+    batch = examples.batch(np.arange(min(len(examples), MOST)))
+    answers = [tuple(one for one in row if one != IGNORED) for row in batch.targets.tolist()]
+    places = [Counter(one[place] for one in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
+    assert floors(run, PLUGINS) == {
+        "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),
+        "val.constant_exact_match": pytest.approx(Counter(answers).most_common(1)[0][1] / len(answers)),
+    }
+
+
+def test_text_has_no_answers(tmp_path: Path) -> None:
+    assert floors(small_run(tmp_path, "{kind: text, files: tinyshakespeare}", length=32), PLUGINS) == {}
+    assert floors(small_run(tmp_path, "{kind: mqar}", "model.embedding.position=null"), PLUGINS) == {}
+
+
+def test_the_floors_of_the_published_calculator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "calculator", "--plan", "--json", "--set", "data.problems=1000"]) == 0
+    found = json.loads(capsys.readouterr().out)["floors"]
+    assert found["test.constant_accuracy"] == pytest.approx(0.616, abs=0.003)
+    assert found["test.constant_exact_match"] == pytest.approx(0.0028, abs=0.001)

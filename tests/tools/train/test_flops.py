@@ -1,0 +1,51 @@
+"""A run whose length is given in FLOPs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tests.training.runs import small_run, write_run
+from tfkit.cli import main
+from tfkit.graph.run import load_run
+from tfkit.tools.cost.of_run import flops_of_step
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+FLOPS = 1e9
+SETS = (f"flops={FLOPS:g}",)
+
+
+def test_whole_steps_of_what_cost_counts(tmp_path: Path) -> None:
+    graph = small_run(tmp_path).graph
+    total = tfkit.cost(graph, batch=6, length=12).total
+    wanted = math.ceil(FLOPS / (total.flops_forward + total.flops_backward))
+    for machine in ("machine.micro_batch=1", "machine.threads=1"):
+        run = load_run(tmp_path / "small.yaml", PLUGINS, sets=(*SETS, machine), count=flops_of_step)
+        assert run.steps == wanted > 1
+        same = load_run(tmp_path / "small.yaml", PLUGINS, sets=(f"steps={wanted}", machine))
+        assert same.digest == run.digest  # the same steps, however they are said
+
+
+def test_the_plan_has_at_least_these_flops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [word for one in SETS for word in ("--set", one)]
+    assert main(["train", "small.yaml", "--plan", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert FLOPS <= found["flops"] < FLOPS * (1 + 1 / (found["steps"] - 1))
+
+
+def test_a_folder_in_flops_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "small.yaml", "-o", "out", "--set", "flops=1e7"]) == 0
+    assert main(["eval", "out"]) == 0
+    assert "val.loss" in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""Training and evaluation from Python, and the page that a run leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tfkit
+from tests.training.runs import RUN, write_run
+from tfkit.cli import main
+from tfkit.errors import SpecError
+from tfkit.tools.train.history import history
+from tfkit.tools.train.report import MOST_POINTS, _binned
+
+SETS = [
+    "eval={every: 4, splits: {val: {batches: 2}, train: {batches: 2}}, metrics: [loss, accuracy]}",
+    "callbacks={kind: samples, every: 4, prompt: '3 sheep', tokens: 5}",
+    "description=a <b>small</b> run",
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    part = tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5)
+    assert (part.ended, part.step, part.made) == ("interrupted", 5, 5)
+    assert "val.loss" in capsys.readouterr().err
+    whole = tfkit.train("out", quiet=True)
+    assert capsys.readouterr().err == ""
+    assert (whole.ended, whole.step, whole.made) == ("finished", 8, 3)
+    words = [word for one in SETS for word in ("--set", one)]
+    assert main(["train", "small.yaml", "-o", "command", *words]) == 0
+    assert Path("out/metrics.jsonl").read_bytes() == Path("command/metrics.jsonl").read_bytes()
+    again = tfkit.train("out")
+    assert (again.ended, again.made, again.tokens_per_second) == ("finished", 0, None)
+    assert again.history == whole.history
+    assert [step for step, _ in whole.history.curves["loss"]] == [*range(1, 9)]
+    lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert whole.history.latest["val.loss"] == lines[-1]["val.loss"]
+    assert [(step, name) for step, name, _ in whole.history.texts] == [(4, "sample"), (8, "sample")]
+    assert tfkit.build(whole.folder).embedding.tokens.weight.shape == (27, 16)
+
+
+def test_a_mapping_is_a_run() -> None:
+    found = tfkit.train(yaml.safe_load(RUN), sets={"steps": 2, "model.decoder.n_layers": 1}, quiet=True)
+    assert found.folder.parent == Path("runs")
+    assert found.folder.name.startswith("small-")
+    assert json.loads((found.folder / "run.json").read_text(encoding="utf-8"))["meaning"]["steps"] == 2
+    with pytest.raises(SpecError, match="`stesp`"):
+        tfkit.train(yaml.safe_load(RUN) | {"stesp": 3})
+
+
+def test_python_evaluates_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    tfkit.train("small.yaml", output="out", quiet=True)
+    assert main(["eval", "out", "--split", "train", "--metric", "accuracy", "--metric", "loss", "--json"]) == 0
+    wanted = json.loads(capsys.readouterr().out)["out"]
+    found = tfkit.evaluate("out", splits=["train"], metrics=["accuracy", "loss"])
+    assert found == wanted
+    assert found == tfkit.evaluate("small.yaml", splits=["train"], metrics=["accuracy", "loss"], weights="out/step-8")
+    for options, words in (({"splits": ["vla"]}, "no split `vla`"), ({"metrics": ["acuracy"]}, "`accuracy`")):
+        with pytest.raises(SpecError, match=words):
+            tfkit.evaluate("out", **options)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="has no weights to evaluate"):
+        tfkit.evaluate("small.yaml")
+
+
+def test_the_page_of_a_run() -> None:
+    tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5, quiet=True)
+    assert "interrupted after step 5 of 8" in Path("out/report.html").read_text(encoding="utf-8")
+    tfkit.train("out", quiet=True)
+    text = Path("out/report.html").read_text(encoding="utf-8")
+    assert "finished after step 8 of 8" in text
+    assert re.findall(r'<section id="(\w+)"', text) == ["numbers", "texts", "model", "run", "origin"]
+    assert re.findall(r'aria-label="(\w+) over', text) == ["loss", "accuracy", "lr", "grad_norm"]
+    for words in ("val.accuracy", "sample, step 4", "causal self-attention", "kind: adamw", "tfkit.train"):
+        assert words in text
+    assert "a &lt;b&gt;small&lt;/b&gt; run" in text
+    assert not re.search(r"<script|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text.partition("</head>")[2])
+    assert len(text) < 200_000
+
+
+def test_a_long_curve_keeps_its_extremes() -> None:
+    points = [(step, float(step % 7)) for step in range(1, 10_001)]
+    drawn = _binned(points)
+    assert len(drawn) <= MOST_POINTS
+    assert drawn[-1][0] == 10_000
+    assert [value for _, values in drawn for value in values] == [value for _, value in points]
+
+
+def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "loss": NaN}', '{"step": 2, "loss": 1.5}', '{"step": 2, "skipped": "the weight"}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    found = history(tmp_path)
+    assert found.curves == {"loss": [(2, 1.5)]}
+    assert found.texts == [(2, "skipped", "the weight")]

@@ -1,0 +1,41 @@
+"""The masks that the nodes of a graph read, and those that may have pairs of tokens.
+
+A mask of pairs says which tokens a token may read. With it, documents in one row are as if each had the model to
+itself, provided that every node obeys: it reads the mask, or computes each position by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tfkit.graph.decode_split import computes_alone, wire_of
+from tfkit.graph.expand import Graph, Node
+
+
+def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
+    """The masks that any of the nodes reads."""
+    return {mask for node in nodes for _, mask in _masks(node)}
+
+
+def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
+    """The masks that may be of pairs: all nodes that read them can."""
+    nodes = list(nodes)
+    others = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not node.config.pairs}
+    return masks_in_use(nodes) - others
+
+
+def deaf_to_pairs(graph: Graph) -> str | None:
+    """The first node that mixes tokens which a mask of pairs keeps apart; None if there is none."""
+    return next((node.name for node in graph.nodes if not _obeys(node)), None)
+
+
+def _obeys(node: Node) -> bool:
+    whole = any(wire_of(node, field).whole for field in node.wires)
+    return not whole and (node.config.pairs or computes_alone(node))
+
+
+def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
+    """The masks that a node reads, each with the field of its wire."""
+    for field, signal in node.signals.items():
+        if wire_of(node, field).mask:
+            yield from ((field, one.mask) for one in (signal if isinstance(signal, list) else [signal]))

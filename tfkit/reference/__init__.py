@@ -1,0 +1,86 @@
+"""An independent meaning of the language: a spec with weights, computed in NumPy, in float64, in the slowest way.
+
+Each built-in kind is a short function, written from its documentation and its paper. None shares a line with the module
+that `tfkit.build` makes, so that the two can check each other.
+
+A function takes its `Part` first: `part.config` has its fields, `part.weight(name)` its weights, and
+`part.at(name, config)` is what fills one of its slots. The other arguments are those of its slot, for one sequence:
+
+    activation, norm, ffn    x                                                      -> its shape
+    attention                x [t, d_model], a Scope                                -> [t, d_model]
+    position                 of an embedding: positions [t], width                  -> [t, width]
+                             rotary: x [h, t, d], positions [t], number of keys     -> [h, t, d]
+                             of scores: attention's config, q and k [t], causal     -> [h, q, k]
+    rope_scaling             frequencies [i], theta, number of keys                 -> [i], factor of cos and sin
+    block                    its wires by name, each a Value                        -> a Value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tfkit.arguments import checked
+from tfkit.errors import listing
+from tfkit.graph.expand import Graph
+from tfkit.reference.attention import ATTENTIONS, Scope, multi_head, softmax
+from tfkit.reference.block import BLOCKS
+from tfkit.reference.model import Array, Kinds, Model, Part, Result, UnknownKind, Value
+from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
+from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
+
+__all__ = ["BUILT_IN", "Kinds", "Part", "Result", "Scope", "UnknownKind", "Value", "multi_head", "run", "softmax"]
+
+BUILT_IN: Kinds = {
+    "activation": ACTIVATIONS,
+    "attention": ATTENTIONS,
+    "block": BLOCKS,
+    "ffn": FFNS,
+    "norm": NORMS,
+    "position": POSITIONS,
+    "rope_scaling": ROPE_SCALINGS,
+}
+
+
+@checked
+def run(
+    graph: Graph, weights: Mapping[str, Array], inputs: Mapping[str, Array], *, kinds: Kinds | None = None
+) -> Result:
+    """Compute all outputs of a model, and the output of each component.
+
+    Args:
+        graph: the model, as `tfkit.load` returns it.
+        weights: every tensor of the model's state dict as an array, by name.
+        inputs: an array for each input, [b, ...], and for each padding mask that there is (`tokens_mask`).
+        kinds: functions of further kinds, `{"attention": {"additive": function}}`, or of built-in ones anew.
+
+    Raises:
+        UnknownKind: the model has a kind that no function defines.
+        ValueError: a weight or an input is missing, or not of this model.
+    """
+    masks = {signal.mask for signal in graph.inputs.values()}
+    needed = {name for name, signal in graph.inputs.items() if not signal.optional}
+    if wrong := sorted(needed - set(inputs)) or sorted(set(inputs) - set(graph.inputs) - masks):
+        raise ValueError(f"inputs that are missing, or not of this model: {listing(wrong)}")
+    known = {slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}}
+    models = [Model(graph, weights, known) for _ in inputs[min(needed)]]
+    found = [model(dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
+    if unread := [name for name in weights if name not in models[0].read]:
+        raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
+    outputs = {name: np.stack([values[name].x for values in found]) for name in graph.outputs}
+    real = {name: np.stack([_real(values[name]) for values in found]) for name in graph.outputs}
+    traces = zip(*(model.trace for model in models), strict=True)
+    return Result(outputs, real, [(same[0][0], np.stack([x for _, x in same])) for same in traces])
+
+
+def _real(value: Value) -> Array:
+    """The tokens of an output: in a mask of pairs, those that read themselves."""
+    return value.real.diagonal() if value.real.ndim == 2 else value.real
+
+
+def _inputs(graph: Graph, given: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
+    """The inputs of one sequence."""
+    for name in graph.inputs.keys() & given:
+        x, mask = np.asarray(given[name][row]), given.get(graph.inputs[name].mask or "")
+        yield name, Value(x, np.ones(x.shape[:1], bool) if mask is None else mask[row].astype(bool))

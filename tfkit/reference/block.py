@@ -1,0 +1,76 @@
+"""Blocks that are not stacks: embedding, heads, and nodes that join values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfkit.reference.attention import count
+from tfkit.reference.model import Array, Function, Part, Value, rows
+from tfkit.reference.stack import decoder, encoder
+
+STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
+
+
+def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Sequence[Value | None] = ()) -> Value:
+    """Rows of the token table; then scale, positions, further tables, norm and projection in the order of `stages`."""
+    config = part.config
+    x = rows(part.model.table(part.path), input.x)
+    for stage in config.stages or STAGES:
+        if stage == "scale" and config.scale is not None:
+            x = x * (config.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale)
+        elif stage == "position" and config.position is not None:
+            x = x + part.at("position", config.position)(count(input.real), x.shape[1])
+        elif stage == "tables":
+            for name, ids in zip(config.tables or {}, tables, strict=True):
+                x = x + rows(part.weight(f"tables.{name}.weight"), np.zeros(len(x), int) if ids is None else ids.x)
+        elif stage == "norm":
+            x = part.optional("norm", config.norm, x)
+        elif stage == "project" and config.d_embed is not None:
+            x = part.at("project").linear(x, config.project_bias)
+    return Value(x, input.real)
+
+
+def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
+    """softcap(scale * (matrix @ x + bias)), after a projection or the transform of masked language models."""
+    config, x, transform = part.config, input.x, part.config.transform
+    if transform is not None:
+        x = part.at("activation", transform.activation)(part.at("dense").linear(x, transform.bias))
+        x = part.optional("norm", transform.norm, x)
+    elif config.d_embed is not None:
+        x = part.at("project").linear(x, config.project_bias)
+    y = x @ (part.weight("output.weight") if tie is None else tie).T
+    y = (config.scale or 1) * (y + (part.weight("output.bias") if config.bias else 0))
+    return Value(y if config.softcap is None else config.softcap * np.tanh(y / config.softcap), input.real)
+
+
+def pooler(part: Part, *, input: Value) -> Value:
+    """The first token, the last, or the mean of all; then a dense layer and its activation."""
+    tokens = input.x[input.real] if input.real.any() else input.x
+    x = {"first": tokens[0], "last": tokens[-1], "mean": tokens.mean(0)}[part.config.select]
+    if part.config.activation is not None:
+        x = part.at("activation", part.config.activation)(part.at("dense").linear(x, bias=True))
+    return Value(x, np.asarray(input.real.any()))
+
+
+def linear(part: Part, *, input: Value) -> Value:
+    """A linear layer on each position, and an activation."""
+    config = part.config
+    layer = part if config.activation is None else part.at("dense")
+    return Value(part.optional("activation", config.activation, layer.linear(input.x, config.bias)), input.real)
+
+
+def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
+    """One after the other, padding included, or side by side in each position with the padding of the first."""
+    if part.config.along == "width":
+        return Value(np.concatenate([one.x for one in inputs], axis=-1), inputs[0].real)
+    return Value(np.concatenate([one.x for one in inputs]), np.concatenate([one.real for one in inputs]))
+
+
+BLOCKS: dict[str, Function] = {
+    **{one.__name__: one for one in (embedding, encoder, decoder, lm_head, pooler, linear, concat)},
+    "classifier": lambda part, input: Value(part.at("output").linear(input.x, bias=True), input.real),
+    "norm": lambda part, input: Value(Part(part.model, part.path, part.config.norm)(input.x), input.real),
+    "add": lambda part, inputs: Value(np.sum([one.x for one in inputs], axis=0), inputs[0].real),
+}

@@ -1,0 +1,150 @@
+"""Positions: added to the embedding, turned into queries and keys, or added to scores.
+
+t positions, i pairs of channels, h heads, q queries, k keys, d width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tfkit.reference.model import Array, Function, Part, rows
+
+# ---- added to the embedding: positions [t] and the width -> [t, width] ----
+
+
+def learned(part: Part, positions: Array, width: int) -> Array:
+    """Row position + offset of a table. https://arxiv.org/abs/1705.03122."""
+    return rows(part.weight("table.weight"), positions + part.config.offset)
+
+
+def sinusoidal(part: Part, positions: Array, width: int) -> Array:
+    """Sines and cosines of position * theta ** (-2 i / width). https://arxiv.org/abs/1706.03762, section 3.5."""
+    config, i = part.config, np.arange(width // 2)
+    frequencies = config.theta ** (-2 * i / (width - 2 if config.endpoint else width))
+    angles = np.outer(positions + config.offset, frequencies)
+    if config.layout == "half":
+        return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(len(positions), width)
+
+
+# ---- turned: x [h, t, d], positions [t] and the number of keys -> [h, t, d] ----
+
+
+def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
+    """Pair i turns by position * theta ** (-2 i / width). https://arxiv.org/abs/2104.09864."""
+    config, width = part.config, part.config.width or x.shape[-1]
+    frequencies, factor = config.theta ** (-2 * np.arange(width // 2) / width), 1.0
+    if config.scaling is not None:
+        frequencies, factor = part.at("scaling", config.scaling)(frequencies, config.theta, n_keys)
+    angles = np.outer(positions, frequencies) * (-1 if config.reverse else 1)
+    half = config.style == "half"
+    first = np.arange(width // 2) if half else np.arange(0, width, 2)
+    second = first + (width // 2 if half else 1)
+    cos, sin, y = factor * np.cos(angles), factor * np.sin(angles), x.copy()
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+# ---- scaled: frequencies [i], theta and the number of keys -> frequencies, and the factor of cos and sin ----
+
+
+def linear(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """Positions divided by the factor. https://arxiv.org/abs/2306.15595."""
+    return frequencies / part.config.factor, 1.0
+
+
+def ntk(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """Theta grows until the last pair turns `factor` times slower. https://arxiv.org/abs/2309.00071, section 3.1."""
+    i, last = np.arange(len(frequencies)), len(frequencies) - 1
+    return frequencies * part.config.factor ** (-i / last), 1.0
+
+
+def dynamic(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """NTK by factor * n_keys / original_max_len - (factor - 1). https://arxiv.org/abs/2309.00071, section 3.3."""
+    factor, longer = part.config.factor, max(1.0, n_keys / part.config.original_max_len)
+    i, last = np.arange(len(frequencies)), len(frequencies) - 1
+    return frequencies * (factor * longer - (factor - 1)) ** (-i / last), 1.0
+
+
+def proportional(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """The pairs after the first `width` channels do not turn."""
+    return np.where(2 * np.arange(len(frequencies)) < part.config.width, frequencies, 0), 1.0
+
+
+def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """Short waves stay, and long ones stretch. https://arxiv.org/abs/2407.21783, section 3.4.1."""
+    config = part.config
+    waves = config.original_max_len * frequencies / (2 * math.pi)
+    kept = np.clip((waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor), 0, 1)
+    return frequencies * (kept + (1 - kept) / config.factor), 1.0
+
+
+def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """Pairs stretch by a ramp over them, and sharper. https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4."""
+    config, width = part.config, 2 * len(frequencies)
+
+    def pair(turns: float) -> float:
+        """The pair that turns this often within the trained length."""
+        return width * math.log(config.original_max_len / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    def growth(mscale: float) -> float:
+        return 0.1 * mscale * math.log(max(config.factor, 1)) + 1
+
+    low, high = pair(config.beta_fast), pair(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    stretched = np.clip((np.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
+    by_default = growth(config.mscale or 1) / growth(config.mscale_all_dim or 0)
+    return frequencies * (1 - stretched + stretched / config.factor), config.temperature or by_default
+
+
+def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+    """A divisor for each pair, by the length, and sharper. https://arxiv.org/abs/2402.13753."""
+    config = part.config
+    divisors = config.short_factor if n_keys <= config.original_max_len else config.long_factor
+    by_default = math.sqrt(1 + math.log(max(config.factor or 1, 1)) / math.log(config.original_max_len))
+    return frequencies / np.array(divisors), config.temperature or by_default
+
+
+# ---- added to scores: the config of the attention, positions of queries and keys, causal -> [h, q, k] ----
+
+
+def alibi(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) -> Array:
+    """-slope * |distance|; beyond a power of two of heads, every other slope of twice that number.
+
+    https://arxiv.org/abs/2108.12409.
+    """
+    n = 2 ** int(math.log2(attention.n_heads))
+    exponents = [*range(2, 2 * n + 1, 2), *range(1, 2 * n, 2)][: attention.n_heads]
+    slopes = 2.0 ** (-part.config.max_slope_exponent * np.array(exponents) / (2 * n))
+    if part.config.scaled:
+        slopes = slopes * (attention.d_head or attention.d_model // attention.n_heads) ** -0.5
+    return -slopes[:, None, None] * np.abs(queries[:, None] - keys)
+
+
+def t5(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) -> Array:
+    """A learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1."""
+    buckets = [[_bucket(part.config, key - query, causal) for key in keys] for query in queries]
+    return part.weight("buckets.weight")[np.array(buckets)].transpose(2, 0, 1)
+
+
+def _bucket(config: Any, ahead: int, causal: bool) -> int:
+    """A bucket for each short distance, then wider ones up to max_distance; half of all are for keys ahead."""
+    n = config.n_buckets if causal else config.n_buckets // 2
+    start, distance = (0, max(-ahead, 0)) if causal else (n * (ahead > 0), abs(ahead))
+    exact = n // 2
+    if distance < exact:
+        return start + distance
+    wider = math.log(distance / exact) / math.log(config.max_distance / exact) * (n - exact)
+    return start + min(exact + int(wider), n - 1)
+
+
+POSITIONS: dict[str, Function] = {one.__name__: one for one in (learned, sinusoidal, rope, alibi, t5)}
+ROPE_SCALINGS: dict[str, Function] = {
+    one.__name__: one for one in (linear, ntk, dynamic, proportional, llama3, yarn, longrope)
+}

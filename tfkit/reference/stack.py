@@ -1,0 +1,134 @@
+"""Stacks: layers of sublayers, each with its norms, around a residual stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfkit.component import NormConfig, ResidualConfig
+from tfkit.reference.attention import Scope, own_scope
+from tfkit.reference.model import Array, Part, Value
+
+PLACES = {
+    "pre": ["norm_in"],  # https://arxiv.org/abs/2002.04745
+    "post": ["norm_after"],  # https://arxiv.org/abs/1706.03762
+    "sandwich": ["norm_in", "norm_out"],  # https://arxiv.org/abs/2105.13290
+    "output": ["norm_out"],  # https://arxiv.org/abs/2501.00656
+    "parallel": ["input_norm"],  # https://arxiv.org/abs/2204.02311
+    "parallel_two_norms": ["norm_in"],  # https://arxiv.org/abs/2204.06745
+}
+"""The norms of each placement; in the last two, sublayers read the layer's input."""
+OPEN = dict.fromkeys(("norm_in", "norm_out", "norm_after", "residual", "reads"))
+"""A sublayer that leaves all to the placement."""
+
+
+class Beside(NamedTuple):
+    """The values that all layers of a stack read beside the stream."""
+
+    real: Array
+    memory: Value | None
+    prefix: int
+    causal: bool
+
+
+def encoder(part: Part, *, input: Value, memory: Value | None = None) -> Value:
+    """Layers that read the whole sequence."""
+    return _stack(part, input, Beside(input.real, memory, 0, causal=False))
+
+
+def decoder(part: Part, *, input: Value, memory: Value | None = None, prefix: Value | None = None) -> Value:
+    """Layers that read what came before, and a prefix."""
+    return _stack(part, input, Beside(input.real, memory, 0 if prefix is None else int(prefix.x), causal=True))
+
+
+def _stack(part: Part, stream: Value, beside: Beside) -> Value:
+    config, x = part.config, stream.x
+    names = list(_variants(config))
+    for number, name in enumerate(names):
+        changed = config if name == "base" else config.layers.variants[name]
+        for _ in range(config.n_layers // len(names)):
+            x = _layer(part.at(f"layers.{number}", changed), x, beside)
+    return Value(
+        part.optional("final_norm", _norm(config, config.final_norm, config.placement != "post"), x), stream.real
+    )
+
+
+def _variants(config: Any) -> Iterator[str]:
+    """The variant of each layer with weights of its own."""
+    layers = config.layers
+    n = layers.groups or config.n_layers if layers else config.n_layers
+    pattern = (layers.pattern if layers else None) or ["base"]
+    if isinstance(pattern, dict):
+        ends = {key: [int(end) % n for end in re.findall(r"^-?\d+|\d+$", key)] for key in pattern}
+        placed = {i: pattern[key] for key, at in ends.items() if at for i in range(at[0], at[-1] + 1)}
+        yield from (placed.get(i) or pattern["rest"] for i in range(n))
+    else:
+        counted = [(name, int(times or 1)) for name, _, times in (word.partition("*") for word in pattern)]
+        cycle = [name for name, times in counted for _ in range(times)]
+        yield from (cycle[i % len(cycle)] for i in range(n))
+
+
+def _layer(part: Part, x: Array, beside: Beside) -> Array:
+    """Sublayer by sublayer: x = norm_after(onto + norm_out(sublayer(norm_in(x))))."""
+    config, places = part.config, PLACES[part.config.placement]
+    start = part.optional("input_norm", _norm(config, config.input_norm, "input_norm" in places), x)
+    seen: list[str] = []
+    for step in _sublayers(config, beside):
+        seen.append(step["sublayer"])
+        times = seen.count(seen[-1])
+        name = seen[-1] if times == 1 else f"{seen[-1]}_{times}"
+        norms = {place: _norm(config, step[place], place in places) for place in ("norm_in", "norm_out", "norm_after")}
+        reads = step["reads"] or ("input" if config.placement.startswith("parallel") else "previous")
+        inside = part.optional(f"{name}_norm_in", norms["norm_in"], start if reads == "input" else x)
+        y = part.optional(f"{name}_norm_out", norms["norm_out"], _sublayer(part, seen[-1], name, inside, beside))
+        residual = step["residual"] or config.residual or ResidualConfig()
+        onto = x if residual.onto == "previous" else inside
+        if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
+            y = y * part.weight(f"{name}_residual_scale.weight")
+        if residual.learned_onto != "none":
+            onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
+        x = part.optional(f"{name}_norm_after", norms["norm_after"], onto + residual.scale * y)
+    recorded: Array = part.record(x)
+    return recorded
+
+
+def _norm(config: Any, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
+    """The norm of a place: that which is given, the stack's for true, or what the preset says."""
+    given = preset if given is None else given
+    return (config.norm if given else None) if isinstance(given, bool) else given
+
+
+def _sublayers(config: Any, beside: Beside) -> list[dict[str, Any]]:
+    """The sublayers in order."""
+    if config.sublayers is not None:
+        return [dict(one) for one in config.sublayers]
+    crosses = beside.memory is not None and (config.cross_attention or config.attention)
+    filled = {"attention": config.attention, "cross_attention": crosses, "ffn": config.ffn}
+    return [{**OPEN, "sublayer": name} for name, component in filled.items() if component]
+
+
+def _sublayer(part: Part, kind: str, name: str, x: Array, beside: Beside) -> Array:
+    config, scope = part.config, []
+    if kind == "cross_attention":
+        component = config.cross_attention or config.attention
+        assert beside.memory is not None
+        scope = [Scope(beside.memory.x, np.tile(beside.memory.real, (len(x), 1)))]
+    elif kind == "attention":
+        component = config.attention
+        scope = [own_scope(component, x, beside.real, beside.causal, beside.prefix, _position(part))]
+    else:
+        component = config.ffn
+    y: Array = part.at(name, component)(x, *scope)
+    return y
+
+
+def _position(part: Part) -> Part | None:
+    """The position of a layer's attention; its weights belong to the stack, since layers may share them."""
+    node, _, number = part.path.split(".")
+    stack = part.model.graph.node(node).stack
+    assert stack is not None
+    shared, config = stack.layers[int(number)].context, part.config.attention.position
+    return None if config is None else Part(part.model, f"{node}.{shared}.position", config)

@@ -1,0 +1,100 @@
+"""Single properties of any built model; a broken one raises AssertionError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx, nn
+
+from tfkit.graph.expand import Graph
+from tfkit.tools.check.inputs import Inputs
+from tfkit.tools.check.measure import TOLERANCE, Measured
+from tfkit.tools.check.properties import basics, batches, numbers, programs, reading, steps, storage, training
+
+
+def _hold(measured: Iterable[Measured]) -> None:
+    """Raise AssertionError for the first deviation that is too large."""
+    for one in measured:
+        if one.broken:
+            raise AssertionError(one.detail)
+
+
+def check_filled(graph: Graph) -> None:
+    """Check that every parameter and buffer is filled from the seed: none is uninitialized, one seed gives one model.
+
+    Buffers outside the state dict are included, and tensors that are neither are refused.
+    """
+    _hold(basics.filled(graph))
+
+
+def check_state_dict(graph: Graph) -> None:
+    """Check that a state dict carries the model over, bit by bit, into one that was built from another seed."""
+    _hold(storage.state_dict(graph))
+
+
+def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
+    """Check that a model of another type computes in that type, and stays finite."""
+    _hold(numbers.computes_in(graph, dtype))
+
+
+def check_causal(model: fx.GraphModule, inputs: Inputs, *, along: str) -> None:
+    """Check that no value and no gradient of a later token of `along` reaches an earlier output [b, t, ...]."""
+    _hold(reading.later_values(model, inputs, along))
+    _hold(reading.later_gradients(model, inputs, along))
+
+
+def check_padding(model: fx.GraphModule, inputs: Inputs) -> None:
+    """Check that outputs of tokens do not depend on the amount or the contents of padding beside them."""
+    _hold(batches.padded_rows(model, inputs))
+
+
+def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
+    """Check that activations, norms and FFNs act on each position by itself, and do not depend on their number."""
+    _hold(batches.positions_alone(model, inputs))
+
+
+def check_gradients(model: nn.Module, inputs: Inputs) -> None:
+    """Check that in train mode every parameter gets a gradient, all are finite, and some are not zero."""
+    _hold(training.parameter_gradients(model, inputs))
+
+
+def check_script(model: nn.Module, *calls: Inputs) -> None:
+    """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
+    _hold(programs.scripts(model, *calls))
+
+
+def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
+    """Check that `torch.compile` captures the model whole, once for all lengths. `calls` differ only in length.
+
+    `backend` compiles the captured graph, which runs as it is unless given.
+    """
+    _hold(programs.captures(model, *calls, backend=backend))
+
+
+def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
+    """Check that a model read in steps has the outputs of the whole forward over each sequence by itself.
+
+    The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
+    on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
+    the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
+
+    Args:
+        model: a model that `tfkit.build` returned.
+        inputs: those of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
+            least 8 and several times the size of a sliding window.
+        tolerance: the largest difference, relative to the largest value if that is above 1.
+
+    Raises:
+        AssertionError: an output differs, or more than `t` tokens are taken.
+        SpecError: the model needs its sequence as a whole.
+    """
+    _hold(steps.read_in_steps(model, inputs, tolerance=tolerance))
+
+
+def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
+    """Check that the step of one token is captured once for all tokens, and that TorchScript takes a step of any size.
+
+    Their results are compared too; see `check_cached` for the arguments.
+    """
+    _hold(steps.step_as_program(model, inputs))

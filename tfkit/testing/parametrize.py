@@ -1,0 +1,95 @@
+"""Every check of a component as a test of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tfkit.component import Component
+from tfkit.errors import SpecError
+from tfkit.graph.expand import expand
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.load import take_spec
+from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.known import properties_of
+from tfkit.tools.check.measure import Level, Property
+from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of, with_component
+from tfkit.tools.check.subject import Subject
+
+Check = Callable[[], None]
+"""One property, measured on all models of a component; raises AssertionError if it is broken."""
+
+
+def parametrize_with_checks(
+    component: type[Component],
+    *,
+    fields: Mapping[str, Any] | None = None,
+    within: Sequence[Layout] = LAYOUTS,
+    spec: Mapping[str, Any] | None = None,
+    known: Mapping[str, str] | None = None,
+    plugins: Plugins | None = None,
+    level: Level = "quick",
+    reference: Callable[..., Any] | None = None,
+) -> Callable[[Callable[[Check], None]], Any]:
+    """Turn a test that takes a `check` and calls it into one test for each property of `tfkit check`.
+
+        @tfkit.testing.parametrize_with_checks(AdditiveConfig, known={"script": "it takes **kwargs"})
+        def test_additive(check):
+            check()
+
+    Args:
+        component: its config class, which need not be installed.
+        fields: the other keys of a spec, besides `kind`, as for `check_component`.
+        within: the models to build around it.
+        spec: a small spec, for a block, which has no other model.
+        known: properties that are broken, by name, with the reason. They are strict: one that holds again fails.
+        plugins: the plugins that the models need; all installed ones unless given.
+        level: `full` measures what takes seconds too.
+        reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
+
+    Raises:
+        ValueError: `known` names a property that there is not, or a block has no `spec`.
+    """
+    import pytest
+
+    every, known = with_component(plugins or load_plugins(), component), known or {}
+
+    @cache
+    def models() -> dict[str, Subject]:
+        if spec is not None:
+            return {"its spec": Subject(expand(take_spec(spec, every)), every)}
+        return subjects_of(component, every, fields=fields, within=within, reference=reference)
+
+    try:
+        properties_of(every).chosen(list(known))
+    except SpecError as wrong:
+        raise ValueError(wrong.diagnostics[0].message) from None
+    if component.slot == "block" and spec is None:
+        raise ValueError("a block has no small model: give its `spec`")
+    tests = [
+        pytest.param(
+            _check(one, models),
+            id=one.name,
+            marks=[pytest.mark.xfail(reason=known[one.name], strict=True, raises=AssertionError)]
+            if one.name in known
+            else [],
+        )
+        for one in properties_of(every).chosen((), level)
+    ]
+    return pytest.mark.parametrize("check", tests)
+
+
+def _check(one: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
+    """A property, measured on all models; the test is skipped if it applies to none."""
+
+    def check() -> None:
+        import pytest
+
+        found = {name: next(outcomes(subject, [one])) for name, subject in models().items()}
+        broken = [f"in {name}: {o.detail}" for name, o in found.items() if o.status == "failed"]
+        assert not broken, "\n".join(broken)
+        if not any(o.status == "ok" for o in found.values()):
+            pytest.skip(next(o.detail for o in found.values()))
+
+    return check

@@ -1,0 +1,174 @@
+"""Prove a model or a component: what tfkit promises, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option, seed_option, weights_option
+from tfkit.console.reader import Reader, warn
+
+if TYPE_CHECKING:
+    from tfkit.tools.check.check import Work
+    from tfkit.tools.check.measure import Outcome
+    from tfkit.tools.check.result import Checked
+
+
+RESULTS = {"failed": "FAILED", "does not apply": "-"}
+"""Words of the table, where they are not those of an outcome."""
+
+
+@command(
+    "check",
+    notes="""
+    SPEC of any size is checked as its smallest relative: a few narrow layers that
+    keep every variant, the ratio of heads, windows shorter than what is read, the
+    pattern and the ties. Its weights are random, biases and norms too. --whole
+    takes it as it is; --weights, or a folder with weights, too, and leaves out
+    what is said of new models. --kind and --plugin check components, each in an
+    encoder, a decoder and a decoder with a memory, for every pair of options.
+
+    A property is ok, failed, or does not apply, for a reason that the spec gives.
+    What follows from a broken property is not run.
+
+    Exit status: 0 if no property is broken, else 1.
+    """,
+    examples="""
+    tfkit check my_model.yaml
+    tfkit check llama3_405b --level full
+    tfkit check gpt2 --only padding --only cached --seed 1
+    tfkit check out
+    tfkit check --kind additive
+    tfkit check --plugin tfkit-moe
+    """,
+)
+@click.argument("spec", required=False, shell_complete=complete_spec)
+@click.option("--kind", metavar="NAME", help="Check a component: a kind, or slot.kind.")
+@click.option("--plugin", metavar="NAME", help="Check every component of a plugin.")
+@click.option("--whole", is_flag=True, help="Check the spec itself, not its smallest relative.")
+@weights_option("Trained weights: a file, an index or their folder.")
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    metavar="LEVEL",
+    help="quick, or full: torch.compile and exports too.",
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Measure this property. Repeatable.")
+@seed_option("Seed of weights and inputs.")
+@json_option
+def check(
+    reader: Reader,
+    spec: str | None,
+    kind: str | None,
+    plugin: str | None,
+    whole: bool,
+    weights: Path | None,
+    level: Any,
+    only: tuple[str, ...],
+    seed: int,
+    json: bool,
+) -> None:
+    from tfkit.console.output import print_json
+
+    if sum(given is not None for given in (spec, kind, plugin)) != 1:
+        raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is needed")
+    if spec is None and (whole or weights is not None):
+        raise click.UsageError("--whole and --weights have no effect without a SPEC")
+    graph = None if spec is None else reader.load(spec)
+    weights = None if spec is None else reader.weights(spec, weights)
+    from tfkit.tools.check.check import Work
+
+    work = Work(reader.plugins, level=level, only=only, seed=seed)
+    warn(work.faults)
+    if graph is not None:
+        models = work.of_model(graph, whole=whole, weights=weights)
+    else:
+        models = work.of_components(kind, plugin)
+    with _progress(work) as stage:
+        checked = [work.check(model, stage) for model in models]
+    if json:
+        print_json([{**vars(one), "ok": one.ok} for one in checked])
+    else:
+        _show(checked, work, [spec] if spec else [f"--kind={kind}"] if kind else [f"--plugin={plugin}"], whole)
+    if not all(one.ok for one in checked):
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _progress(work: Work) -> Iterator[Any]:
+    """A bar of the properties, on a terminal."""
+    import sys
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from tfkit.console.output import console
+
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    columns = (MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.description}"))
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=work.total)
+
+        def stage(name: str) -> None:
+            bar.update(task, description=f"{name:25}", advance=1)
+
+        yield stage
+
+
+def _show(checked: Sequence[Checked], work: Work, arguments: list[str], whole: bool) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.check.result import again, worst_of
+
+    found = worst_of(checked)
+    rows = [(one.name, RESULTS.get(one.status, one.status), _size(one), _note(one)) for one in found]
+    show(_head(checked), "", table(["property", "result", "worst", "the model"], rows, right=["worst"]), "")
+    failed = [one for one in found if one.status == "failed"]
+    for one in failed:
+        place = f"{one.component}: " if one.component else ""
+        show(f"{one.name}: {place}{one.detail}")
+    if failed:
+        seed = [f"--seed={work.seed}"] if work.seed else []
+        show("", f"again: {again([*arguments, *(['--whole'] if whole else []), *seed], failed)}")
+    left = f"; {work.left} more with --level full" if work.left else ""
+    summary = checked[0].summary if len(checked) == 1 else _of_several(checked)
+    click.echo(f"{summary}{left}: {sum(one.seconds for model in checked for one in model.outcomes):.1f} s")
+
+
+def _head(checked: Sequence[Checked]) -> str:
+    one = checked[0]
+    if len(checked) > 1:
+        return f"{len(checked)} models, the worst of each property"
+    return f"{one.name}, as a relative: {one.words}" if one.words else one.name
+
+
+def _of_several(checked: Sequence[Checked]) -> str:
+    broken = [one for one in checked if not one.ok]
+    return (
+        f"{len(checked)} models, {len(broken)} of them with a broken property"
+        if broken
+        else f"{len(checked)} models ok"
+    )
+
+
+def _size(one: Outcome) -> str:
+    if one.worst is None or one.worst == float("inf"):
+        return ""
+    return f"{one.worst:.1e}"
+
+
+def _note(one: Outcome) -> str:
+    """The claim of a property that holds; the component of one that is broken; else the reason."""
+    if one.status == "ok":
+        return one.claim
+    if one.status == "failed":
+        return f"{one.component or 'the model'}: see below"
+    return f"does not apply: {one.detail}" if one.status == "does not apply" else one.detail

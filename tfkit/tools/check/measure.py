@@ -1,0 +1,147 @@
+"""The parts of a check: a property, its measurements, and their outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tfkit.errors import SpecError
+
+if TYPE_CHECKING:
+    from tfkit.tools.check.subject import Subject
+
+TOLERANCE = 1e-5
+"""Differences up to this are rounding, relative to the largest value if that is above 1."""
+
+Level: TypeAlias = Literal["quick", "full"]
+Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
+
+
+class DoesNotApplyError(Exception):
+    """A property says nothing about a model; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A deviation from a property.
+
+    Attributes:
+        error: its size; NaN counts as infinite.
+        detail: the deviation in words, as part of a sentence.
+        limit: the largest error that is allowed.
+        where: finds the component where it arises; called only if it is too large.
+    """
+
+    error: float
+    detail: str
+    limit: float = TOLERANCE
+    where: Callable[[], str] = str
+
+    @property
+    def broken(self) -> bool:
+        """True if the deviation is larger than allowed."""
+        return not self.error <= self.limit
+
+    @classmethod
+    def fault(cls, detail: str, component: str = "") -> Measured:
+        """A deviation that has no size."""
+        return cls(float("inf"), detail, where=lambda: component)
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property that a model has, or does not.
+
+    Attributes:
+        name: the word for it, as `--only` takes it.
+        claim: the property in a few words, of which the model is the subject: `reads no later token`.
+        measure: yields the deviations of a model, those that are allowed too; raises `DoesNotApplyError` with the
+            reason if the property says nothing about it. Any other error is a failure. Its docstring is the property
+            in a sentence.
+        level: `quick`, or `full` for one that takes seconds.
+        basic: true if the others mean nothing without it.
+        of_weights: false for a property of the initialization, which trained weights do not have.
+        follows: names of other properties; if one of them is broken, this one is a consequence and not run.
+    """
+
+    name: str
+    claim: str
+    measure: Callable[[Subject], Iterable[Measured]]
+    level: Level = "quick"
+    basic: bool = False
+    of_weights: bool = True
+    follows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a property for one model.
+
+    Attributes:
+        name: the property's.
+        claim: the property in a few words.
+        status: `ok`, `failed`, `does not apply`, or `not run`.
+        worst: the largest deviation; None if nothing was measured, infinite for one without a size.
+        component: the path of the component where the worst deviation arises.
+        detail: the deviation in words, or the reason why the property does not apply or was not run.
+        seconds: the time that it took.
+    """
+
+    name: str
+    claim: str
+    status: Status
+    worst: float | None = None
+    component: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def property_of(name: str, claim: str, **options: Any) -> Callable[[Callable[[Subject], Iterable[Measured]]], Property]:
+    """Turn a function that measures a model into a property."""
+    return lambda measure: Property(name, claim, measure, **options)
+
+
+def outcome_of(check: Property, subject: Subject) -> Outcome:
+    """Measure a property; an error on the way is a failure."""
+    outcome = Outcome(check.name, check.claim, "ok")
+    try:
+        for one in check.measure(subject):
+            if one.broken:
+                return replace(outcome, status="failed", worst=one.error, component=one.where(), detail=one.detail)
+            outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
+    except DoesNotApplyError as reason:
+        return replace(outcome, status="does not apply", worst=None, detail=str(reason))
+    except Exception as wrong:
+        return replace(outcome, status="failed", worst=float("inf"), detail=in_words(wrong))
+    return outcome
+
+
+def distance(found: Tensor, want: Tensor) -> float:
+    """The largest difference, relative to the largest expected value if that is above 1; infinite for NaN."""
+    if not found.numel():
+        return 0.0
+    found, want = found.detach(), want.detach()
+    gap = (found - want).abs().max() / want.abs().max().clamp(min=1)
+    return float("inf") if gap.isnan() else float(gap)
+
+
+def unequal(found: Tensor, want: Tensor) -> float:
+    """The largest difference of two tensors that must have equal bits: 0.0 only if they do."""
+    if torch.equal(found, want):
+        return 0.0
+    gap = distance(found.double(), want.double())
+    return gap or float("inf")
+
+
+def in_words(error: Exception) -> str:
+    """The failure in one line: the message of tfkit's own error, or the first line of another's."""
+    if isinstance(error, SpecError):
+        return "; ".join(one.message for one in error.diagnostics)
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return (
+        first if isinstance(error, AssertionError) and first else f"{type(error).__name__}: {first}".removesuffix(": ")
+    )

@@ -1,0 +1,72 @@
+"""The component at which two runs of a model begin to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import evaluating
+from tfkit.tools.check.measure import TOLERANCE, distance
+from tfkit.tools.compare.outputs import Outputs, outputs
+
+Pair = tuple[Tensor, Tensor]
+Align = Callable[[Tensor, Tensor], Pair | None]
+"""The parts of two outputs of one module that should be equal; None if they cannot be compared."""
+
+
+def first_difference(
+    model: fx.GraphModule,
+    one: Callable[[], Any],
+    other: Callable[[], Any],
+    align: Align = lambda a, b: (a, b),
+    *,
+    second: fx.GraphModule | None = None,
+    limit: float = TOLERANCE,
+) -> str:
+    """The path of the first component whose outputs differ by more than the limit; empty if there is none.
+
+    Args:
+        model: the model that both runs call.
+        one: a run.
+        other: another one.
+        align: the parts of both outputs that should be equal.
+        second: the model that the other run calls, if it is not that of the first.
+        limit: the largest difference.
+    """
+    ours, theirs = outputs_of(model, one), outputs_of(second or model, other)
+    for path, output in ours.items():
+        pair = align(output, theirs[path]) if path in theirs else None
+        if pair is not None and pair[0].shape == pair[1].shape and not distance(*pair) <= limit:
+            return path
+    return ""
+
+
+def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
+    """The outputs of the named modules, or of all components, in eval mode, the innermost first."""
+    with evaluating(model), torch.no_grad():
+        return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
+
+
+def along(columns: slice) -> Align:
+    """The given positions of [b, t, ...]."""
+    return lambda a, b: (a[:, columns], b[:, columns]) if a.dim() > 2 and a.shape == b.shape else None
+
+
+def of_row(row: int, side: str) -> Align:
+    """A row of a padded output [b, t, ...], and the output of that row alone, whose tokens are at that side."""
+
+    def align(padded: Tensor, alone: Tensor) -> Pair | None:
+        if padded.dim() < 2 or alone.dim() != padded.dim() or alone.size(0) != 1:
+            return None
+        return (padded[row], alone[0]) if padded.dim() == 2 else (tokens(padded[row], alone[0], side), alone[0])
+
+    return align
+
+
+def tokens(output: Tensor, want: Tensor, side: str) -> Tensor:
+    """The rows of a padded output that belong to tokens."""
+    extra = output.size(0) - want.size(0)
+    return output[: want.size(0)] if side == "right" else output[extra:]

@@ -1,0 +1,1 @@
+"""The properties, a file for each group."""

@@ -1,0 +1,150 @@
+"""Properties of a batch: each row, each token is read as if it were by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import evaluating, graph_of, inputs_of
+from tfkit.component import Component
+from tfkit.nn import StackedLinear
+from tfkit.spec.messages import kind_of
+from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of, unequal
+from tfkit.tools.check.places import first_difference, of_row, tokens
+from tfkit.tools.check.subject import Subject
+
+ALONE = ("activation", "ffn", "norm")
+"""The slots of components that act on each position by itself."""
+
+
+@property_of("alone", "mixes positions in attention only")
+def alone(subject: Subject) -> Iterator[Measured]:
+    """Activations, norms and FFNs act on each position by itself, and do not depend on their number."""
+    yield from positions_alone(subject.model, subject.inputs())
+
+
+def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
+    """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
+    given: dict[str, Tensor] = {}
+
+    def keep(path: str) -> Any:
+        return lambda module, args: given.setdefault(path, args[0].clone())
+
+    components: dict[str, Component] = model.meta["components"]
+    paths = [path for path, component in components.items() if component.slot in ALONE]
+    handles = [model.get_submodule(path).register_forward_pre_hook(keep(path)) for path in paths]
+    with evaluating(model), torch.no_grad():
+        try:
+            call(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for path, x in given.items():
+            if x.dim() == 3:
+                for error, what in _mixing(model.get_submodule(path), x):
+                    detail = f"{named(components[path])}, `{path}`, {what.format(error)}"
+                    yield Measured(error, detail, where=partial(str, path))
+
+
+def _mixing(module: nn.Module, x: Tensor) -> Iterator[tuple[float, str]]:
+    """The ways in which a module could mix the positions or the rows of x [b, t, d], and how much it does."""
+    y, cut = module(x), x.size(1) // 2
+    other = x.roll(1, dims=0)
+    ahead = module(torch.cat((x[:, :cut], other[:, cut:]), dim=1))[:, :cut]
+    back = module(torch.cat((other[:, :cut], x[:, cut:]), dim=1))[:, cut:]
+    yield distance(ahead, y[:, :cut]), "looks ahead: positions change by {:.1e} with those after them"
+    yield distance(back, y[:, cut:]), "looks back: positions change by {:.1e} with those before them"
+    fewer = distance(module(x[:, :cut]), y[:, :cut])
+    yield fewer, "depends on the number of positions: among fewer, they change by {:.1e}"
+    yield distance(module(x[:1]), y[:1]), "mixes the rows of a batch: alone, one changes by {:.1e}"
+
+
+def named(component: Component) -> str:
+    """`ffn kind `gelu``: the name of a component in messages."""
+    return f"{kind_of(type(component))} `{component.kind_name()}`"
+
+
+@property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
+def padding(subject: Subject) -> Iterator[Measured]:
+    """Outputs of tokens do not depend on the amount or the contents of padding beside them."""
+    if not subject.padded:
+        raise DoesNotApplyError("no input may be padded")
+    yield from padded_rows(subject.model, subject.inputs())
+
+
+def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
+    """Compare the outputs of tokens beside padding, of other amounts in each row, with those of each row alone."""
+    sequences = [name for name, signal in graph_of(model).inputs.items() if name in inputs and signal.mask]
+    for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
+        padded = dict(inputs)
+        for name in sequences:
+            padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
+        with evaluating(model), torch.no_grad():
+            found = call(model, padded)
+            for row in range(found[0].size(0)):
+                alone = {name: x[row : row + 1] for name, x in inputs.items()}
+                alone |= {name: alone[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
+                where = partial(
+                    first_difference,
+                    model,
+                    partial(call, model, padded),
+                    partial(call, model, alone),
+                    of_row(row, side),
+                )
+                for output, want in zip(found, call(model, alone), strict=True):
+                    pair = (tokens(output[row], want[0], side), want[0]) if want.dim() > 2 else (output[row], want[0])
+                    error = distance(*pair)
+                    detail = f"padding on the {side} changes the outputs of tokens by {error:.1e}"
+                    yield Measured(error, detail, where=where)
+
+
+def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """Two positions more than x, and one token less in each row than in the one above, then other values."""
+    length = x.size(1) + 2
+    rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
+    rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
+    for row in range(x.size(0)):
+        real = max(1, x.size(1) - row)
+        place = slice(0, real) if side == "right" else slice(length - real, length)
+        rows[row, place], mask[row, place] = x[row, :real], True
+    return rows, mask
+
+
+@property_of("neighbours", "reads each row by itself", follows=("alone",))
+def neighbours(subject: Subject) -> Iterator[Measured]:
+    """Other rows beside it change no bit of a row; experts, which take tokens of all rows together, may round."""
+    experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
+    limit = TOLERANCE if experts else 0.0
+    inputs, others = subject.inputs(), subject.inputs(seed=1)
+    beside = {name: torch.cat((x[:1], others[name][1:])) for name, x in inputs.items()}
+    order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
+    single = {name: x[:1] for name, x in inputs.items()}
+    first = slice(0, 1)
+    for what, changed, ours, theirs, allowed in (
+        ("beside other rows, the first one", beside, first, first, limit),
+        ("in another order, rows", order, slice(None), slice(None), TOLERANCE),
+        ("alone, the first row", single, first, first, TOLERANCE),
+    ):
+        back = -1 if changed is order else 0
+        for want, found in zip(subject.run(inputs), subject.run(changed), strict=True):
+            pair = (found.roll(back, dims=0)[theirs], want[ours])
+            error = unequal(*pair) if allowed == 0 else distance(*pair)
+            detail = f"{what} of a batch changes by {error:.1e}".replace("rows of a batch changes", "rows change")
+            yield Measured(error, detail, allowed, partial(_where, subject, inputs, changed, back, allowed))
+
+
+def _where(subject: Subject, inputs: Inputs, changed: Inputs, back: int, limit: float) -> str:
+    """The first component in which a row differs."""
+
+    def align(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+        if a.dim() < 2 or b.dim() != a.dim() or b.size(0) not in (1, a.size(0)) or a.size(0) == 1:
+            return None
+        return (b.roll(back, dims=0), a) if back else (b[:1], a[:1])
+
+    runs = (partial(call, subject.model, inputs), partial(call, subject.model, changed))
+    return first_difference(subject.model, *runs, align, limit=limit)

@@ -1,0 +1,63 @@
+"""Properties of what tools count: parameters, operations, and the bytes of the caches, as they are observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tfkit.builder import build
+from tfkit.decoding.cached import CachedModel
+from tfkit.graph.decode_split import split_if_decodable
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
+from tfkit.tools.check.subject import Subject
+from tfkit.tools.common.choices import Mode
+from tfkit.tools.cost.count import UncountableError, cost
+from tfkit.tools.cost.result import Cost
+from tfkit.tools.cost.steps import Shape, make_inputs
+from tfkit.tools.params.count import count_params
+
+
+@property_of("counts", "has the parameters that are counted")
+def counts(subject: Subject) -> Iterator[Measured]:
+    """The parameters are those that `tfkit params` counts."""
+    counted, model = count_params(subject.graph), build(subject.graph, device="meta")
+    total = sum(parameter.numel() for parameter in model.parameters())
+    yield Measured(abs(total - counted.total), f"{counted.total:,} parameters are counted, and there are {total:,}", 0)
+    of_rows = sum(row.parameters for row in counted.rows)
+    yield Measured(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, and there are {total:,}", 0)
+
+
+@property_of("flops", "costs the operations observed")
+def flops(subject: Subject) -> Iterator[Measured]:
+    """The products of a forward, counted by torch on the meta device."""
+    counted = _cost(subject, batch=2, mode="train").total.flops_forward
+    shape = Shape("train", 2, subject.length, None)
+    model = build(subject.graph, device="meta").train()
+    with FlopCounterMode(display=False) as counter:
+        model(**make_inputs(subject.graph, shape, torch.float32))
+    found = counter.get_total_flops()
+    error = abs(found - counted) / max(1, found)
+    yield Measured(error, f"{counted:,} FLOPs are counted for a forward, and {found:,} observed", 1e-3)
+
+
+def _cost(subject: Subject, *, batch: int, mode: Mode) -> Cost:
+    try:
+        return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32)
+    except UncountableError as wrong:
+        raise DoesNotApplyError(wrong.diagnostics[0].message) from None
+
+
+@property_of("cache-bytes", "caches the bytes that are counted")
+def cache_bytes(subject: Subject) -> Iterator[Measured]:
+    """The caches of a `CachedModel`, without the slot of each for padding."""
+    parts = split_if_decodable(subject.graph)
+    if parts is None:
+        raise DoesNotApplyError("the model is not read in steps")
+    counted = _cost(subject, batch=3, mode="decode").memory.cache
+    cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
+    cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
+    padding = sum(3 * one.heads * one.width for one in parts.cached) * 4
+    found = cached.nbytes - padding
+    yield Measured(abs(found - counted), f"{counted:,} bytes of caches are counted, and {found:,} allocated", 0)

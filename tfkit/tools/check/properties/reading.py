@@ -1,0 +1,200 @@
+"""Properties of reading: which positions an output, or an attention, depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import evaluating
+from tfkit.component import MaskConfig
+from tfkit.nn import Context
+from tfkit.tools.check.inputs import Inputs, Padding, call
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import along, first_difference
+from tfkit.tools.check.subject import Attends, Subject
+
+
+def _causal(subject: Subject) -> tuple[str, ...]:
+    if not subject.causal:
+        raise DoesNotApplyError("every position may read all others")
+    return subject.causal
+
+
+@property_of("look-ahead", "reads no later token", follows=("alone",))
+def look_ahead(subject: Subject) -> Iterator[Measured]:
+    """No earlier output changes with a later token."""
+    for name in _causal(subject):
+        yield from later_values(subject.model, subject.inputs(), name)
+
+
+@property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "look-ahead"))
+def look_ahead_gradient(subject: Subject) -> Iterator[Measured]:
+    """No output has a gradient to a later token."""
+    for name in _causal(subject):
+        yield from later_gradients(subject.model, subject.inputs(), name)
+
+
+def later_values(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Measured]:
+    """Compare earlier outputs [b, t, ...] when later tokens of an input are those of another row."""
+    x = inputs[name]
+    with evaluating(model), torch.no_grad():
+        outputs = call(model, inputs)
+        for t in range(1, x.size(1)):
+            changed = {**inputs, name: torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)}
+            for before, after in zip(outputs, call(model, changed), strict=True):
+                error = distance(after[:, :t], before[:, :t])
+                why = f"outputs before position {t} change by {error:.1e} with `{name}` from {t} on"
+                runs = (partial(call, model, inputs), partial(call, model, changed))
+                where = partial(first_difference, model, *runs, along(slice(t)))
+                yield Measured(error, f"the model looks ahead: {why}", where=where)
+
+
+def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Measured]:
+    """Find gradients of outputs [b, t, ...] to later tokens of an input."""
+    x = inputs[name]
+    with evaluating(model), _leaves(model, name) as leaves:
+        if x.is_floating_point():
+            leaves.append(x.detach().requires_grad_())
+            inputs = {**inputs, name: leaves[0]}
+        outputs = call(model, inputs)
+    for output in outputs:
+        weights = torch.randn(output.shape[2:], generator=torch.Generator().manual_seed(0))  # norms hide plain sums
+        for t in range(x.size(1)):
+            total = (output[:, t] * weights).sum()
+            grads: Sequence[Tensor | None] = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+            found = [grad for grad in grads if grad is not None and grad.any()]
+            if not found:
+                yield Measured.fault(f"output {t} has no gradient to any token of `{name}`")
+                return
+            leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
+            why = f"output {t} has a gradient of {leak:.1e} to later tokens of `{name}`"
+            yield Measured(leak, f"the model looks ahead: {why}")
+
+
+@contextmanager
+def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
+    """The results of the modules that read the tokens `name`, as leaves of the gradient."""
+    found: list[Tensor] = []
+
+    def hook(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if args[0].is_floating_point():
+            return output
+        found.append(output.detach().requires_grad_())
+        return found[-1]
+
+    readers = [user for node in model.graph.find_nodes(op="placeholder", target=name) for user in node.users]
+    modules = [model.get_submodule(str(user.target)) for user in readers if user.op == "call_module"]
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---- extents ----
+
+
+SIZES = (1.0, 1e3)
+"""Factors of an attention's input: a mask that is only a large number shows with large scores."""
+
+
+@property_of("extents", "reads the keys that masks grant", follows=("alone",))
+def extents(subject: Subject) -> Iterator[Measured]:
+    """Each attention reads the keys that its mask grants, and none else, beside padding too."""
+    if not subject.attentions:
+        raise DoesNotApplyError("the spec has no stack with attention")
+    paddings: list[Padding] = ["none", *(["left", "right"] if subject.padded else [])]  # type: ignore[list-item]
+    for padding in paddings:
+        given = arguments(subject, subject.inputs(padding=padding))
+        for one in subject.attentions:
+            if one.path in given:
+                yield from _extent(subject, one, *given[one.path], padding)
+
+
+def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Context, Inputs]]:
+    """The arguments of each attention's first call, by its path."""
+    found: dict[str, tuple[Tensor, Context, Inputs]] = {}
+
+    def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        found.setdefault(path, (args[0].detach(), args[1], inputs))
+
+    model = subject.model
+    handles = [
+        model.get_submodule(one.path).register_forward_pre_hook(partial(keep, one.path)) for one in subject.attentions
+    ]
+    try:
+        subject.run(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _extent(
+    subject: Subject, one: Attends, x: Tensor, context: Context, inputs: Inputs, padding: str
+) -> Iterator[Measured]:
+    """Compare the keys that a module's outputs have a gradient to with those that the spec grants."""
+    module, memory = subject.model.get_submodule(one.path), context.memory
+    granted = _granted(subject, one, inputs, x.size(1), None if memory is None else memory.size(1))
+    for size in SIZES:
+        read = _read(module, x * size, None if memory is None else memory * size, context)
+        wrong = (read & ~granted) if size > 1 else (read != granted)
+        if memory is None:
+            wrong = wrong & ~torch.eye(x.size(1), dtype=torch.bool)
+        count = int(wrong.sum())
+        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, lambda: one.path)
+
+
+def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+    """True where a query's output has a gradient to a key's vector, bool [b, q, k]."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        keys = x if memory is None else memory.detach().requires_grad_()
+        y = module(x, context if memory is None else context._replace(memory=keys))
+        weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
+        found = []
+        for query in range(y.size(1)):
+            (gradient,) = torch.autograd.grad((y[:, query] * weights).sum(), keys, retain_graph=True)
+            found.append((gradient != 0).any(dim=-1))
+    return torch.stack(found, dim=1)
+
+
+def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memory: int | None) -> Tensor:
+    """True where the spec lets a query read a key, bool [b, q, k]."""
+    node = subject.graph.node(one.path.partition(".")[0])
+    signal = node.signals["input" if memory is None else "memory"]
+    mask = inputs.get(str(signal.mask))
+    keys = queries if memory is None else memory
+    granted = torch.ones(next(iter(inputs.values())).size(0), queries, keys, dtype=torch.bool)
+    extent = one.step.mask or MaskConfig()
+    prefix = None if one.prefix is None else inputs[one.prefix]
+    for row, query, key in torch.cartesian_prod(*(torch.arange(n) for n in granted.shape)).tolist():
+        near = extent.left is None or query - key <= extent.left
+        early = extent.right is None or key - query <= extent.right
+        index = key if mask is None else int(mask[row, : key + 1].sum()) - 1
+        first = prefix is not None and memory is None and index < int(prefix[row])
+        token = mask is None or bool(mask[row, key])
+        granted[row, query, key] = token and (memory is not None or (near and early) or first)
+    return granted
+
+
+def _first_wrong(wrong: Tensor, granted: Tensor, one: Attends, padding: str, size: float) -> str:
+    row, query, key = (int(index) for index in wrong.nonzero()[0])
+    mask = one.step.mask
+    window = "" if mask is None else f", {mask_in_words(mask)}"
+    what = "does not read" if granted[row, query, key] else "reads"
+    beside = "" if padding == "none" else f" beside padding on the {padding}"
+    large = f", where its input is {size:g} times as large" if size > 1 else ""
+    return f"query {query} {what} key {key}{beside}{window}{large}; {int(wrong.sum())} keys in all"
+
+
+def mask_in_words(mask: MaskConfig) -> str:
+    """The extent as a few words."""
+    sides = [f"{side} {number}" for side, number in (("left", mask.left), ("right", mask.right)) if number is not None]
+    return f"mask {', '.join(sides)}" if sides else "no limit"

@@ -1,0 +1,101 @@
+"""Properties of the residual stream: what remains of a stack whose sublayers say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.component import Layer, Learned, Scale, Step
+from tfkit.graph.expand import Node
+from tfkit.tools.check.inputs import call
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import outputs_of
+from tfkit.tools.check.subject import Subject
+
+
+@property_of("silent", "is its norms, if sublayers are silent")
+def silent(subject: Subject) -> Iterator[Measured]:
+    """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
+    stacks = [node for node in subject.graph.nodes if node.stack is not None]
+    if not stacks:
+        raise DoesNotApplyError("the spec has no stack")
+    model, given = subject.model, dict[str, Tensor]()
+    handles = [_silenced(model.get_submodule(path)) for node in stacks for path in _sublayers(node)]
+    handles += [model.get_submodule(node.name).register_forward_pre_hook(_keep(given, node.name)) for node in stacks]
+    try:
+        names = [path for node in stacks for path in (*_layers(node), node.name)]
+        found = outputs_of(model, partial(call, model, subject.inputs()), names)
+        with torch.no_grad():
+            for node in stacks:
+                yield from _compare(model, node, given[node.name], found)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _sublayers(node: Node) -> list[str]:
+    assert node.stack is not None
+    return [f"{node.name}.layers.{i}.{step.name}" for i, layer in enumerate(node.stack.layers) for step in layer.steps]
+
+
+def _layers(node: Node) -> list[str]:
+    assert node.stack is not None
+    return [f"{node.name}.layers.{i}" for i in range(len(node.stack.layers))]
+
+
+def _silenced(module: nn.Module) -> Any:
+    """A hook that lets a module return zeros."""
+    return module.register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
+
+
+def _keep(given: dict[str, Tensor], name: str) -> Any:
+    return lambda _module, args: given.setdefault(name, args[0].clone())
+
+
+def _compare(model: fx.GraphModule, node: Node, x: Tensor, found: dict[str, Tensor]) -> Iterator[Measured]:
+    stack = node.stack
+    assert stack is not None
+    for number, layer in enumerate(stack.layers):
+        path = f"{node.name}.layers.{number}"
+        for run in range(stack.repeats):
+            x = _through(model.get_submodule(path), layer, x)
+            if run == 0:
+                yield _deviation(path, found[path], x, "a layer")
+    if stack.final_norm is not None:
+        x = model.get_submodule(f"{node.name}.final_norm")(x)
+    yield _deviation(node.name, found[node.name], x, "a stack")
+
+
+def _deviation(path: str, found: Tensor, want: Tensor, what: str) -> Measured:
+    error = distance(found, want)
+    detail = f"{what} whose sublayers return nothing differs from its norms by {error:.1e}"
+    return Measured(error, detail, where=partial(str, path))
+
+
+def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
+    """The stream after a layer whose sublayers return zeros."""
+    for step in layer.steps:
+        x = _after(module, step, x)
+    return x
+
+
+def _after(module: nn.Module, step: Step, x: Tensor) -> Tensor:
+    base = x
+    if step.residual.onto == "normed" and step.norm_in is not None:
+        base = module.get_submodule(f"{step.name}_norm_in")(x)
+    if step.onto is not None:
+        base = base * module.get_parameter(f"{step.onto.name}.weight")
+    y = torch.zeros_like(x)
+    if step.norm_out is not None:
+        y = module.get_submodule(f"{step.name}_norm_out")(y)
+    for part in step.branch():
+        if isinstance(part, Learned):
+            y = y * module.get_parameter(f"{part.name}.weight")
+        elif isinstance(part, Scale):
+            y = y * part.number
+    x = base + y
+    return x if step.after is None else module.get_submodule(step.after.name)(x)

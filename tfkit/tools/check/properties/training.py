@@ -1,0 +1,205 @@
+"""Properties of training: gradients, dropout, and layers that run again in the backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.graph.tables import heads_of_tables
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.tools.check.changes import Path, every, leaves, put
+from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
+from tfkit.tools.check.properties.basics import every_one
+from tfkit.tools.check.subject import Subject, redrawn, without_dropout
+
+BATCHES = 6
+"""Batches after which every row and column of a parameter has had a gradient."""
+STEP, CLOSE = 3e-4, 2e-3
+"""The step of a finite difference, and its largest relative deviation: some modules compute in float32 always."""
+
+
+@property_of("gradients", "has finite gradients of all weights")
+def gradients(subject: Subject) -> Iterator[Measured]:
+    """Every parameter has a gradient in train mode, and all are finite."""
+    yield from parameter_gradients(subject.model, subject.inputs())
+
+
+@property_of("padded-gradients", "has those beside a row of padding", follows=("gradients",))
+def gradients_beside_padding(subject: Subject) -> Iterator[Measured]:
+    """Gradients are finite beside a row that is all padding."""
+    if not subject.padded:
+        raise DoesNotApplyError("no input may be padded")
+    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"))
+
+
+def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Measured]:
+    """Find parameters without a gradient in train mode, and gradients that are not finite."""
+    model = copy.deepcopy(model).train()
+    outputs = call(model, inputs)
+    if not all(output.isfinite().all() for output in outputs):
+        yield Measured.fault("outputs are not finite in train mode")
+        return
+    _total(outputs).backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    unused = [f"`{name}`" for name, gradient in found.items() if gradient is None]
+    if unused:
+        yield Measured.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
+    wild = [f"`{name}`" for name, one in found.items() if one is not None and not one.isfinite().all()]
+    if wild:
+        yield Measured.fault(f"the gradient of {every_one(wild)} is not finite", _module_of(wild[0]))
+    if found and not any(gradient.any() for gradient in found.values() if gradient is not None):
+        yield Measured.fault("every gradient is zero")
+
+
+def _module_of(name: str) -> str:
+    """The module of a parameter that is named in quotes."""
+    return name.strip("`").rpartition(".")[0]
+
+
+def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
+    """A number that depends on every output, with random weights: norms hide plain sums."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([(o * torch.randn(o.shape, generator=generator).to(o)).sum() for o in outputs]).sum()
+
+
+@property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
+def every_row(subject: Subject) -> Iterator[Measured]:
+    """Every row and column of every parameter has a gradient; those of a table, if they are looked up.
+
+    Each batch has weights of its own: a unit may be silent by chance.
+    """
+    model = copy.deepcopy(subject.model)
+    looked_up: dict[str, set[int]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            looked_up[f"{path}.weight"] = rows = set[int]()
+            module.register_forward_pre_hook(lambda _, args, rows=rows: rows.update(args[0].flatten().tolist()))
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    seen = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in trained.items()}
+    for batch in range(BATCHES):
+        model.zero_grad()
+        redrawn(model, subject.seed + batch)
+        _total(call(model, subject.inputs(seed=batch)), batch).backward()
+        for name, parameter in trained.items():
+            if parameter.grad is not None:
+                seen[name] |= parameter.grad != 0
+    for name, reached in seen.items():
+        yield from _idle(name, reached[sorted(looked_up[name])] if name in looked_up else reached)
+
+
+def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
+    """The slices of a parameter, along each axis, without a gradient."""
+    for axis in range(reached.dim()):
+        others = tuple(one for one in range(reached.dim()) if one != axis)
+        idle = ~reached.any(dim=others) if others else ~reached
+        count, word = int(idle.sum()), ("values", "rows", "rows")[reached.dim() - 1] if axis == 0 else "columns"
+        detail = f"{count} of {idle.numel()} {word} of `{name}` have no gradient: nothing uses them"
+        yield Measured(count, detail, 0, partial(_module_of, name))
+
+
+@property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
+def recompute(subject: Subject) -> Iterator[Measured]:
+    """With dropout, and the same random numbers."""
+    inputs, found = subject.inputs(), []
+    for again in (False, True):
+        model = subject.build(recompute=again).train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(subject.seed)
+            _total(call(model, inputs)).backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    plain, other = found
+    for name, want in plain.items():
+        gradient = other[name]
+        if want is not None and gradient is not None:
+            error = unequal(gradient, want)
+            detail = f"the gradient of `{name}` changes by {error:.1e} if layers run again in the backward"
+            yield Measured(error, detail, 0.0, partial(_module_of, name))
+
+
+@property_of("train-mode", "is the same without dropout")
+def train_mode(subject: Subject) -> Iterator[Measured]:
+    """Without dropout, train mode returns what eval mode does."""
+    model = subject.build(subject.changed(without_dropout))
+    inputs = subject.inputs()
+    want = subject.run(inputs, model)
+    with torch.no_grad():
+        for first, found in zip(want, call(model.train(), inputs), strict=True):
+            error = distance(found, first)
+            yield Measured(error, f"without dropout, train mode changes the outputs by {error:.1e}")
+
+
+@property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
+def dropout(subject: Subject) -> Iterator[Measured]:
+    """Each rate of the spec by itself, the others 0."""
+    rates = {path: value for path, value in leaves(subject.graph.spec.model) if path[-1] == "dropout" and value}
+    if not rates:
+        raise DoesNotApplyError("every rate of dropout is 0")
+    for path, rate in rates.items():
+        graph = subject.changed(partial(_with_one_rate, path, rate))
+        model, inputs, runs = subject.build(graph).train(), subject.inputs(), []
+        for seed in (1, 2):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                runs.append(call(model, inputs))
+        if all(torch.equal(one, two) for one, two in zip(*runs, strict=True)):
+            yield Measured.fault(f"`{'.'.join(path[1:])}: {rate}` drops nothing in train mode", ".".join(path[1:-1]))
+    yield Measured(0.0, "")
+
+
+def _with_one_rate(path: Path, rate: float, model: ModelSpec) -> ModelSpec:
+    return every(without_dropout(model), put(path, rate))
+
+
+@property_of("derivatives", "has the gradients of its function", follows=("gradients",))
+def finite_differences(subject: Subject) -> Iterator[Measured]:
+    """Gradients are those of the function: equal to finite differences, in float64."""
+    tied = _tied(subject)
+    yield from _differences(subject, lambda name: name not in tied)
+
+
+@property_of("ties", "sums the gradients of a tie", follows=("gradients",))
+def ties(subject: Subject) -> Iterator[Measured]:
+    """The gradient of a tied table is the sum of those of its uses."""
+    tied = _tied(subject)
+    if not tied:
+        raise DoesNotApplyError("no table is tied")
+    yield from _differences(subject, lambda name: name in tied)
+
+
+def _tied(subject: Subject) -> set[str]:
+    return {f"{name}.tokens.weight" for name in heads_of_tables(subject.graph)}
+
+
+def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Measured]:
+    """Compare the derivative along a random direction of each parameter with a finite difference."""
+    model = copy.deepcopy(subject.model).double()
+    inputs = {name: x.double() if x.is_floating_point() else x for name, x in subject.inputs(batch=2).items()}
+    _total(call(model, inputs)).backward()
+    for name, parameter in model.named_parameters():
+        if not chosen(name) or parameter.grad is None:
+            continue
+        generator = torch.Generator().manual_seed(subject.seed)
+        direction = _unit(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        direction = _unit(direction + _unit(parameter.grad))
+        want = float((parameter.grad * direction).sum())
+        with torch.no_grad():
+            values = []
+            for step in (STEP, -STEP):
+                parameter.add_(direction, alpha=step)
+                values.append(float(_total(call(model, inputs))))
+                parameter.sub_(direction, alpha=step)
+        found = (values[0] - values[1]) / (2 * STEP)
+        size = max(1.0, abs(want), float(parameter.grad.norm()))
+        error = abs(found - want) / size
+        detail = f"the gradient of `{name}` differs from a finite difference by {error:.1e}"
+        yield Measured(error, detail, CLOSE, partial(_module_of, name))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """X, of length 1."""
+    return x / x.norm().clamp(min=1e-12)

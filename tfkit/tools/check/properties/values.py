@@ -1,0 +1,193 @@
+"""Properties of the values of a spec: each has an effect, and a neutral one has none."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.builder import assemble, build
+from tfkit.component import Component
+from tfkit.errors import Invalid, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.initialize import initialize
+from tfkit.spec.messages import kind_of
+from tfkit.tools.check.changes import Path, every, leaves, put
+from tfkit.tools.check.inputs import call, example_inputs
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.subject import Subject
+
+WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
+"""Functions that read all fields of a config at once."""
+SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len parameters length rows".split())  # noqa: SIM905
+"""Fields whose effect other properties show, or that only name a thing."""
+NEUTRAL: dict[str, float | int] = {"softcap": 1e9}
+"""Fields that may be empty, and the value with which they change nothing."""
+
+
+@property_of("fields", "reads every field of its component")
+def fields_read(subject: Subject) -> Iterator[Measured]:
+    """Fields that the component's class declares itself; one that its file names may be read elsewhere, and passes."""
+    if subject.component is None:
+        raise DoesNotApplyError("the model was not made for one component")
+    yield from idle_fields(subject.graph, subject.component)
+
+
+def idle_fields(graph: Graph, config: type[Component]) -> Iterator[Measured]:
+    """Find fields of a component that are not read when its model is built or runs."""
+    own = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
+    with _reading(config) as read:
+        model = assemble(graph)
+        initialize(model, graph)
+        call(model.train(), example_inputs(graph))
+    source = inspect.getsource(sys.modules[config.__module__])
+    idle = [name for name in config.model_fields if name in own - read and not re.search(rf"\.{name}\b", source)]
+    if idle:
+        names = " and ".join(f"`{name}`" for name in idle)
+        where = f"{kind_of(config)} `{config.kind_name()}`"
+        yield Measured.fault(f"{where} never reads its field{'s' * (len(idle) > 1)} {names}")
+
+
+@contextmanager
+def _reading(config: type[Component]) -> Iterator[set[str]]:
+    """The names of the fields of that class's objects that are read within."""
+    read: set[str] = set()
+
+    def get(self: Component, name: str) -> Any:
+        read.update(config.model_fields if name in WHOLE else (name,))
+        return object.__getattribute__(self, name)
+
+    config.__getattribute__ = get  # type: ignore[method-assign,assignment]
+    try:
+        yield read
+    finally:
+        del config.__getattribute__
+
+
+# ---- every value has an effect ----
+
+
+@property_of("values", "changes with every value of its spec", follows=("fields",))
+def values(subject: Subject) -> Iterator[Measured]:
+    """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
+    own = _Seen.of(subject, subject.graph)
+    for path, value in _numbers(subject):
+        place, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
+        for other in _allowed(subject, path, value):
+            if not own.equals(_Seen.of(subject, other)):
+                idle.clear()
+                break
+            idle.append(place)
+        if idle:
+            yield Measured.fault(f"`{place}` has no effect: other values than {value} give the same model", place)
+    yield Measured(0.0, "")
+
+
+def _allowed(subject: Subject, path: Path, value: float) -> Iterator[Graph]:
+    """The graphs with other values there, as far as the spec allows them."""
+    for other in _others(value):
+        with suppress(SpecError, Invalid):
+            yield subject.changed(_put(path, other))
+
+
+def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
+    """The values that are numbers or true or false, that another value could replace."""
+    for path, value in leaves(subject.graph.spec.model):
+        named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
+        stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
+        if isinstance(value, int | float) and not named and not stretched:
+            yield path, value
+
+
+def _others(value: float) -> tuple[float, ...]:
+    """Other values, the nearest first: a bound shows only where it is reached."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return tuple({value + 1, value - 1, value * 2, value // 4, value * 16} - {value})
+    return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2)
+
+
+class _Seen:
+    """All that shows of a model: the names and shapes of its parameters, their first values, its outputs."""
+
+    def __init__(self, first: dict[str, Tensor], outputs: list[Tensor]) -> None:
+        self.first, self.outputs = first, outputs
+
+    @classmethod
+    def of(cls, subject: Subject, graph: Graph) -> _Seen:
+        new = build(graph, seed=subject.seed)
+        model = subject.build(graph)
+        inputs = subject.inputs(length=subject.longest)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = subject.run(inputs, model)
+            torch.manual_seed(subject.seed)
+            outputs += call(model.train(), inputs)
+        return cls(dict(new.named_parameters()), outputs)
+
+    def equals(self, other: _Seen) -> bool:
+        """True if nothing differs."""
+        if self.first.keys() != other.first.keys():
+            return False
+        pairs = [*((self.first[name], other.first[name]) for name in self.first)]
+        pairs += zip(self.outputs, other.outputs, strict=True)
+        return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+# ---- neutral values ----
+
+
+@property_of("neutral", "is not changed by neutral values")
+def neutral(subject: Subject) -> Iterator[Measured]:
+    """A window of all tokens, a bound of a billion, one head of keys and values for each query head, a sink of -inf."""
+    found = False
+    for what, change, weights in _neutral(subject):
+        try:
+            with_it = subject.changed(change[0])
+            without = subject.changed(change[1])
+        except (SpecError, Invalid):
+            continue
+        found = True
+        first, second = subject.build(with_it), subject.build(without)
+        second.load_state_dict(weights(first, second))
+        inputs = subject.inputs()
+        runs = partial(call, first, inputs), partial(call, second, inputs)
+        where = partial(first_difference, first, *runs, second=second)
+        for ours, theirs in zip(subject.run(inputs, first), subject.run(inputs, second), strict=True):
+            error = distance(ours, theirs)
+            yield Measured(error, f"{what} changes the outputs by {error:.1e}", where=where)
+    if not found:
+        raise DoesNotApplyError("the spec has no value with a neutral one")
+
+
+Change = Callable[[Any], Any]
+Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
+
+
+def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Weights]]:
+    """A description, the model with the neutral value and without it, and the weights of the second from the first."""
+    for path, value in leaves(subject.graph.spec.model):
+        if path[-1] == "softcap" and value is not None:
+            yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
+        elif path[-2:] == ("mask", "left") and value is not None:
+            yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
+
+
+def _put(path: Path, value: Any) -> Change:
+    return lambda model: every(model, put(path, value))
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path[1:])
+
+
+def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    return first.state_dict()

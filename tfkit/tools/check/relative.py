@@ -1,0 +1,258 @@
+"""The smallest relative of a spec: few and narrow layers, and everything that makes it what it is.
+
+Kept are the graph, every variant of a layer, the ratio of query heads to those of keys and values, ties, positions, and
+each `mask`, as a window of fewer tokens than are read. Equal widths stay equal. Values that are not sizes stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, TypeAlias, get_args
+
+from annotated_types import Le
+from pydantic.fields import FieldInfo
+
+from tfkit.component import (
+    AttentionConfig,
+    Config,
+    FFNConfig,
+    MaskConfig,
+    RopeScalingConfig,
+    ScoreBiasConfig,
+    TemperatureConfig,
+)
+from tfkit.graph.expand import Graph, Node, expand
+from tfkit.plugin.manager import Plugins
+from tfkit.spec.load import take_spec
+from tfkit.spec.model_spec import InputConfig, ModelSpec
+from tfkit.spec.parts import parts
+from tfkit.spec.render import document
+
+HEAD = 8
+"""Width of a head."""
+LEAST = 32
+"""The least width of the residual stream."""
+HEADS, FEWEST = 4, 2
+"""Query heads, if each has keys and values of its own or all share them; heads of these, if groups share them."""
+VOCABULARY = 97
+MAX_LEN = 24
+ORIGINAL_MAX_LEN = 16
+"""Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
+TEMPERATURE = 4
+"""Tokens with an equal temperature of queries."""
+EXPERTS = 16
+WINDOW = 4
+DIM, COUNT = 2**26, 4096
+"""The bounds of a `Dim` and of a `Count`."""
+PATTERN = 6
+"""Layers of the longest pattern that is kept as it is."""
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A small model of a spec's kind, and its difference from the spec in words."""
+
+    graph: Graph
+    words: str
+
+
+def relative(graph: Graph, plugins: Plugins) -> Relative:
+    """The smallest relative of a model; raises SpecError if the small values contradict each other."""
+    shrink = _Shrink(graph)
+    model = shrink.model()
+    small = expand(take_spec(document(model.model_copy(update={"parameters": None})), plugins))
+    return Relative(small, ", ".join(_words(graph, small)))
+
+
+def _words(graph: Graph, small: Graph) -> Iterable[str]:
+    for node in graph.nodes:
+        if node.stack is not None:
+            layers = small.node(node.name).stack
+            yield f"{layers.depth if layers else 0} of {node.stack.depth} layers in `{node.name}`"
+    stacks = [node.config for node in small.nodes if node.stack is not None]
+    widths = sorted({value for stack in stacks for name, value in stack if name == "d_model"})
+    if widths:
+        yield f"d_model {'/'.join(map(str, widths))}"
+    heads = {(one.n_heads, one.kv_heads) for one in _attentions(small.spec.model)}
+    if heads:
+        yield f"heads {', '.join(f'{h}/{g}' for h, g in sorted(heads))}"
+
+
+_Around: TypeAlias = AttentionConfig | None
+"""The attention that a config is part of."""
+
+
+class _Shrink:
+    """The small value of each number of a model."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.spec = graph.spec.model
+        attentions = _attentions(self.spec)
+        self.heads = {(one.n_heads, one.kv_heads): _heads(one.n_heads, one.kv_heads) for one in attentions}
+        self.widths = self._widths(attentions)
+        self.rows = self._rows()
+        self.extents = _extents(self.spec)
+        self.hidden: dict[int, int] = {}
+
+    def model(self) -> ModelSpec:
+        """The small model, unchecked."""
+        graph = {node.name: self._node(node) for node in self.graph.nodes}
+        changed = {name: graph[name] for name in self.spec.graph}
+        inputs = {name: self._config(one) for name, one in self.spec.inputs.items()}
+        return self.spec.model_copy(update={"graph": changed, "inputs": inputs})
+
+    def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
+        """The small width for each width of a residual stream; the first one has room for every kind of heads."""
+        bound = [self.heads[one.n_heads, one.kv_heads][0] * HEAD for one in attentions if one.d_head is None]
+        step = lcm(*bound) if bound else HEAD
+        first, *others = _streams(self.spec) or [LEAST]
+        found = {first: step * -(-LEAST // step)}
+        for width in others:
+            small = max(step, round(width * found[first] / first / step) * step)
+            while small in found.values():
+                small += step
+            found[width] = small
+        return found
+
+    def _rows(self) -> dict[int, int]:
+        """The small number for each size of a vocabulary, and of a limit of positions."""
+        tables = [node.config.table() for node in self.graph.nodes]
+        sizes = [one.rows for one in tables if one is not None] + [
+            node.output.width for node in self.graph.nodes if node.config.head() is not None
+        ]
+        large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
+        return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
+
+    def _node(self, node: Node) -> Any:
+        config = self._config(node.config)
+        if node.stack is None:
+            return config
+        names = list(node.stack.variants)
+        period, pattern = node.stack.period, node.stack.pattern
+        if pattern is not None and (period is None or max(period, node.stack.least) > PATTERN):
+            layers = {**dict(config)}["layers"]
+            config = config.model_copy(update={"layers": layers.model_copy(update={"pattern": tuple(names)})})
+            return config.model_copy(update={"n_layers": max(2, len(names))})
+        alike = len(node.stack.layers) if node.stack.repeats > 1 else 1
+        layers = 2 * alike if alike > 1 or node.stack.repeats > 1 else max(2, node.stack.least)
+        return config.model_copy(update={"n_layers": min(layers, node.stack.depth)})
+
+    def _config(self, config: Config, attention: _Around = None) -> Any:
+        """A config with small numbers, and those inside it."""
+        attention = config if isinstance(config, AttentionConfig) else attention
+        values: dict[str, Any] = {}
+        for name, info in type(config).model_fields.items():
+            value = getattr(config, name)
+            if isinstance(value, Config):
+                values[name] = self._config(value, attention)
+            elif isinstance(value, Mapping):
+                values[name] = {key: self._inside(config, name, one, attention) for key, one in value.items()}
+            elif isinstance(value, tuple):
+                values[name] = self._tuple(config, value, attention)
+            elif isinstance(value, int) and not isinstance(value, bool):
+                values[name] = self._number(config, name, value, _most(info), attention)
+        return config.model_copy(update=values)
+
+    def _inside(self, config: Config, name: str, value: Any, attention: _Around) -> Any:
+        """An entry of a mapping."""
+        return (
+            self._config(value, attention)
+            if isinstance(value, Config)
+            else self._number(config, name, value, DIM, attention)
+        )
+
+    def _tuple(self, config: Config, value: tuple[Any, ...], attention: _Around) -> tuple[Any, ...]:
+        if any(isinstance(one, Config) for one in value):
+            return tuple(self._config(one, attention) if isinstance(one, Config) else one for one in value)
+        if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
+            size = max(1, self._of_head(2 * len(value), attention) // 2)
+            return tuple(value[len(value) * index // size] for index in range(size))
+        return value
+
+    def _number(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
+        """The small value of a number."""
+        if not isinstance(value, int):
+            return value
+        if name in ("n_heads", "n_kv_heads") and isinstance(config, AttentionConfig):
+            return self.heads[config.n_heads, config.kv_heads][name == "n_kv_heads"]
+        if isinstance(config, MaskConfig):
+            return self.extents.get(value, value)
+        if isinstance(config, TemperatureConfig):
+            return min(value, TEMPERATURE)
+        if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
+            return min(value, ORIGINAL_MAX_LEN)
+        if name == "max_len":
+            return min(value, MAX_LEN)
+        if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):
+            return value
+        if value in self.rows and name not in ("d_ff", "d_model"):
+            return self.rows[value]
+        if value in self.widths and (attention is None or name == "d_model"):
+            return self.widths[value]
+        if most == COUNT and isinstance(config, FFNConfig):
+            return min(value, EXPERTS)
+        if most == DIM:
+            return self._of_head(value, attention) if attention is not None else self._hidden(value)
+        return value
+
+    def _of_head(self, value: int, attention: AttentionConfig) -> int:
+        """A small width in proportion to a head's; one wider than a head, in proportion to the residual stream."""
+        if value > attention.head_width:
+            return self._hidden(value)
+        return max(2, round(value * HEAD / attention.head_width / 2) * 2)
+
+    def _hidden(self, value: int) -> int:
+        """A small width in proportion to the residual stream; equal and different ones stay so."""
+        if value not in self.hidden:
+            large, small = next(iter(self.widths.items()))
+            found = value if value <= HEAD else max(HEAD, round(value * small / large / 4) * 4)
+            while found in self.hidden.values():
+                found += 4
+            self.hidden[value] = found
+        return self.hidden[value]
+
+
+def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
+    return [one for _, one in parts((), spec) if isinstance(one, AttentionConfig)]
+
+
+def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
+    """The fewest heads with the same ratio."""
+    if n_heads == n_kv_heads:
+        return min(n_heads, HEADS), min(n_heads, HEADS)
+    if n_kv_heads == 1:
+        return min(n_heads, HEADS), 1
+    return FEWEST * (n_heads // n_kv_heads), FEWEST
+
+
+def _streams(spec: ModelSpec) -> list[int]:
+    """The widths of residual streams, that of most nodes first."""
+    found: dict[int, int] = {}
+    for _, part in parts((), spec):
+        if isinstance(part, Config):
+            width = dict(part).get("d_model")
+            if isinstance(width, int):
+                found[width] = found.get(width, 0) + 1
+    return sorted(found, key=lambda width: -found[width])
+
+
+def _extents(spec: ModelSpec) -> dict[int, int]:
+    """The small number for each extent of a mask: different ones stay different."""
+    sides = {side for _, mask in parts((), spec) if isinstance(mask, MaskConfig) for side in (mask.left, mask.right)}
+    large = sorted(side for side in sides if side is not None and side > WINDOW)
+    return {side: WINDOW + index for index, side in enumerate(large)}
+
+
+def _most(info: FieldInfo) -> Any:
+    """The largest number that a field takes, which tells a `Dim` from a `Count`; None if it has no bound."""
+    pending: list[Any] = [info.annotation, *info.metadata]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Le):
+            return part.le
+        pending += get_args(part)
+        pending += part.metadata if isinstance(part, FieldInfo) else ()
+    return None

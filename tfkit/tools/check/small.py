@@ -1,0 +1,89 @@
+"""Small models around one component: those in which it is checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
+from tfkit.graph.expand import expand
+from tfkit.plugin.manager import Plugins
+from tfkit.plugin.registry import check_config
+from tfkit.spec.load import take_spec
+from tfkit.tools.check.subject import Subject
+
+Layout = Literal["encoder", "decoder", "memory"]
+
+LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
+IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
+SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
+"""The values of required fields of these names."""
+
+
+def subjects_of(
+    config: type[Component],
+    plugins: Plugins,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    within: Sequence[Layout] = LAYOUTS,
+    seed: int = 0,
+    reference: Callable[..., Any] | None = None,
+) -> dict[str, Subject]:
+    """The small models around a component, by their descriptions; see `tfkit.testing.check_component`."""
+    part = {"kind": config.kind_name(), **_required(config), **(fields or {})}
+    kinds = None if reference is None else {config.slot: {config.kind_name(): reference}}
+    found = {}
+    for layout in within:
+        graph = expand(take_spec(small_spec(layout, config, part), plugins))
+        found[IN_WORDS[layout]] = Subject(graph, plugins, seed, component=config, kinds=kinds)
+    return found
+
+
+def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
+    """The plugins, and a component that need not be among them; raises TypeError if it is not a proper config."""
+    check_config(config)
+    known = plugins.registry.find(config.slot, config.kind_name())
+    if known is not None and known.config is config:
+        return plugins
+    registry = copy.deepcopy(plugins.registry)
+    registry.add(config, "under test")
+    return replace(plugins, registry=registry)
+
+
+def _required(config: type[Component]) -> dict[str, Any]:
+    fields = config.model_fields.items()
+    return {
+        name: SMALL[name]
+        for name, info in fields
+        if name in SMALL and info.is_required() and marker(info, SharedMarker) is None
+    }
+
+
+def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a small model with a component, given as its mapping, in its slot."""
+    attention: dict[str, object] = {"kind": "mha", "n_heads": 2}
+    embedding: dict[str, Any] = {"block": "embedding"}
+    stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
+    stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
+    if config.slot in ("attention", "ffn", "norm"):
+        stack[config.slot] = part
+    elif config.slot == "activation":
+        stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
+    elif config.slot == "rope_scaling":
+        attention["position"] = {"kind": "rope", "scaling": part}
+    elif config.slot == "position":
+        (embedding if issubclass(config, InputPositionConfig) else attention)["position"] = part
+    elif config.slot != "init":
+        raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
+    spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
+    spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
+    if layout == "memory":
+        stack |= {"input": "embedding", "memory": "source_embedding"}
+        source = {"source_embedding": {"block": "embedding", "input": "source"}}
+        graph = {**source, "embedding": {**embedding, "input": "target"}}
+        spec |= {"inputs": ["source", "target"]}
+    else:
+        graph = {"embedding": embedding}
+    return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}

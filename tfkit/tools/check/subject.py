@@ -1,0 +1,200 @@
+"""A model that is checked: its graph, its weights, and inputs for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import build, evaluating
+from tfkit.component import AttentionConfig, Component, Step
+from tfkit.errors import Invalid
+from tfkit.graph.decode_split import wire_of
+from tfkit.graph.expand import Graph, Node, expand
+from tfkit.graph.inputs import fixed_length
+from tfkit.graph.order import as_list
+from tfkit.graph.sequence_limits import max_len
+from tfkit.initialize import generator_of
+from tfkit.plugin.manager import Plugins
+from tfkit.reference import Kinds
+from tfkit.spec.load import take_spec
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.render import document
+from tfkit.tools.check.changes import every
+from tfkit.tools.check.inputs import Inputs, Padding, call, example_inputs
+
+LENGTH = 12
+"""Tokens of a sequence: more than the windows of a relative hold."""
+PADDING = 2
+"""Further positions that are padding."""
+
+
+@dataclass(frozen=True)
+class Attends:
+    """An attention of a stack's layer: the path of its module, and the step that describes it."""
+
+    path: str
+    step: Step
+    prefix: str | None
+
+    @property
+    def config(self) -> AttentionConfig:
+        """Its config."""
+        assert isinstance(self.step.config, AttentionConfig)
+        return self.step.config
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is checked.
+
+    Unless it is given trained weights, its parameters are drawn anew, biases and norms too: those of a new model hide
+    faults, as they are zero, one, or so small that a sublayer does next to nothing.
+
+    Attributes:
+        graph: its graph.
+        plugins: those that its spec was read with.
+        seed: of all random numbers.
+        weights: the trained weights; None for random ones.
+        component: the component that the model was made for, if any.
+        kinds: functions that say what kinds mean, beside those of `tfkit.reference`.
+    """
+
+    graph: Graph
+    plugins: Plugins
+    seed: int = 0
+    weights: Path | None = None
+    component: type[Component] | None = None
+    kinds: Kinds | None = None
+
+    def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
+        """The model of the graph, or of another one with the same weights, in eval mode."""
+        given = graph or self.graph
+        if self.weights is not None:
+            return build(given, weights=self.weights, allow_change=True, **options).eval()
+        return redrawn(build(given, seed=self.seed, **options), self.seed).eval()
+
+    @cached_property
+    def model(self) -> fx.GraphModule:
+        """The model, in eval mode; no property may change it."""
+        return self.build()
+
+    def changed(self, change: Callable[[ModelSpec], ModelSpec]) -> Graph:
+        """The graph with other values; raises SpecError if they are wrong."""
+        data = document(change(self.graph.spec.model.model_copy(update={"checkpoint": None, "parameters": None})))
+        return expand(take_spec(data, self.plugins))
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        limit = max_len(self.graph)
+        return fixed_length(self.graph) or (LENGTH if limit is None else max(1, min(LENGTH, limit - PADDING)))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a long sequence: those that a spec limits, or three times the usual ones."""
+        return fixed_length(self.graph) or min(3 * LENGTH, max_len(self.graph) or 3 * LENGTH)
+
+    def inputs(
+        self, *, batch: int = 3, length: int | None = None, padding: Padding = "none", seed: int = 0
+    ) -> dict[str, Tensor]:
+        """Random inputs."""
+        options: dict[str, Any] = {"batch": batch, "padding": padding, "seed": self.seed + seed}
+        return example_inputs(self.graph, length=length or self.length, **options)
+
+    def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:
+        """The outputs in eval mode, without gradients."""
+        model = model or self.model
+        with evaluating(model), torch.no_grad():
+            return call(model, inputs)
+
+    @property
+    def padded(self) -> list[str]:
+        """The inputs that may be padded."""
+        return [name for name, signal in self.graph.inputs.items() if signal.mask]
+
+    @cached_property
+    def causal(self) -> tuple[str, ...]:
+        """The inputs along which no output may read later positions."""
+        return causal_inputs(self.graph)
+
+    @cached_property
+    def attentions(self) -> tuple[Attends, ...]:
+        """The attentions of all stacks, in order."""
+        return tuple(
+            Attends(f"{node.name}.layers.{number}.{step.name}", step, node.stack.prefix)
+            for node in self.graph.nodes
+            if node.stack is not None
+            for number, layer in enumerate(node.stack.layers)
+            for step in layer.steps
+            if isinstance(step.config, AttentionConfig)
+        )
+
+
+def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
+    """A model with other random parameters, each from the seed and its name, in place.
+
+    A matrix keeps the size of what it multiplies; everything else is moved away from its first value.
+    """
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                generator = generator_of(seed, f"{path}.{name}.redrawn", parameter.device)
+                drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if parameter.dim() < 2:
+                    parameter += drawn * 0.2
+                elif isinstance(module, nn.Embedding):
+                    parameter.copy_(drawn * 0.5)
+                else:
+                    parameter.copy_(drawn / math.sqrt(parameter.size(-1)))
+    return model
+
+
+def causal_inputs(graph: Graph) -> tuple[str, ...]:
+    """The inputs of sequences whose outputs read no later position of them, as the spec says."""
+    found = []
+    for name, signal in graph.inputs.items():
+        if signal.type in ("tokens", "sequence") and not signal.optional and _is_causal(graph, name):
+            found.append(name)
+    return tuple(found)
+
+
+def _is_causal(graph: Graph, name: str) -> bool:
+    """True if every node on the way from an input to the outputs keeps its positions apart from later ones."""
+    reached = {name}
+    for node in graph.nodes:
+        fields = [field for field, source in node.wires.items() if reached & {*as_list(source)}]
+        fields = [field for field in fields if wire_of(node, field).value != "table"]
+        if not fields:
+            continue
+        if any(field not in ("input", "inputs") for field in fields) or not _keeps_order(node):
+            return False
+        reached.add(node.name)
+    return any(output in reached for output in graph.outputs)
+
+
+def _keeps_order(node: Node) -> bool:
+    """True if no position of a node's output reads a later one of its input."""
+    if node.stack is not None:
+        masks = [
+            step.mask
+            for layer in node.stack.layers
+            for step in layer.steps
+            if isinstance(step.config, AttentionConfig) and not step.reads_memory
+        ]
+        return node.stack.prefix is None and all(mask is not None and mask.causal for mask in masks)
+    try:
+        return node.output.type != "vector" and node.config.pieces(node.signals) is not None
+    except Invalid:
+        return False
+
+
+def without_dropout(model: ModelSpec) -> ModelSpec:
+    """A model all of whose rates of dropout are 0."""
+    return every(model, lambda path, value: 0.0 if path[-1] == "dropout" else value)

@@ -1,0 +1,95 @@
+"""Curves over steps as SVG, with round values at their axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from xml.etree.ElementTree import Element
+
+from tfkit.tools.common.page import tag
+
+COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
+"""Names of the page's colours, one for each line."""
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
+TICKS = 5
+STYLE = """
+.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
+.mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.spread { fill: var(--c); fill-opacity: 0.16; }
+.picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+"""
+"""The style of a page with charts and pictures, beside `page.css`."""
+
+
+def colour(index: int) -> str:
+    """The class that gives a line its colour."""
+    return f"c-{COLOURS[index % len(COLOURS)]}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places between two ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values at equal distances."""
+        rough = (self.high - self.low or 1.0) / TICKS
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(step * one, 12) for one in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values over steps: of each step one, or several, whose mean is drawn in a band from the lowest to the highest.
+
+    Attributes:
+        index: the number of its colour.
+        points: steps and their values.
+    """
+
+    index: int
+    points: Sequence[tuple[int, Sequence[float]]]
+
+
+def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
+    """Lines over one axis of steps; `words` describe them to those who do not see them."""
+    every = [value for line in lines for _, values in line.points for value in values]
+    x = Scale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
+    y = Scale(min(every), max(every), height - BOTTOM, 8.0)
+    made = canvas(height, words)
+    levels(made, y)
+    for value in x.ticks():
+        made.append(
+            tag("text", f"{value:,.0f}", x=x(value), y=height - 6, class_="end" if value == x.high else "middle")
+        )
+    for line in lines:
+        above = [f"{x(step):.1f},{y(max(values)):.1f}" for step, values in line.points]
+        below = [f"{x(step):.1f},{y(min(values)):.1f}" for step, values in reversed(line.points)]
+        mean = [f"{x(step):.1f},{y(fmean(values)):.1f}" for step, values in line.points]
+        if any(len(values) > 1 for _, values in line.points):
+            made.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
+        made.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+    return made
+
+
+def levels(made: Element, y: Scale) -> None:
+    """Add lines at round values to a chart."""
+    for value in y.ticks():
+        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+
+
+def canvas(height: float, words: str) -> Element:
+    """An empty chart of the page's width."""
+    return tag("svg", viewBox=f"0 0 {WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)

@@ -1,0 +1,133 @@
+"""The model that another one is compared with: a spec's, one of transformers, or a program that torch wrote."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.builder import build, graph_of
+from tfkit.checkpoint.links import published
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.graph.expand import Graph
+from tfkit.spec.folder import CONFIG
+from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.compare.matching_modules import matching_modules
+
+NAMES = {
+    "tokens": "input_ids",
+    "source": "input_ids",
+    "target": "decoder_input_ids",
+    "token_types": "token_type_ids",
+    "task_types": "task_type_ids",
+}
+"""Inputs as transformers calls them."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """The model that A is compared with: how to run it, and the names of A's modules in it."""
+
+    run: Callable[[Mapping[str, Tensor]], Any]
+    model: nn.Module | None
+    names: Mapping[str, str]
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
+def a_model(
+    graph: Graph, weights: Path | None, device: torch.device | str, seed: int, *, allow_change: bool
+) -> fx.GraphModule:
+    """The model of a spec, with random weights unless some are given."""
+    if weights is None:
+        return build(graph, device=device, seed=seed)
+    return build_with_weights(graph, weights, device=device, allow_change=allow_change)
+
+
+def other_model(
+    model: fx.GraphModule, b: Graph | Path, weights: Path | None, device: torch.device | str, seed: int
+) -> Other:
+    """B, ready to run: with those weights if it is a spec, with its own otherwise."""
+    if isinstance(b, Graph):
+        second = a_model(b, weights, device, seed, allow_change=True).eval()
+        ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
+        alone = _outermost(ours, theirs), _outermost(theirs, ours)
+        return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
+    if os.path.isdir(b):
+        return _transformers(model, b, device)
+    return Other(_exported(b, device), None, {})
+
+
+def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
+    """The modules that the other model does not have, without those inside them."""
+    known = set(others)
+    return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
+
+
+def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str) -> Other:
+    """A transformers model, its modules found through the map of its weights."""
+    graph = graph_of(model)
+    family = graph.spec.family
+    if family is None:
+        message = f"{quoted(graph.name)} has no `checkpoint`, which would name its modules in transformers"
+        raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
+    if not os.path.isfile(folder / CONFIG):
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
+    try:
+        import transformers
+    except ImportError:
+        message = "to run a transformers model, transformers must be installed"
+        raise SpecError(Diagnostic(message, help="pip install transformers")) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
+    cls = getattr(transformers, str(said[0]), None)
+    if cls is None:
+        raise SpecError(Diagnostic(f"transformers has no {quoted(str(said[0]))}", help="install a version that has it"))
+    dtype = next(model.parameters()).dtype
+    theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
+    theirs.config.use_cache = False
+    modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
+    links = published(model, family).links
+    if family.prefix and family.prefix.removesuffix(".") not in modules:  # files use another name
+        start, cut = f"{theirs.base_model_prefix}.", len(family.prefix)
+        links = tuple(
+            replace(link, file=tuple(start + n[cut:] if n.startswith(family.prefix) else n for n in link.file))
+            for link in links
+        )
+    known = inspect.signature(theirs.forward).parameters
+    return Other(
+        lambda inputs: _first(theirs(**_renamed(inputs, known))), theirs, matching_modules(model, links, modules)
+    )
+
+
+def _first(found: Any) -> Any:
+    """The first output of a transformers model: logits, or the last hidden state if it has no head."""
+    return found.logits if hasattr(found, "logits") else found[0]
+
+
+def _renamed(inputs: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
+    """Our inputs under their names in transformers, where classes take any name and read only those they know."""
+    given = {NAMES.get(name, name): value for name, value in inputs.items()}
+    if unknown := sorted(given.keys() - known):
+        raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
+    return given
+
+
+def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """A program that torch wrote: TorchScript, or a file of torch.export."""
+    try:
+        if path.suffix == ".pt2":
+            program = torch.export.load(path).module()
+        else:
+            program = torch.jit.load(str(path), map_location=device)
+    except Exception as error:
+        message = f"{quoted(str(path))} is neither a spec, nor a folder, nor a program that torch wrote"
+        raise SpecError(Diagnostic(message, notes=(str(error).strip().partition("\n")[0],))) from error
+    return lambda inputs: program(**inputs)

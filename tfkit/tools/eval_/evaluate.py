@@ -1,0 +1,93 @@
+"""The numbers of trained weights on the data of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from tfkit.arguments import AnyPath, Sets, checked
+from tfkit.component import MetricConfig
+from tfkit.errors import Diagnostic, SpecError, closest
+from tfkit.graph.run import Run, load_run
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.changes import as_changes
+from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
+from tfkit.spec.run import SplitConfig
+from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.training.evaluate import evaluate as numbers_of
+
+Names: TypeAlias = Annotated[Iterable[str], "a list of names"]
+
+
+@checked
+def evaluate(
+    run: AnyPath,
+    *,
+    splits: Names = (),
+    metrics: Names = (),
+    weights: AnyPath | None = None,
+    allow_change: bool = False,
+    sets: Sets = (),
+) -> dict[str, float]:
+    """The metrics of trained weights, on all of each split: every token once, in the same order.
+
+    Args:
+        run: the folder of a run, whose latest checkpoint is evaluated; or a run, with `weights`.
+        splits: names of splits; all but `train` unless given.
+        metrics: kinds of metrics, such as `bits_per_byte`; those of the run unless given.
+        weights: safetensors, a file or a folder.
+        allow_change: accept weights whose file states that they belong to a model with other values.
+        sets: changes of the run, as `tfkit.load` takes them.
+
+    Returns:
+        Numbers by name, as `val.loss`.
+
+    Raises:
+        SpecError: the run or its weights cannot be read or do not fit, or a split or a metric is unknown.
+    """
+    plugins = load_plugins()
+    given = None if weights is None else Path(weights)
+    path = weights_of(run, given)
+    loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)
+    return evaluate_run(loaded, path, plugins, tuple(splits), tuple(metrics), allow_change=allow_change)
+
+
+def weights_of(name: AnyPath, given: Path | None) -> Path:
+    """The weights to evaluate: those given, or those in the folder of a run; raises SpecError if there are none."""
+    if given is not None:
+        return given
+    if not has_weights(Path(name)):
+        raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="give them with --weights"))
+    return model_folder(Path(name)) / WEIGHTS
+
+
+def evaluate_run(
+    run: Run, weights: Path, plugins: Plugins, splits: tuple[str, ...], metrics: tuple[str, ...], *, allow_change: bool
+) -> dict[str, float]:
+    """See `evaluate`."""
+    known = list(run.data.splits)
+    for one in splits:
+        if one not in known:
+            raise SpecError(Diagnostic(f"there is no split `{one}`", notes=(f"splits: {', '.join(known)}",)))
+    chosen = splits or tuple(one for one in known if one != "train") or ("train",)
+    model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
+    whole = {one: SplitConfig(batches="all") for one in chosen}
+    numbers = _metrics(plugins, run, metrics)
+    return numbers_of(model, run.data, whole, numbers, sequences=run.config.batch.sequences)
+
+
+def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:
+    """The metrics of these kinds; those of the run, or the loss, unless given."""
+    if not names and run.config.eval is not None:
+        return run.config.eval.metrics
+    kinds = plugins.registry.kinds("metric")
+    for name in names:
+        if name not in kinds:
+            near = closest(name, kinds)
+            help = f"a metric with a similar name exists: `{near}`" if near else None
+            raise SpecError(
+                Diagnostic(f"there is no metric `{name}`", notes=(f"metrics: {', '.join(kinds)}",), help=help)
+            )
+    return tuple(kinds[name].config() for name in names or ("loss",))  # type: ignore[misc]

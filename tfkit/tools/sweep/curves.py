@@ -1,0 +1,57 @@
+"""The number of a run that is compared, over its steps, as its folder has it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.train.record import METRICS, read_facts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The number of one run that is compared, over its steps.
+
+    Attributes:
+        seed: that of the run.
+        folder: its folder.
+        steps: the steps that it was evaluated at.
+        values: the number at each.
+        speed: positions read in a second, evaluations included; None where a process left no time.
+        memory: the largest number of bytes in use; None where a process left none.
+    """
+
+    seed: int
+    folder: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    speed: float | None
+    memory: int | None = None
+
+
+def curve_of(cell: Cell, on: str) -> Curve:
+    """The curve of a complete run."""
+    points = {}
+    for line in (cell.folder / METRICS).read_text(encoding="utf-8").splitlines():
+        numbers = json.loads(line)
+        if isinstance(numbers.get(on), float):
+            points[int(numbers["step"])] = numbers[on]
+    memory = max((one["memory"] for one in _sessions(cell) if "memory" in one), default=None)
+    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed_of(cell), memory)
+
+
+def speed_of(cell: Cell) -> float | None:
+    """Positions that a complete run read in a second, evaluations included; None where a process left no time."""
+    sessions = _sessions(cell)
+    if any("seconds" not in one for one in sessions):
+        return None
+    seconds: float = sum(one["seconds"] for one in sessions)
+    return sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
+
+
+def _sessions(cell: Cell) -> list[dict[str, Any]]:
+    facts = read_facts(cell.folder)
+    assert facts is not None
+    return facts.sessions

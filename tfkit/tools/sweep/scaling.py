@@ -1,0 +1,137 @@
+"""Scaling laws, L = E + A / N^a, with intervals over seeds (https://arxiv.org/abs/2203.15556, appendix D.3).
+
+Losses are compared on a log scale, and the Huber loss keeps a run that went wrong from deciding the law. The bootstrap
+draws whole seeds, since all sizes have the same ones: what a seed does to every size is then in the intervals.
+Percentiles of a few seeds would be too narrow: intervals are the bootstrap's standard error, corrected for the number
+of seeds, times the quantile of t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfkit.tools.sweep.statistics import LEVEL, Interval, scipy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+LEAST = 4
+"""The sizes that a law needs: one more than it has numbers."""
+DRAWS = 100
+STARTS = (0.1, 0.3, 0.8)
+"""Exponents to begin with."""
+STEEPEST = 4.0
+"""The largest exponent."""
+HUBER = 1e-3
+"""The difference of logarithms beyond which a loss counts less, where seeds do not tell."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law, and how well it foretells.
+
+    Attributes:
+        floor: E, the loss that no size goes below.
+        scale: A.
+        exponent: a.
+        intervals: 95% of E, A and a over seeds; None for one seed.
+        missed: the mean loss at the largest size, less what the law of the other sizes foretells.
+    """
+
+    floor: float
+    scale: float
+    exponent: float
+    intervals: tuple[Interval, Interval, Interval] | None
+    missed: float
+
+    def at(self, size: float) -> float:
+        """The loss of a size."""
+        return self.floor + self.scale * size**-self.exponent
+
+
+def law_of(sizes: Sequence[float], losses: Sequence[Sequence[float]]) -> Law:
+    """The law of losses, a row for each size and a column for each seed.
+
+    Raises:
+        SpecError: scipy is not installed.
+    """
+    order = np.argsort(sizes)
+    n, values = np.asarray(sizes, float)[order], np.asarray(losses, float)[order]
+    delta = _delta(values)
+    found = _fitted(n, values, delta, STARTS)
+    others = _fitted(n[:-1], values[:-1], delta, STARTS)
+    missed = float(values[-1].mean() - _law(others).at(n[-1]))
+    return _law(found, _intervals(n, values, delta, found), missed)
+
+
+def _law(found: Numbers, intervals: tuple[Interval, Interval, Interval] | None = None, missed: float = 0.0) -> Law:
+    floor, log_scale, exponent = map(float, found)
+    return Law(floor, math.exp(log_scale), exponent, intervals, missed)
+
+
+def _delta(values: Numbers) -> float:
+    """The difference of logarithms beyond which a loss counts less: twice the standard deviation of seeds."""
+    if values.shape[1] < 2:
+        return HUBER
+    return 2 * float(np.sqrt(np.log(values).var(axis=1, ddof=1).mean())) or HUBER
+
+
+def _fitted(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) -> Numbers:
+    """E, the logarithm of A, and a."""
+    middle, least = np.log(n).mean(), values.min()
+    x, y = np.log(n) - middle, np.log(values)
+
+    def residuals(at: Numbers) -> Numbers:
+        missing: Numbers = np.log(at[0] + np.exp(at[1] - at[2] * x))[:, None] - y
+        return missing.ravel()
+
+    def slopes(at: Numbers) -> Numbers:
+        power = np.exp(at[1] - at[2] * x)
+        each: Numbers = np.stack([np.ones_like(x), power, -x * power], axis=1) / (at[0] + power)[:, None]
+        return each.repeat(y.shape[1], axis=0)
+
+    bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
+    fits = [
+        scipy().optimize.least_squares(
+            residuals, _start(x, values, one), slopes, bounds=bounds, loss="huber", f_scale=delta, x_scale=[least, 1, 1]
+        )
+        for one in starts
+    ]
+    floor, scale, exponent = min(fits, key=lambda one: one.cost).x
+    return np.array([floor, scale + exponent * middle, exponent])
+
+
+def _start(x: Numbers, values: Numbers, exponent: float) -> Numbers:
+    """The law of that exponent that is nearest to the means, within what a law can be."""
+    shape = np.stack([np.ones_like(x), np.exp(-exponent * x)], axis=1)
+    floor, scale = np.linalg.lstsq(shape, values.mean(axis=1))[0]
+    least = values.min()
+    return np.array([np.clip(floor, 0.001 * least, 0.999 * least), math.log(max(scale, 0.001 * least)), exponent])
+
+
+def _intervals(n: Numbers, values: Numbers, delta: float, found: Numbers) -> tuple[Interval, Interval, Interval] | None:
+    """95% of E, A and a."""
+    seeds = values.shape[1]
+    if seeds < 2:
+        return None
+    random = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWS):
+        columns = random.integers(seeds, size=seeds)
+        drawn.append(_fitted(n, values[:, columns], delta, (found[2],)))
+    error = np.std(drawn, axis=0, ddof=1) * math.sqrt(seeds / (seeds - 1))
+    half = error * scipy().stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
+    (floor, scale, exponent), (floor_to, scale_to, exponent_to) = found - half, found + half
+    scales = (_power(scale), _power(scale_to))
+    return (max(0.0, float(floor)), float(floor_to)), scales, (max(0.0, float(exponent)), float(exponent_to))
+
+
+def _power(value: float) -> float:
+    return math.exp(min(value, 700.0))

@@ -1,0 +1,89 @@
+"""The trials of an arm, and the best of them: every combination of values, or those that a search asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any, Self
+
+from tfkit.spec.sweep import Range
+from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, choices, collected
+from tfkit.tools.sweep.curves import curve_of
+from tfkit.tools.sweep.work import is_complete
+
+NEAR = 0.02
+"""The part of a range that is its edge, on both sides."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The values that an arm was given, and those settings whose best value is at the edge of what was tried."""
+
+    values: dict[str, Any]
+    edge: tuple[str, ...]
+
+
+class Tuning:
+    """The trials of an arm: every combination of values.
+
+    Attributes:
+        arm: the arm.
+        trials: those that are known; a search knows more as they are made.
+        count: their number in the end.
+    """
+
+    def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
+        self.arms, self.arm, self.trials, self.count = arms, arm, list(trials), count
+
+    @classmethod
+    def of(cls, arms: Arms, arm: Arm) -> Self:
+        """The trials of an arm; raises SpecError with the errors of all their runs."""
+        every = collected(partial(arms.trial, arm, choice) for choice in choices(arms.file.tuned))
+        return cls(arms, arm, every, len(every))
+
+    def waiting(self) -> list[Trial]:
+        """The trials to make next."""
+        return [trial for trial in self.trials if not is_made(trial)]
+
+    def go_on(self) -> bool:
+        """Take in what was made; return True if there are more trials to make."""
+        return False
+
+    def best(self) -> tuple[Choice, Tuned] | None:
+        """The choice with the best mean over the seeds of tuning; None if trials are to be made, or none has a mean."""
+        best = None if self.waiting() else min(self.trials, key=self.mean)
+        if best is None or math.isinf(self.mean(best)):
+            return None
+        edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
+        return best.choice, Tuned(best.choice.values, edge)
+
+    def mean(self, trial: Trial) -> float:
+        """The mean of a trial over its seeds, less being better; infinite where it is not a number."""
+        compare = self.arms.config.compare
+        mean = fmean(curve_of(cell, compare.on).values[-1] for cell in trial.cells)
+        return (mean if compare.lower else -mean) if math.isfinite(mean) else math.inf
+
+    def _at_edge(self, path: str, value: Any) -> bool:
+        """True if a value is the least or the largest of the numbers that were tried, or near the end of a range."""
+        tune = self.arms.config.tune
+        assert tune is not None
+        if path in tune.ranges:
+            return not NEAR <= share_of(tune.ranges[path], value) <= 1 - NEAR
+        tried = tune.over[path]
+        numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in tried)
+        return numbers and value in (min(tried), max(tried))
+
+
+def share_of(range: Range, value: float) -> float:
+    """The place of a value between the ends of its range, 0 to 1."""
+    on_scale = math.log if range.scale == "log" else float
+    low, high, at = map(on_scale, (range.low, range.high, value))
+    return (at - low) / (high - low)
+
+
+def is_made(trial: Trial) -> bool:
+    """True if all runs of a trial are complete."""
+    return all(map(is_complete, trial.cells))

@@ -1,0 +1,42 @@
+"""The scores of the best constant answer: a model that is not above them has learned nothing of the task."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tfkit.component import IGNORED, Batch, MetricConfig
+from tfkit.graph.run import Run
+from tfkit.plugin.manager import Plugins
+
+METRICS = ("constant_accuracy", "constant_exact_match")
+MOST, AT_ONCE = 10_000, 500
+"""Examples that are read of a split, and together."""
+
+
+def floors(run: Run, plugins: Plugins) -> dict[str, float]:
+    """The floors of each split whose examples are questions with answers, as `test.constant_accuracy`."""
+    found: dict[str, float] = {}
+    kinds = plugins.registry.kinds("metric")
+    for split in run.data.splits:
+        examples = run.data.examples(split, "sequential")
+        numbers = np.arange(min(len(examples), MOST))
+        if split == "train" or not _has_answers(examples.batch(numbers[:AT_ONCE])):
+            continue
+        for name in METRICS:
+            config = kinds[name].config()
+            assert isinstance(config, MetricConfig)
+            metric = config.build(run.data)
+            for start in range(0, len(numbers), AT_ONCE):
+                targets = torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets)
+                metric.update(targets, targets)
+            found[f"{split}.{name}"] = float(metric.compute())
+    return found
+
+
+def _has_answers(batch: Batch) -> bool:
+    """True if every example ends in an answer, all of them at one place, behind a question or beside one."""
+    counted = batch.targets != IGNORED
+    start = int(counted[0].argmax())
+    asked = start > 0 or len(batch.inputs) > 1
+    return asked and bool(counted[:, start:].all()) and not bool(counted[:, :start].any())

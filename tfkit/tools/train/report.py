@@ -1,0 +1,92 @@
+"""The page of a run: its curves, what it wrote, its model, its text, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from tfkit.graph.run import Run
+from tfkit.spec.render import render_run
+from tfkit.tools.common import charts
+from tfkit.tools.common.charts import Line, colour, curves
+from tfkit.tools.common.page import Child, page, remark, section, tag, terms
+from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.svg import inline
+from tfkit.tools.train.history import History, Points
+from tfkit.tools.train.record import Facts
+
+MOST_POINTS, LAST_TEXTS = 300, 20
+RATE, NORM = "lr", "grad_norm"
+STYLE = """
+pre { overflow-x: auto; margin: 0; font: 12px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-left: 0.8rem; }
+.chart + .legend, .legend + h3 { margin-bottom: 1rem; }
+"""
+
+
+def report(run: Run, facts: Facts, found: History) -> str:
+    """A self-contained page: it loads nothing, runs no script, and follows light and dark."""
+    config, last = run.config, facts.sessions[-1]
+    sections: list[tuple[str, str, Sequence[Child]]] = [
+        ("numbers", "Numbers", list(_numbers(found))),
+        ("texts", "Texts", list(_texts(found))),
+        ("model", "Model", [tag("div", inline(draw(run.graph)), class_="picture")]),
+        ("run", "The run", [tag("pre", render_run(config, run.graph.spec.model))]),
+        ("origin", "Where it comes from", list(_origin(run, facts))),
+    ]
+    lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(found)]
+    header = tag("header", tag("h1", config.name), *(tag("p", line, class_="setting") for line in lines if line))
+    body = tag("main", *(section(*one) for one in sections))
+    return page(f"{config.name}: run", header, body, style=charts.STYLE + STYLE)
+
+
+def _latest(found: History) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in found.latest.items() if name not in (RATE, NORM))
+
+
+def _numbers(found: History) -> Iterator[Child]:
+    """A chart for each kind of number, with a line for each split."""
+    order = ["loss", *sorted({_kind(name) for name in found.curves} - {"loss", RATE, NORM}), RATE, NORM]
+    by_kind = {kind: list(names) for kind, names in groupby(sorted(found.curves, key=_kind), _kind)}
+    for kind in order:
+        names = by_kind.get(kind, [])
+        lines = [Line(index, _binned(found.curves[name])) for index, name in enumerate(names)]
+        if any(len(line.points) > 1 for line in lines):
+            legend = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
+            yield tag("h3", kind)
+            yield curves(lines, words=f"{kind} over the steps", height=charts.HEIGHT if kind == "loss" else 180.0)
+            yield tag("ul", *legend, class_="legend") if len(names) > 1 else None
+    if any(len(points) > MOST_POINTS for points in found.curves.values()):
+        yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")
+
+
+def _kind(name: str) -> str:
+    """The number of a split, without the split."""
+    return name.rpartition(".")[2]
+
+
+def _binned(points: Points) -> list[tuple[int, list[float]]]:
+    """Points to draw: the values of neighbouring steps together where there are many."""
+    width = -(-len(points) // MOST_POINTS)
+    groups = [points[start : start + width] for start in range(0, len(points), width)]
+    return [(group[-1][0], [value for _, value in group]) for group in groups]
+
+
+def _texts(found: History) -> Iterator[Child]:
+    """The last notes: samples, spikes, steps left out."""
+    for step, name, text in found.texts[-LAST_TEXTS:]:
+        yield tag("h3", f"{name}, step {step:,}")
+        yield tag("pre", text, class_="text")
+
+
+def _origin(run: Run, facts: Facts) -> Iterator[Child]:
+    """The environment, and each process that trained."""
+    known = {"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits}
+    yield terms({name: str(value) for name, value in known.items() if value not in (None, {})})
+    yield tag("ul", *(tag("li", _session(one)) for one in facts.sessions), class_="notes")
+
+
+def _session(one: dict[str, object]) -> str:
+    seconds = one.get("seconds")
+    time = f", {seconds:,.0f} s" if isinstance(seconds, float) else ""
+    return f"{one['began']}: {one['command']}: {one['ended'] or 'did not end'}{time}"
