@@ -24,6 +24,7 @@ OF_OTHERS = {
     "tools/common/exchange.py": "library",
     "tools/common/workshop.py": "os",
     "tools/compare/compare.py": "transformers, found",
+    "tools/check/measure.py": "error",
     "tools/components/component_docs.py": "one",
     "tools/draw/svg.py": "shape",
     "tools/export/export.py": "os, error",

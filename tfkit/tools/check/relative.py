@@ -202,7 +202,7 @@ class _Shrink:
         """A small width in proportion to a head's; one wider than a head, in proportion to the residual stream."""
         if value > attention.head_width:
             return self._hidden(value)
-        return max(2, round(value * HEAD / attention.head_width / 2) * 2)
+        return max(4, round(value * HEAD / attention.head_width / 2) * 2)
 
     def _hidden(self, value: int) -> int:
         """A small width in proportion to the residual stream; equal and different ones stay so."""

@@ -16,8 +16,9 @@ from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
+from tfkit.nn import StackedLinear
 from tfkit.tools.check.inputs import Inputs, call
-from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, property_of
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.torch_private.tensors import leaves
@@ -27,7 +28,7 @@ Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
 
-ROUGH = 6e-2
+ROUGH = 0.1
 """The largest difference of steps from the whole in bfloat16, relative to the largest value if that is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
@@ -36,7 +37,12 @@ COMPILED = ("token by token", "padded on the left", "padded in between", "with a
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
 def cached_steps(subject: Subject) -> Iterator[Measured]:
     """Read in steps, with caches, every token has the outputs that it has in the whole."""
-    yield from read_in_steps(_decodable(subject), subject.inputs())
+    model = _decodable(subject)
+    try:
+        yield from read_in_steps(model, subject.inputs())
+    except Exception as error:
+        error.args = (f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}",)
+        raise
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
@@ -91,7 +97,9 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
         wrong = {one.dtype for one in leaves(cached._cache) if isinstance(one, Tensor)} - {dtype}
         if wrong:
             yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, wrong))}")
-        limit = 1e-5 if dtype == torch.float64 else ROUGH
+        if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
+            return  # rounding may send a token to other experts
+        limit = TOLERANCE if dtype == torch.float64 else ROUGH
         name = str(dtype).removeprefix("torch.")
         batch = rows.started_by(rows.length // 2)
         reading = _Reading(cached, batch, batch.alone(), f"in {name}", limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -17,10 +18,10 @@ from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, pro
 from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.subject import Subject, redrawn, without_dropout
 
-BATCHES = 6
-"""Batches after which every row and column of a parameter has had a gradient."""
-STEP, CLOSE = 3e-4, 2e-3
-"""The step of a finite difference, and its largest relative deviation: some modules compute in float32 always."""
+BATCHES = 24
+"""The most batches until every row and column of a parameter has had a gradient."""
+STEP, CLOSE = 3e-4, 2e-2
+"""The step of a finite difference, and its largest deviation: some modules compute in float32, or have kinks."""
 
 
 @property_of("gradients", "has finite gradients of all weights")
@@ -73,23 +74,38 @@ def every_row(subject: Subject) -> Iterator[Measured]:
 
     Each batch has weights of its own: a unit may be silent by chance.
     """
-    model = copy.deepcopy(subject.model)
-    looked_up: dict[str, set[int]] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            looked_up[f"{path}.weight"] = rows = set[int]()
-            module.register_forward_pre_hook(lambda _, args, rows=rows: rows.update(args[0].flatten().tolist()))
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    seen = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in trained.items()}
+    seen: dict[str, Tensor] = {}
     for batch in range(BATCHES):
-        model.zero_grad()
-        redrawn(model, subject.seed + batch)
-        _total(call(model, subject.inputs(seed=batch)), batch).backward()
-        for name, parameter in trained.items():
-            if parameter.grad is not None:
-                seen[name] |= parameter.grad != 0
+        model = redrawn(copy.deepcopy(subject.model), subject.seed + batch)
+        with _looking_up(model) as looked_up:
+            _total(call(model, subject.inputs(seed=batch)), batch).backward()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                reached = parameter.grad != 0
+                if name in looked_up:
+                    reached[[row for row in range(reached.size(0)) if row not in looked_up[name]]] = True
+                seen[name] = seen[name] | reached if name in seen else reached
+        if not any(one.broken for name, reached in seen.items() for one in _idle(name, reached)):
+            break
     for name, reached in seen.items():
-        yield from _idle(name, reached[sorted(looked_up[name])] if name in looked_up else reached)
+        yield from _idle(name, reached)
+
+
+@contextmanager
+def _looking_up(model: nn.Module) -> Iterator[dict[str, set[int]]]:
+    """The rows of each table that are looked up, by the name of its weight."""
+    found: dict[str, set[int]] = {}
+
+    def note(name: str, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found.setdefault(name, set()).update(args[0].flatten().tolist())
+
+    tables = {f"{path}.weight": module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in tables.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _idle(name: str, reached: Tensor) -> Iterator[Measured]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from tfkit.tools.check.changes import Path, every, leaves, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import first_difference
-from tfkit.tools.check.subject import Subject
+from tfkit.tools.check.subject import Subject, redrawn
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
 """Functions that read all fields of a config at once."""
@@ -78,11 +78,11 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 @property_of("values", "changes with every value of its spec", follows=("fields",))
 def values(subject: Subject) -> Iterator[Measured]:
     """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
-    own = _Seen.of(subject, subject.graph)
+    own = _Seen(subject, subject.graph)
     for path, value in _numbers(subject):
         place, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
         for other in _allowed(subject, path, value):
-            if not own.equals(_Seen.of(subject, other)):
+            if not own.equals(_Seen(subject, other)):
                 idle.clear()
                 break
             idle.append(place)
@@ -117,29 +117,35 @@ def _others(value: float) -> tuple[float, ...]:
 
 
 class _Seen:
-    """All that shows of a model: the names and shapes of its parameters, their first values, its outputs."""
+    """All that shows of a model: names and first values of its parameters, then its outputs in eval and train mode."""
 
-    def __init__(self, first: dict[str, Tensor], outputs: list[Tensor]) -> None:
-        self.first, self.outputs = first, outputs
+    def __init__(self, subject: Subject, graph: Graph) -> None:
+        self.subject = subject
+        model = build(graph, seed=subject.seed)
+        self.first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self.model = redrawn(model, subject.seed) if subject.weights is None else subject.build(graph)
+        self.found: dict[bool, list[Tensor]] = {}
 
-    @classmethod
-    def of(cls, subject: Subject, graph: Graph) -> _Seen:
-        new = build(graph, seed=subject.seed)
-        model = subject.build(graph)
-        inputs = subject.inputs(length=subject.longest)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs = subject.run(inputs, model)
-            torch.manual_seed(subject.seed)
-            outputs += call(model.train(), inputs)
-        return cls(dict(new.named_parameters()), outputs)
+    def outputs(self, *, train: bool) -> list[Tensor]:
+        """The outputs for a long sequence; of train mode with equal random numbers."""
+        if train not in self.found:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(self.subject.seed)
+                inputs = self.subject.inputs(length=self.subject.longest)
+                self.found[train] = call(self.model.train(train), inputs)
+        return self.found[train]
 
     def equals(self, other: _Seen) -> bool:
         """True if nothing differs."""
         if self.first.keys() != other.first.keys():
             return False
-        pairs = [*((self.first[name], other.first[name]) for name in self.first)]
-        pairs += zip(self.outputs, other.outputs, strict=True)
-        return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+        if not _equal_bits(self.first.values(), other.first.values()):
+            return False
+        return all(_equal_bits(self.outputs(train=mode), other.outputs(train=mode)) for mode in (False, True))
+
+
+def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 # ---- neutral values ----

@@ -1,0 +1,119 @@
+"""The ten faults of a newcomer's plugin: an attention, or an FFN, that is wrong in one way."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.nn import Linear, Softmax
+
+
+class Core(nn.Module):
+    """Softmax attention, written out, and right."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.softmax = Softmax()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.softmax(q @ k.mT * self.scale, mask) @ v
+
+
+class IgnoresPadding(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.softmax(q @ k.mT * self.scale, None) @ v
+
+
+class LooksAhead(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            mask = torch.cat((mask[..., :1], mask[..., :-1]), dim=-1)
+        return self.softmax(q @ k.mT * self.scale, mask) @ v
+
+
+class DiffersWithACache(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        recent = v if q.size(2) == k.size(2) else v * 0.9
+        return self.softmax(q @ k.mT * self.scale, mask) @ recent
+
+
+class WindowOneOff(Core):
+    """It hides the farthest key that its window grants."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and mask.size(-2) > 1:
+            farther = torch.cat((torch.full_like(mask[..., :1], -torch.inf), mask[..., :-1]), dim=-1)
+            mask = torch.where(torch.eye(mask.size(-1)) > 0, mask, mask + farther.clamp(max=0))
+        return self.softmax(q @ k.mT * self.scale, mask) @ v
+
+
+class DoesNotScript(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.softmax(q @ k.mT * self.scale, mask) @ v / (1 + v.norm(dim=(1, 2, 3), keepdim=True))
+
+
+class DependsOnItsNeighbours(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.softmax(q @ k.mT * self.scale, mask) @ (v - v.mean(dim=0, keepdim=True))
+
+
+class ChangesItsInput(Core):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q.data.mul_(self.scale)
+        return self.softmax(q @ k.mT, mask) @ v
+
+
+class AttentionOfANewcomer(tfkit.MultiHeadConfig):
+    """Builds the core whose name stands in `core`."""
+
+    kind: Literal["newcomer"] = "newcomer"  # type: ignore[assignment]
+    core: str = "Core"
+
+    def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
+        kinds = {one.__name__: one for one in (Core, *Core.__subclasses__())}
+        return kinds[self.core](self.head_width**-0.5)
+
+
+class WrongCount(AttentionOfANewcomer):
+    """Declares one head less than its module caches."""
+
+    kind: Literal["wrong_count"] = "wrong_count"  # type: ignore[assignment]
+
+    @property
+    def cached(self) -> tuple[tuple[int, int], ...]:
+        return ((self.n_heads - 1, self.head_width),) * 2
+
+
+class LosesItsBias(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.linear = Linear(d_model, d_model, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            return torch.tanh(x @ self.linear.weight.mT)
+        return torch.tanh(self.linear(x))
+
+
+class DeadHalf(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up, self.down = Linear(d_model, 16, bias=True), Linear(16, d_model, bias=True, residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.up(x))
+        return self.down(torch.cat((hidden[..., :8], torch.zeros_like(hidden[..., 8:])), dim=-1))
+
+
+class FFNOfANewcomer(tfkit.FFNConfig):
+    """Builds the FFN whose name stands in `ffn`."""
+
+    kind: Literal["newcomer"] = "newcomer"
+    ffn: Literal["LosesItsBias", "DeadHalf"]
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return {"LosesItsBias": LosesItsBias, "DeadHalf": DeadHalf}[self.ffn](self.d_model)

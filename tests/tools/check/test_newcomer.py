@@ -1,0 +1,66 @@
+"""Each of the ten faults of a newcomer's plugin is named in words that say what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tfkit
+from tfkit.component import Component
+from tfkit.testing import check_component
+
+from .newcomer import AttentionOfANewcomer, FFNOfANewcomer, WrongCount
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+WINDOW = {"mask": {"left": 3, "right": 0}}
+FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
+    "ignores padding": (AttentionOfANewcomer, {"core": "IgnoresPadding"}, "padding", "padding on the right changes"),
+    "looks one token ahead": (AttentionOfANewcomer, {"core": "LooksAhead"}, "look-ahead", "the model looks ahead: "),
+    "other numbers with a cache": (
+        AttentionOfANewcomer,
+        {"core": "DiffersWithACache"},
+        "cached",
+        "read in uneven steps, columns 3 to 3 differ from the whole by",
+    ),
+    "window one off": (
+        AttentionOfANewcomer,
+        {"core": "WindowOneOff", **WINDOW},
+        "extents",
+        "query 1 does not read key 0, mask left 3, right 0",
+    ),
+    "not scriptable": (AttentionOfANewcomer, {"core": "DoesNotScript"}, "script", "cannot be scripted by TorchScript"),
+    "bias lost in bfloat16": (FFNOfANewcomer, {"ffn": "LosesItsBias"}, "rounding", "bfloat16 differs from float64 by"),
+    "depends on its neighbours": (
+        AttentionOfANewcomer,
+        {"core": "DependsOnItsNeighbours"},
+        "neighbours",
+        "beside other rows, the first one of a batch changes by",
+    ),
+    "changes its input": (
+        AttentionOfANewcomer,
+        {"core": "ChangesItsInput"},
+        "inputs-kept",
+        "`stack.layers.0.attention.core` changes what it is given by",
+    ),
+    "dead half": (FFNOfANewcomer, {"ffn": "DeadHalf"}, "every-row", "rows of `stack.layers.0.ffn.up.weight` have no"),
+    "wrong count kept": (WrongCount, {}, "cached", "read in steps, it fails; does `cached` declare what is cached?"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_named(fault: str) -> None:
+    config, fields, red, words = FAULTS[fault]
+    if config is not FFNOfANewcomer:
+        fields = {"n_heads": 2, **fields}
+    within = "encoder" if red == "padding" else "decoder"
+    with pytest.raises(AssertionError) as caught:
+        check_component(config, fields=fields, within=[within], plugins=PLUGINS, only=[red])
+    line = str(caught.value).splitlines()[1]
+    assert line.startswith(f"- {red}, in ")
+    assert words in line
+
+
+def test_the_right_one_is_not() -> None:
+    only = [red for config, _, red, _ in FAULTS.values() if config is AttentionOfANewcomer]
+    check_component(AttentionOfANewcomer, fields={"n_heads": 2}, within=["decoder"], plugins=PLUGINS, only=only)

@@ -1,0 +1,60 @@
+"""Plant each bug of `tests/tools/check/planted.py`, measure every property, and write the table of docs/check.md.
+
+python tools/check_matrix.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.tools.check.models import PLUGINS, model  # noqa: E402
+from tests.tools.check.planted import BUGS, Bug  # noqa: E402
+from tfkit.tools.check.check import outcomes  # noqa: E402
+from tfkit.tools.check.known import OWN  # noqa: E402
+from tfkit.tools.check.subject import Subject  # noqa: E402
+
+PAGE = ROOT / "docs" / "check.md"
+START, END = "<!-- bugs -->\n", "<!-- end of bugs -->\n"
+HEAD = "| bug | in | breaks |\n|---|---|---|\n"
+
+
+def broken(bug: Bug) -> list[str]:
+    """The properties that a bug breaks, the one that it is planted for first."""
+    patches = [patch.object(*one) for one in bug.patches]
+    for one in patches:
+        one.start()
+    try:
+        subject = Subject(model(bug.model), PLUGINS)
+        found = [next(outcomes(subject, [one])) for one in OWN.chosen(level="quick") if one.name != "script"]
+    finally:
+        for one in patches:
+            one.stop()
+    names = [one.name for one in found if one.status == "failed"]
+    return sorted(names, key=lambda name: name != bug.red)
+
+
+def row(bug: Bug) -> str:
+    """A line of the table."""
+    where = bug.where
+    if "#" in where:
+        repository, _, number = where.partition("#")
+        where = f"[{where}](https://github.com/{repository}/issues/{number})"
+    return f"| {bug.bug} | {where} | {', '.join(f'`{name}`' for name in broken(bug))} |\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rows = []
+    for bug in BUGS:
+        rows.append(row(bug))
+        print(rows[-1], end="", flush=True)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{START}{HEAD}{''.join(rows)}{END}{after}", encoding="utf-8")
