@@ -63,7 +63,7 @@ def import_config(
 
     Args:
         path: the file, or the folder that holds it.
-        family: a spec with a `checkpoint` section that defines the meaning of the fields; unless given, the one of
+        family: a spec whose family defines the meaning of the fields; unless given, the one of
             tfkit for the file's `model_type`.
         name: the name of the model; that of its folder unless given.
         plugins: the components to choose from.
