@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from .. import known
 from ..sampling import chosen
 from .cases import QUICK
 
+_NAMED = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in known.NAMES if (PUBLISHED / f"{name}.json").exists()]
 AUTO = {
@@ -87,3 +89,10 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     times = Counter(id(parameter) for name, parameter in every.items() if name in read)
     untied = [(times[id(p)] - 1) * p.numel() for p in counted.values() if times[id(p)] > 1]
     return sum(p.numel() for p in counted.values()) + sum(buffers) + sum(untied)
+
+
+def test_each_family_has_one_spec_that_names_it() -> None:
+    """That spec is what a config.json of the family changes; the others extend it."""
+    named = [said[1] for spec in known.KNOWN.files.values() if (said := _NAMED.search(spec.path.read_text("utf-8")))]
+    assert sorted(named) == sorted(known.KNOWN.families)
+    assert all(tfkit.load(name).spec.family.model_type == type for type, name in families(known.KNOWN).items())

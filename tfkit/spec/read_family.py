@@ -8,7 +8,7 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.spec import source
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import Read, shortest
 from tfkit.spec.family import merged, with_type, without_nulls
 from tfkit.spec.find import find_family
 from tfkit.spec.merge import is_null, without
@@ -24,8 +24,11 @@ def in_place(root: Mapping, known: KnownSpecs) -> Mapping:
     return Mapping({**root.items, "checkpoint": family_of(node, known)}, root.keys, root.span)
 
 
-def family_of(node: Node, known: KnownSpecs) -> Mapping:
-    """The text of a family, given by a name or in place, with all that it extends; raises SpecError."""
+def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mapping:
+    """The text of a family, given by a name or in place, with all that it extends; `read` reads one file.
+
+    Raises SpecError if there is no such family.
+    """
     if not isinstance(node, Mapping):
         node = Mapping({"extends": node}, {"extends": node.span}, node.span)
     if "config" in node.items:
@@ -44,7 +47,7 @@ def family_of(node: Node, known: KnownSpecs) -> Mapping:
             message = f"a family cannot extend itself: {quoted(str(shortest(path)))}"
             raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
         chain.append(path)
-        texts.append(with_type(source.read(path, name=str(shortest(path))), path.stem))
+        texts.append(with_type(read(path, name=str(shortest(path))), path.stem))
     whole = reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), None)
     assert whole is not None
     return without_nulls(whole)

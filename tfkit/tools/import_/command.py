@@ -20,11 +20,14 @@ from tfkit.errors import printable
     CONFIG is a config.json of transformers, or the folder that holds it. The spec
     has the model's graph and the names of its tensors, so that the weights in that
     folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose value no
-    spec of the family can have is an error.
+    spec of the family can have is an error. For a type that is unknown, --draft
+    writes the beginning of a family, from the one that has the most of its fields
+    and tensors.
     """,
     examples="""
     tfkit import downloads/Llama-3.2-1B -o llama.yaml
     tfkit import config.json --family my_family.yaml
+    tfkit import downloads/new --draft families/new.yaml
     """,
 )
 @click.argument("config", metavar="CONFIG", type=click.Path(path_type=Path))
@@ -35,15 +38,34 @@ from tfkit.errors import printable
     shell_complete=complete_spec,
     help="The spec that defines the fields.  [default: by model_type]",
 )
+@click.option(
+    "--draft", metavar="FILE", type=click.Path(path_type=Path), help="Write a draft of a family to this file."
+)
 @click.option("--name", metavar="NAME", help="The name of the model.  [default: its folder]")
 @json_option
 def import_(
-    reader: Reader, config: Path, output: Path | None, family: str | None, name: str | None, json: bool
+    reader: Reader,
+    config: Path,
+    output: Path | None,
+    family: str | None,
+    draft: Path | None,
+    name: str | None,
+    json: bool,
 ) -> None:
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import check_file, write_file
-    from tfkit.tools.import_.importing import import_config
+    from tfkit.tools.import_.importing import draft_family, import_config
 
+    if draft is not None:
+        if output is not None or family is not None or name is not None:
+            raise click.UsageError("--draft writes a family, and no spec: leave out --output, --family and --name")
+        check_file(draft)
+        text, near = draft_family(config, reader.plugins.specs)
+        write_file(draft, text)
+        print_json({"nearest": near, "family": text}) if json else click.echo(
+            f"wrote {printable(str(draft))}: from {near}"
+        )
+        return
     if output is not None:
         check_file(output)
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)

@@ -28,6 +28,7 @@ from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
+from tfkit.tools.import_.draft import draft, nearest
 from tfkit.tools.show.values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -62,7 +63,7 @@ def import_config(
 
     Args:
         path: the file, or the folder that holds it.
-        family: a spec with a `checkpoint` section that defines the meaning of the fields; unless given, the one of
+        family: a spec whose family defines the meaning of the fields; unless given, the one of
             tfkit for the file's `model_type`.
         name: the name of the model; that of its folder unless given.
         plugins: the components to choose from.
@@ -86,6 +87,16 @@ def import_config(
     tree = without_idle(tree, plugins)
     graph = expand(resolve_spec(tree, plugins, file=str(path)))
     return Imported(render_tree(tree), graph, str(family))
+
+
+def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
+    """The draft of a family for a config.json of an unknown type, and the family that it begins with, in words."""
+    path = Path(path)
+    path = path / CONFIG if os.path.isdir(path) else path
+    root = read(path)
+    config = plain(root)
+    near = nearest(config, path.parent, known, root.span)
+    return draft(config, near), str(near)
 
 
 def families(known: KnownSpecs) -> dict[str, str]:
@@ -118,7 +129,7 @@ def _unknown_family(model_type: str, there: Collection[str], span: Span, known: 
         return Diagnostic(message, span, "model_type", help=help)
     near = closest(model_type, there)
     notes = (f"known: {listing(sorted(there), 200)}",)
-    help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}"
+    help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}; --draft FILE begins one"
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 

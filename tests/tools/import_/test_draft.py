@@ -1,0 +1,53 @@
+"""The nearest family of a model of an unknown type, and the draft that begins with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import tfkit
+from tfkit.tools.import_.importing import draft_family, import_config
+
+from ...known import KNOWN
+
+PUBLISHED = Path(__file__).parents[2] / "published"
+
+
+def changed(name: str, folder: Path, **fields: object) -> Path:
+    config = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "new", **fields}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "family"), [("gpt2", "gpt2"), ("gemma2_9b", "gemma2"), ("bart_base", "bart")])
+def test_the_nearest_family_is_its_own(name: str, family: str, tmp_path: Path) -> None:
+    text, near = draft_family(changed(name, tmp_path), KNOWN)
+    assert near.startswith(f"{family}, with ")
+    assert f"extends: {family}\n" in text
+
+
+def test_fields_and_tensors_that_it_lacks_are_open(tmp_path: Path) -> None:
+    folder = changed("gpt2", tmp_path, n_odd=3)
+    save_file(
+        {"transformer.h.0.ln_1.weight": torch.ones(2), "h.0.odd.weight": torch.ones(2)}, folder / "model.safetensors"
+    )
+    text, near = draft_family(folder, KNOWN)
+    assert near.endswith("and 1 of 2 tensors")
+    assert '  "n_odd": "?"  # 3 here\n' in text
+    assert '  "?": "h.{i}.odd"\n' in text
+
+
+def test_an_open_line_is_refused_where_it_stands(tmp_path: Path) -> None:
+    folder = changed("gpt2", tmp_path, n_odd=3)
+    (tmp_path / "new.yaml").write_text(draft_family(folder, KNOWN)[0], encoding="utf-8")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("extends: gpt2\nname: new\ncheckpoint: ./new.yaml\n", encoding="utf-8")
+    with pytest.raises(tfkit.SpecError) as caught:
+        import_config(folder, family=spec)
+    (wrong,) = caught.value.diagnostics
+    assert wrong.span is not None
+    assert "n_odd" in wrong.span.source.line(wrong.span.line)
