@@ -1,4 +1,4 @@
-"""Each field of a config.json changed by itself: transformers then has another model or the same one, and so must we."""
+"""Each field of a config.json changed by itself: transformers then has another model or the same, and so must we."""
 
 from __future__ import annotations
 
@@ -19,39 +19,37 @@ from tfkit.errors import SpecError
 from .case import Case, Trial, check_logits
 
 Verdict = Literal["equal", "refused", "illegal", "wrong", "crashed"]
-NOT_THE_MODEL = set(
-    [
-        "architectures",
-        "model_type",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "name_or_path",
-        "_name_or_path",
-        "bos_token_id",
-        "eos_token_id",
-        "sep_token_id",
-        "cls_token_id",
-        "return_dict",
-        "output_attentions",
-        "output_hidden_states",
-        "chunk_size_feed_forward",
-        "use_cache",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "decoder_start_token_id",
-        "task_specific_params",
-        "initializer_range",
-        "initializer_factor",
-        "init_std",
-        "tokenizer_class",
-        "is_encoder_decoder",
-        "num_labels",
-    ]
-)
+NOT_THE_MODEL = {
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "name_or_path",
+    "_name_or_path",
+    "bos_token_id",
+    "eos_token_id",
+    "sep_token_id",
+    "cls_token_id",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "chunk_size_feed_forward",
+    "use_cache",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "decoder_start_token_id",
+    "task_specific_params",
+    "initializer_range",
+    "initializer_factor",
+    "init_std",
+    "tokenizer_class",
+    "is_encoder_decoder",
+    "num_labels",
+}
 """Fields that say nothing about what a model with given weights computes."""
 ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "quick_gelu")
 
