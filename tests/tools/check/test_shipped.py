@@ -29,6 +29,12 @@ def test_a_shipped_spec_has_every_property(name: str) -> None:
     check(name, ())
 
 
+@pytest.mark.parametrize("name", chosen(["deepseek_v3", "gpt_oss_20b", "dbrx"], ["deepseek_v3"]))
+def test_a_mixture_is_compared_with_the_same_experts(name: str) -> None:
+    """Another choice is no rounding, and no derivative."""
+    check(name, ("rounding", "derivatives"))
+
+
 def check(name: str, only: tuple[str, ...]) -> None:
     graph = relative(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph
     properties = properties_of(PLUGINS).chosen(only, "quick")

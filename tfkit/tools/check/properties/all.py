@@ -16,6 +16,7 @@ from tfkit.tools.check.properties import (
     storage,
     streams,
     symmetry,
+    trained,
     training,
     values,
 )
@@ -25,6 +26,7 @@ PROPERTIES: tuple[Property, ...] = (
     basics.weights,
     basics.forward,
     basics.eval_mode,
+    trained.in_places,
     values.fields_read,
     batches.alone,
     numbers.types,

@@ -15,6 +15,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.nn import Context
 from tfkit.tools.build.first_run import run_watched
+from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of
 from tfkit.tools.check.places import first_difference
@@ -63,14 +64,19 @@ def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
 def rounding(subject: Subject) -> Iterator[Measured]:
-    """float32 and bfloat16 beside float64; of float32 at every position alike."""
-    exact, inputs = _converted(subject, torch.float64), subject.inputs()
-    wanted = subject.run(_cast(inputs, torch.float64), exact)
+    """float32 and bfloat16 beside float64, with the same experts; of float32 at every position alike."""
+    exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
+
+    def run(model: fx.GraphModule, dtype: torch.dtype) -> list[Tensor]:
+        with choices:
+            return subject.run(_cast(inputs, dtype), model)
+
+    wanted = run(exact, torch.float64)
     for dtype, limit in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
         model = _converted(subject, dtype)
-        runs = partial(call, exact, _cast(inputs, torch.float64)), partial(call, model, _cast(inputs, dtype))
+        runs = partial(run, exact, torch.float64), partial(run, model, dtype)
         where = partial(first_difference, exact, *runs, _wide, second=model, limit=limit)
-        for want, found in zip(wanted, subject.run(_cast(inputs, dtype), model), strict=True):
+        for want, found in zip(wanted, run(model, dtype), strict=True):
             error = _relative(found.double(), want)
             name = str(dtype).removeprefix("torch.")
             yield Measured(error, f"{name} differs from float64 by {error:.1e}", limit, where)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tfkit.graph.tables import heads_of_tables
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.tools.check.changes import Path, every, leaves, put
+from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
 from tfkit.tools.check.properties.basics import every_one
@@ -192,10 +193,12 @@ def _tied(subject: Subject) -> set[str]:
 
 
 def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Measured]:
-    """Compare the derivative along a random direction of each parameter with a finite difference."""
+    """Compare the derivative along a random direction of each parameter with a finite difference, the experts kept."""
     model = copy.deepcopy(subject.model).double()
     inputs = {name: x.double() if x.is_floating_point() else x for name, x in subject.inputs(batch=2).items()}
-    _total(call(model, inputs)).backward()
+    choices = Choices()
+    with choices:
+        _total(call(model, inputs)).backward()
     for name, parameter in model.named_parameters():
         if not chosen(name) or parameter.grad is None:
             continue
@@ -207,7 +210,8 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
             values = []
             for step in (STEP, -STEP):
                 parameter.add_(direction, alpha=step)
-                values.append(float(_total(call(model, inputs))))
+                with choices:
+                    values.append(float(_total(call(model, inputs))))
                 parameter.sub_(direction, alpha=step)
         found = (values[0] - values[1]) / (2 * STEP)
         size = max(1.0, abs(want), float(parameter.grad.norm()))

@@ -1,0 +1,148 @@
+"""Tensors that are not where they were trained: the check names them, in a published folder and in one of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import tfkit
+from tfkit.checkpoint.weights import places
+
+Run = Callable[..., str]
+Weights = dict[str, Tensor]
+LLAMA = """
+extends: llama3_8b
+name: small
+d_model: 64
+vocab_size: 97
+graph:
+  decoder: {n_layers: 5, attention: {n_heads: 4, n_kv_heads: 2}, ffn: {d_ff: 96}}
+"""
+VERSES = """
+tfkit: 1
+name: verses
+seed: 1
+model:
+  vocab_size: data.vocab_size
+  d_model: 64
+  norm: rmsnorm
+  graph:
+    embedding: embedding
+    decoder:
+      block: decoder
+      n_layers: 4
+      attention: {kind: mha, n_heads: 4, position: rope}
+      ffn: {kind: swiglu, d_ff: 128}
+    head: lm_head
+data: {kind: text, files: tinyshakespeare}
+batch: {sequences: 16, length: 64}
+steps: 800
+optimizer: {kind: adamw, lr: 3e-3, weight_decay: 0.1}
+schedule: {kind: cosine, warmup: 20}
+clip: 1.0
+"""
+
+
+def balanced(model: torch.fx.GraphModule) -> None:
+    """Give each unit between two tensors of a layer a size of its own on both sides; units of a gate lean one way."""
+    state, found = model.state_dict(), places(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for number in range(5):
+            part = {name.split(".", 3)[3]: place.view(state) for name, place in found.items() if f"s.{number}." in name}
+            up, gate, down = (part[f"ffn.{name}.weight"] for name in ("up", "gate", "down"))
+            size = torch.randn(len(up), generator=generator).exp()
+            up.mul_(size[:, None])
+            gate.mul_(size[:, None]).add_(gate.std())
+            down.mul_(size)
+            value, output = part["attention.project.v.weight"], part["attention.output.weight"]
+            size = torch.randn(len(value), generator=generator).exp()
+            value.mul_(size[:, None])
+            output.mul_(size.view(2, 1, 16).expand(2, 2, 16).flatten())
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A published folder whose weights are balanced."""
+    graph = tfkit.loads(LLAMA)
+    model = tfkit.build(graph)
+    balanced(model)
+    tfkit.save(model, tmp_path / "small", layout="huggingface")
+    return tmp_path / "small"
+
+
+def change(folder: Path, change: Callable[[Weights], None]) -> None:
+    """Change the weights in a folder."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def exchange(one: str, other: str) -> Callable[[Weights], None]:
+    def change(weights: Weights) -> None:
+        weights[one], weights[other] = weights[other].clone(), weights[one].clone()
+
+    return change
+
+
+def transpose(name: str) -> Callable[[Weights], None]:
+    def change(weights: Weights) -> None:
+        weights[name] = weights[name].T.contiguous()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            exchange("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+            "`decoder.layers.1.ffn.gate.weight` and `decoder.layers.1.ffn.up.weight` are exchanged",
+        ),
+        (
+            exchange("model.layers.0.mlp.down_proj.weight", "model.layers.3.mlp.down_proj.weight"),
+            "`decoder.layers.0.ffn.down.weight` and `decoder.layers.3.ffn.down.weight` are exchanged",
+        ),
+        (
+            transpose("model.layers.2.self_attn.o_proj.weight"),
+            "`decoder.layers.2.attention.output.weight` is transposed",
+        ),
+    ],
+)
+def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None], said: str) -> None:
+    arguments = "check", str(published), "--only", "places"
+    assert "1 ok" in run(*arguments)
+    change(published, fault)
+    assert said in " ".join(run(*arguments, status=1).split())
+
+
+def test_random_weights_say_nothing(run: Run, tmp_path: Path) -> None:
+    tfkit.save(tfkit.build(tfkit.loads(LLAMA)), tmp_path / "new")
+    text = " ".join(run("check", str(tmp_path / "new"), "--only", "places").split())
+    assert "does not apply: training shows in no 4 layers that are alike" in text
+
+
+@pytest.mark.slow
+def test_training_leaves_what_it_takes(run: Run, tmp_path: Path) -> None:
+    """Of a model that was really trained."""
+    (tmp_path / "verses.yaml").write_text(VERSES)
+    run("train", str(tmp_path / "verses.yaml"), "-o", str(tmp_path / "out"))
+    folder = tmp_path / "out" / "step-800"
+    arguments = "check", str(folder), "--only", "places"
+    assert "1 ok" in run(*arguments)
+    at = "decoder.layers.{}.{}.weight".format
+    for one, other in (
+        (at(1, "ffn.down"), at(2, "ffn.down")),
+        (at(0, "attention.output"), at(3, "attention.output")),
+    ):
+        change(folder, exchange(one, other))
+        assert f"`{one}` and `{other}` are exchanged" in " ".join(run(*arguments, status=1).split())
+        change(folder, exchange(one, other))
+    change(folder, transpose(at(2, "attention.output")))
+    assert f"`{at(2, 'attention.output')}` is transposed" in " ".join(run(*arguments, status=1).split())

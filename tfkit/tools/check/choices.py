@@ -1,0 +1,33 @@
+"""Choices of the largest values, such as those of experts: what jumps between them is smooth while they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Choices(TorchFunctionMode):
+    """The choices of `torch.topk` in the run within its first `with`; runs in later ones make the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+        self.left: Iterator[Tensor] | None = None
+
+    def __enter__(self) -> Any:
+        self.left = iter(self.made) if self.made else None
+        return super().__enter__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is not torch.topk:
+            return found
+        if self.left is None:
+            self.made.append(found.indices)
+            return found
+        chosen = next(self.left)
+        return torch.return_types.topk((args[0].gather((kwargs or {}).get("dim", -1), chosen), chosen))

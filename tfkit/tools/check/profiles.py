@@ -1,0 +1,200 @@
+"""Traces that training leaves in the weights of a layer, and edits that bring a lost one back.
+
+Two matrices with units between them can trade a factor: rows of `up` times c, columns of `down` through c, and all
+stays. Training keeps the difference of their squares, and decay makes it small: a unit that is large on one side is
+large on the other. So it is with queries and keys, values and `output`, a norm and what reads it. In a GLU, units of
+`up` may change their sign with those of `down`, and have no direction in common; those of `gate` have one.
+
+Balance: https://arxiv.org/abs/1806.00900.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+LAYERS = 4
+"""Layers that it takes to know what is usual."""
+MATCH, SIGMAS = 0.3, 3.5
+"""The least median of a trace over layers, as a correlation and in standard deviations of chance."""
+LEAN = 0.4
+"""The same of the lean of a gate, as a logarithm."""
+LOST, BACK = 0.4, 0.6
+"""Parts of the median: a trace below the first is lost, one above the second is there."""
+LEAST = 1e-12
+
+Axis = Literal["rows", "columns"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A tensor of a layer, as far as traces are concerned.
+
+    Attributes:
+        shape: its shape.
+        rows: the norm of each row; of a vector, each absolute value.
+        columns: the norm of each column; of a vector, each absolute value.
+        lean: the square of the sum of all rows, in squares of rows: 1 if they have no direction in common.
+        turned: the same of columns.
+    """
+
+    shape: torch.Size
+    rows: Tensor
+    columns: Tensor
+    lean: float = 1.0
+    turned: float = 1.0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Profile:
+        """The profile of a vector or a matrix."""
+        tensor = tensor.detach().float()
+        if tensor.dim() == 1:
+            return cls(tensor.shape, tensor.abs(), tensor.abs())
+        total = tensor.square().sum().clamp(min=LEAST)
+        lean, turned = (float(tensor.sum(axis).square().sum() / total) for axis in (0, 1))
+        return cls(tensor.shape, tensor.norm(dim=1), tensor.norm(dim=0), lean, turned)
+
+    @property
+    def square(self) -> bool:
+        """True for a matrix that could be transposed unseen."""
+        return len(self.shape) == 2 and self.shape[0] == self.shape[1]
+
+    def units(self, axis: Axis) -> Tensor:
+        """The norms along an axis."""
+        return self.rows if axis == "rows" else self.columns
+
+    def transposed(self) -> Profile:
+        """The profile of the transposed matrix."""
+        return Profile(self.shape, self.columns, self.rows, self.turned, self.lean)
+
+
+Parts: TypeAlias = Mapping[str, Profile]
+"""The tensors of a layer, by their paths in it."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A relation between two tensors of a layer: the norms of units that both have, or the lean of a gate.
+
+    Attributes:
+        one: a tensor, by its path in the layer.
+        other: the other.
+        axes: the axes of the units, `rows` or `columns` of both tensors; None compares leans.
+        group: channels of the first that are one of the other: those of this many heads of this width.
+        stream: true if the units are channels of the residual stream, which all layers have in common.
+    """
+
+    one: str
+    other: str
+    axes: tuple[Axis, Axis] | None
+    group: tuple[int, int] = (1, 1)
+    stream: bool = False
+
+    def scores(self, layers: Sequence[Parts]) -> Tensor:
+        """The strength of the trace in each layer."""
+        if self.axes is None:
+            return torch.tensor([layer[self.one].lean / layer[self.other].lean for layer in layers]).log()
+        first = [self._grouped(layer[self.one].units(self.axes[0])) for layer in layers]
+        second = [layer[self.other].units(self.axes[1]) for layer in layers]
+        return (self._centred(first) * self._centred(second)).sum(dim=1)
+
+    def least(self, layer: Parts) -> float:
+        """The usual strength from which on the trace says something."""
+        return LEAN if self.axes is None else max(MATCH, SIGMAS / len(layer[self.other].units(self.axes[1])) ** 0.5)
+
+    def _grouped(self, norms: Tensor) -> Tensor:
+        heads, width = self.group
+        return norms if heads == 1 else norms.view(-1, heads, width).norm(dim=1).flatten()
+
+    def _centred(self, norms: Sequence[Tensor]) -> Tensor:
+        """Logarithms without what is common to all units of a layer, or to all layers, of length 1."""
+        found = torch.stack([*norms]).clamp(min=LEAST).log()
+        if self.stream:
+            found = found - found.mean(dim=0)
+        found = found - found.mean(dim=1, keepdim=True)
+        return found / found.norm(dim=1, keepdim=True).clamp(min=LEAST)
+
+
+# ---- edits ----
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Two tensors that are exchanged, each by its layer and its path there; one that is transposed, if they are one."""
+
+    first: tuple[int, str]
+    second: tuple[int, str]
+
+    def changes(self, trace: Trace, layer: int) -> bool:
+        """True if the trace of that layer is between other tensors after it."""
+        return not {(layer, trace.one), (layer, trace.other)}.isdisjoint((self.first, self.second))
+
+    def of(self, layers: Sequence[Parts]) -> list[Parts]:
+        """The layers after it."""
+        found = [dict(layer) for layer in layers]
+        (a, one), (b, two) = self.first, self.second
+        if self.first == self.second:
+            found[a][one] = layers[a][one].transposed()
+        else:
+            found[a][one], found[b][two] = layers[b][two], layers[a][one]
+        return [*found]
+
+
+def _edits(layers: Sequence[Parts], suspects: Sequence[int]) -> Iterator[Edit]:
+    """Every edit of these layers that keeps all shapes."""
+    for number in suspects:
+        layer = layers[number]
+        yield from (Edit((number, name), (number, name)) for name, one in layer.items() if one.square)
+        for one, two in combinations(layer, 2):
+            if layer[one].shape == layer[two].shape:
+                yield Edit((number, one), (number, two))
+    for a, b in combinations(suspects, 2):
+        yield from (Edit((a, name), (b, name)) for name in layers[a])
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """The traces of some layers.
+
+    Attributes:
+        speaking: the number of traces that say something.
+        edits: the edits that bring back what is lost, the best first.
+    """
+
+    speaking: int
+    edits: tuple[Edit, ...] = ()
+
+
+def misplaced(layers: Sequence[Parts], traces: Sequence[Trace]) -> Misplaced:
+    """Find the edits of alike layers that bring lost traces back, and cost none."""
+    usual: dict[Trace, float] = {}
+    for trace in traces if len(layers) >= LAYERS else ():
+        median = float(trace.scores(layers).sort().values[len(layers) // 2])
+        if median >= trace.least(layers[0]):
+            usual[trace] = median
+    before = _strengths(layers, usual)
+    suspects = [number for number, lost in enumerate((before < LOST).any(dim=0).tolist()) if lost] if usual else []
+    found: list[tuple[float, Edit]] = []
+    for edit in _edits(layers, suspects):
+        touched = torch.tensor([[edit.changes(trace, number) for number in range(len(layers))] for trace in usual])
+        after, lost = _strengths(edit.of(layers), usual), touched & (before < LOST)
+        everywhere = torch.equal(lost.any(dim=0), touched.any(dim=0))
+        if (
+            lost.any()
+            and everywhere
+            and (after[lost] > BACK).all()
+            and (after >= before.clamp(max=BACK))[touched].all()
+        ):
+            found.append((float((after - before).sum()), edit))
+    found.sort(key=lambda one: -one[0])
+    return Misplaced(len(usual), tuple(edit for _, edit in found))
+
+
+def _strengths(layers: Sequence[Parts], usual: Mapping[Trace, float]) -> Tensor:
+    """The strength of each trace in each layer, as a part of the usual one."""
+    return torch.stack([trace.scores(layers) / median for trace, median in usual.items()] or [torch.ones(len(layers))])

@@ -1,0 +1,86 @@
+"""A property of trained weights: each tensor is where it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tfkit.checkpoint.weights import places
+from tfkit.component import AttentionConfig, Layer, Step
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
+from tfkit.tools.check.profiles import LAYERS, Edit, Parts, Profile, Trace, misplaced
+from tfkit.tools.check.subject import Subject
+
+
+@property_of("places", "has its tensors in the places of their training")
+def in_places(subject: Subject) -> Iterator[Measured]:
+    """No tensor is transposed, or exchanged for another, as far as the traces of training tell."""
+    if subject.weights is None:
+        raise DoesNotApplyError("the weights are random")
+    tensors = {name: place.view(subject.model.state_dict()) for name, place in places(subject.model).items()}
+    speaking = 0
+    for node in subject.graph.nodes:
+        for layers, traces in _alike(node.name, node.stack.layers if node.stack else (), tensors):
+            found = misplaced([*layers.values()], traces)
+            speaking += found.speaking
+            if found.edits:
+                paths = [*layers]
+                detail = ", or ".join(_in_words(edit, paths) for edit in found.edits)
+                where = paths[found.edits[0].first[0]]
+                yield Measured.fault(f"{detail}: undone, its units have the sizes of training again", where)
+    if not speaking:
+        raise DoesNotApplyError(f"training shows in no {LAYERS} layers that are alike")
+    yield Measured(0.0, "")
+
+
+def _alike(
+    node: str, layers: Sequence[Layer], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[dict[str, Parts], tuple[Trace, ...]]]:
+    """The layers of a stack that have equal traces and shapes, by their paths, and these traces."""
+    found: dict[Any, dict[str, Parts]] = {}
+    for number, layer in enumerate(layers):
+        path = f"{node}.layers.{number}"
+        own = {name.removeprefix(f"{path}."): one for name, one in tensors.items() if name.startswith(f"{path}.")}
+        traces = tuple(one for step in layer.steps for one in _traces(step) if own.keys() >= {one.one, one.other})
+        offsets = dict(_offsets(layer))
+        names = dict.fromkeys(name for one in traces for name in (one.one, one.other))
+        parts = {name: Profile.of(own[name] + offsets.get(name, 0)) for name in names}
+        found.setdefault((traces, tuple(one.shape for one in parts.values())), {})[path] = parts
+    for (traces, _), group in found.items():
+        yield group, traces
+
+
+def _traces(step: Step) -> Iterator[Trace]:
+    """The traces of a sublayer, if its tensors have the names of tfkit's own components."""
+    norm, path = f"{_norm_of(step)}.weight", step.name
+    if isinstance(step.config, AttentionConfig):
+        q, k, v, o = (f"{path}.{name}.weight" for name in ("project.q", "project.k", "project.v", "output"))
+        group = step.config.n_heads // step.config.kv_heads, step.config.head_width
+        yield Trace(q, k, ("rows", "rows"), group)
+        yield Trace(o, v, ("columns", "rows"), group)
+        readers = [q] if step.reads_memory else [q, k, v]
+    else:
+        gate, up, down = (f"{path}.{name}.weight" for name in ("gate", "up", "down"))
+        readers = [gate, up]
+        yield from (Trace(one, down, ("rows", "columns")) for one in readers)
+        yield Trace(gate, up, None)
+    yield from (Trace(norm, one, ("rows", "columns"), stream=True) for one in readers)
+
+
+def _norm_of(step: Step) -> str:
+    """The module of the norm that a sublayer reads."""
+    return "input_norm" if step.reads_input else f"{step.name}_norm_in"
+
+
+def _offsets(layer: Layer) -> Iterator[tuple[str, float]]:
+    """The number that each norm adds to its weight."""
+    for step in layer.steps:
+        config = layer.input_norm if step.reads_input else step.norm_in
+        yield f"{_norm_of(step)}.weight", dict(config or ()).get("offset", 0)
+
+
+def _in_words(edit: Edit, layers: Sequence[str]) -> str:
+    one, other = (f"`{layers[number]}.{name}`" for number, name in (edit.first, edit.second))
+    return f"{one} is transposed" if one == other else f"{one} and {other} are exchanged"
