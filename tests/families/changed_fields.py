@@ -1,4 +1,4 @@
-"""Each field of a config.json changed by itself: transformers then has another model or the same one, and so must we."""
+"""Each field of a config.json changed by itself: transformers has another model then or the same, and so have we."""
 
 from __future__ import annotations
 
@@ -16,43 +16,20 @@ import transformers
 
 from tfkit.errors import SpecError
 
-from .case import Case, Trial, check_logits
+from .case import Case, Trial, check_logits, reference
 
 Verdict = Literal["equal", "refused", "illegal", "wrong", "crashed"]
-NOT_THE_MODEL = set(
-    [
-        "architectures",
-        "model_type",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "name_or_path",
-        "_name_or_path",
-        "bos_token_id",
-        "eos_token_id",
-        "sep_token_id",
-        "cls_token_id",
-        "return_dict",
-        "output_attentions",
-        "output_hidden_states",
-        "chunk_size_feed_forward",
-        "use_cache",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "decoder_start_token_id",
-        "task_specific_params",
-        "initializer_range",
-        "initializer_factor",
-        "init_std",
-        "tokenizer_class",
-        "is_encoder_decoder",
-        "num_labels",
-    ]
+NOT_THE_MODEL = frozenset(
+    """
+    architectures model_type transformers_version dtype torch_dtype id2label label2id problem_type name_or_path
+    _name_or_path bos_token_id eos_token_id sep_token_id cls_token_id return_dict output_attentions output_hidden_states
+    chunk_size_feed_forward use_cache forced_bos_token_id forced_eos_token_id decoder_start_token_id
+    task_specific_params initializer_range initializer_factor init_std tokenizer_class is_encoder_decoder num_labels
+    """.split()  # noqa: SIM905
 )
 """Fields that say nothing about what a model with given weights computes."""
+TOLERANCE = 1e-3
+"""The largest difference of equal logits: sizes that were doubled round more."""
 ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "quick_gelu")
 
 
@@ -80,7 +57,10 @@ def _others(field: str, value: Any) -> Iterator[Any]:
         case bool():
             yield not value
         case int():
-            yield from (value * 2, max(1, value // 2)) if value > 1 else (1 - value,)
+            if field == "pad_token_id":  # tokens are drawn from 3 on
+                yield from {0, 2} - {value}
+            else:
+                yield from (value * 2, max(1, value // 2)) if value > 1 else (1 - value,)
         case float():
             yield value * 0.5 if value else 0.3
         case str() if value in ACTIVATIONS or "act" in field:
@@ -89,7 +69,7 @@ def _others(field: str, value: Any) -> Iterator[Any]:
             yield value[::-1]
             yield value[:-1]
         case dict():
-            for key, inner in value.items():
+            for key, inner in ((key, inner) for key, inner in value.items() if isinstance(key, str)):
                 for other in _others(key, inner):
                     yield {**value, key: other}
         case None:
@@ -99,6 +79,8 @@ def _others(field: str, value: Any) -> Iterator[Any]:
 def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
     """The outcome of a change, and the reason."""
     changed = replace(case, config={**deepcopy(dict(case.config)), change.field: change.value})
+    if change.field == "type_vocab_size":
+        changed = replace(changed, token_types=change.value)
     try:
         with quiet():
             _theirs(changed)
@@ -114,7 +96,7 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
     for side in case.sides:
         try:
             with quiet():
-                check_logits(trial, side)
+                check_logits(trial, side, TOLERANCE)
         except AssertionError as error:
             return "wrong", f"{side}: {str(error).strip().splitlines()[0]}"
         except Exception as error:
@@ -123,13 +105,13 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
 
 
 def _theirs(case: Case) -> None:
-    """Make and run their model."""
-    from .case import reference
-
+    """Make and run their model; raises whatever transformers says of a config that it cannot be made or run with."""
     model = reference(case)
     ids = torch.randint(3, 40, (2, case.length))
     with torch.no_grad():
-        model(ids, **({"decoder_input_ids": ids} if case.kind == "seq2seq" else {}))
+        logits = model(ids, **({"decoder_input_ids": ids} if case.kind == "seq2seq" else {})).logits
+    if logits.std() < 100 * TOLERANCE:
+        raise ValueError("outputs so small that everything is near")
 
 
 @contextlib.contextmanager

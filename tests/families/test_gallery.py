@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 import tfkit
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import matcher
+from tfkit.spec import source
 from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain
 from tfkit.tools.import_.importing import families, import_config
@@ -96,3 +98,17 @@ def test_each_family_has_one_spec_that_names_it() -> None:
     named = [said[1] for spec in known.KNOWN.files.values() if (said := _NAMED.search(spec.path.read_text("utf-8")))]
     assert sorted(named) == sorted(known.KNOWN.families)
     assert all(tfkit.load(name).spec.family.model_type == type for type, name in families(known.KNOWN).items())
+
+
+@pytest.mark.parametrize("name", known.NAMES)
+def test_a_spec_reads_whole_or_beside_one_other(name: str) -> None:
+    """The graph of a family's first spec is written out in it; a size extends the one file that has its graph."""
+    own = own_keys(name)
+    base = own.get("extends")
+    assert "checkpoint" not in own or base is None, "the first spec of a family extends nothing"
+    assert base is None or "extends" not in own_keys(base), f"{base} extends another"
+
+
+def own_keys(name: str) -> dict[str, Any]:
+    """What the file of a spec says itself."""
+    return plain(source.read(known.KNOWN.files[name].path))

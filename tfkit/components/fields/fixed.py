@@ -5,25 +5,46 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tfkit.component import FieldConfig, Reading, Writing, case_of
+from tfkit.components.fields.layers import spelt_out
 from tfkit.errors import Invalid, quoted
+
+EQUAL = "= "
 
 
 class OnlyConfig(FieldConfig):
-    """The one value that the specs of the family can express: `{only: false}`."""
+    """The one value that the specs of the family can express, `{only: false}`, or that other fields give."""
 
     kind: Literal["only"] = "only"
     only: Any
-    """The value; it is written too, unless it is null."""
+    """The value, which is written too, unless it is null. A text that begins with `= ` is another field or arithmetic
+    over fields, `= local_attention // 2`: the two must agree, and nothing is written. `{= other: {its value: value}}`
+    has a word for each value of the other."""
+
+    @property
+    def _other(self) -> tuple[str, dict[str, Any]] | None:
+        """The field or the arithmetic that gives the value, and its words."""
+        text, words = next(iter(self.only.items())) if isinstance(self.only, dict) and self.only else (self.only, {})
+        return (text.removeprefix(EQUAL), words) if isinstance(text, str) and text.startswith(EQUAL) else None
 
     def read(self, name: str, file: Reading) -> None:
         value = file.given(name).get("")
+        if self._other is not None:
+            self._agree(name, value, file, *self._other)
+            return
         wanted = list(self.only) if isinstance(self.only, tuple) else self.only
         if value not in (wanted, None):
             must = f"{quoted(name)} must be {quoted(case_of(wanted))}"
             raise Invalid("", f"{must}: {file.model_type} supports no other value")
 
+    def _agree(self, name: str, value: Any, file: Reading, other: str, words: dict[str, Any]) -> None:
+        given = file.value(other) if other.isidentifier() else file.compute(other)
+        wanted = words.get(case_of(given), given)
+        if value is not None and spelt_out(value) != spelt_out(wanted):
+            message = f"{quoted(name)} is {quoted(case_of(value))}, but {quoted(other)} gives {quoted(case_of(wanted))}"
+            raise Invalid("", message, help="transformers believes one of them: leave the wrong one out")
+
     def write(self, name: str, file: Writing) -> None:
-        if self.only is not None:
+        if self.only is not None and self._other is None:
             file.put(name, self.only)
 
 

@@ -38,7 +38,9 @@ class LayerTypesConfig(FieldConfig):
         before = None if value is None else file.layers(self.at)  # without a list, a number gives them
         if before is None:
             return
-        given = [case_of(one) for one in _spelt_out(value)]
+        if not isinstance(value, list):
+            raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
+        given = [case_of(one) for one in spelt_out(value)]
         if not given:
             raise Invalid("", "the list of layer types is empty", help="name the type of each layer, or leave it out")
         types = self.layer_types
@@ -190,13 +192,12 @@ def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:
     return next(variant[key] for key in (str(layer), before, REST) if key in variant)
 
 
-def _spelt_out(value: Any) -> list[Any]:
-    """A list of types; `[[[a, b], 12]]` is a, b, a, b ... 24 in all."""
-    if not isinstance(value, list):
-        raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
-    if value and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], list) for one in value):
-        return [one for cycle, times in value for _ in range(times) for one in cycle]
-    return value
+def spelt_out(value: Any) -> Any:
+    """A list in full: `[[[a, b], 12]]` is a, b, a, b ... 24 in all; other values are as they are."""
+    listed = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
+    if not listed or not all(isinstance(cycle, list) for cycle, _ in value):
+        return value
+    return [one for cycle, times in value for _ in range(times) for one in cycle]
 
 
 def _cycled(types: Sequence[Any], n: int) -> list[Any]:

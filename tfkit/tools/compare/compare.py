@@ -24,6 +24,8 @@ from tfkit.tools.compare.other_model import a_model, other_model
 from tfkit.tools.compare.outputs import Outputs, depends, outputs
 
 RETURNED = "(output of the model)"
+FADED = 1e-4
+"""The share of a difference that may be left in what is computed from it if that is to agree; real ones fade less."""
 Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
@@ -48,6 +50,11 @@ class Compared:
     place: tuple[int, ...]
     values: tuple[float, float]
     reference: float | None
+
+    @property
+    def relative(self) -> float:
+        """The difference relative to the size."""
+        return self.difference / self.size
 
 
 @dataclass(frozen=True)
@@ -148,11 +155,12 @@ def compare(
             for name in [*order, ""]
         }
         parts = {name: part for name, part in found.items() if isinstance(part, Compared)}
-        equal = {name for name, part in parts.items() if part.difference <= tolerance * part.size}
+        equal = {name for name, part in parts.items() if part.relative <= tolerance}
         differ = [name for name in parts if name not in equal]
 
         def cleared(name: str) -> bool:
-            return _proportional(ours[name], theirs[names[name]]) or bool(depends(model, name, equal, run) & equal)
+            agree = {other for other in equal if parts[other].relative <= FADED * parts[name].relative}
+            return _proportional(ours[name], theirs[names[name]]) or bool(depends(model, name, agree, run) & agree)
 
         first = _first_of(differ, cleared)
     return Comparison(
