@@ -39,6 +39,7 @@ PROPERTIES: tuple[Property, ...] = (
     symmetry.documents,
     symmetry.memory_order,
     symmetry.token_order,
+    symmetry.head_order,
     steps.cached_steps,
     steps.cached_types,
     steps.cached_step,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tfkit.component import InputPositionConfig, MaskConfig
+from tfkit.checkpoint.weights import places
+from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.tools.check.inputs import call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
@@ -18,6 +20,12 @@ from tfkit.tools.check.subject import Subject
 
 DOCUMENTS = (5, 4, 3)
 """Tokens of the documents that share a row."""
+PROJECTIONS = frozenset(
+    f"{path}.{leaf}"
+    for path in ("project.qkv", "project.q", "project.k", "project.v", "output")
+    for leaf in ("weight", "bias")
+)
+"""Parameters of an attention whose order of heads is known."""
 
 
 @property_of("memory-order", "reads a memory in any order", follows=("extents",))
@@ -79,3 +87,37 @@ def documents(subject: Subject) -> Iterator[Measured]:
 
 def _part(columns: slice, together: Tensor, alone: Tensor) -> tuple[Tensor, Tensor]:
     return together[:, columns], alone
+
+
+@property_of("head-order", "has heads in any order")
+def head_order(subject: Subject) -> Iterator[Measured]:
+    """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
+    found = False
+    for one in subject.attentions:
+        by_head = isinstance(one.config.position, ScoreBiasConfig) or one.config.kv_heads < 2
+        other = copy.deepcopy(subject.model.get_submodule(one.path))
+        if by_head or {name for name, _ in other.named_parameters()} - PROJECTIONS:
+            continue
+        found = True
+        _turn(other, one.config)
+        model = copy.deepcopy(subject.model)
+        model.set_submodule(one.path, other)
+        inputs = subject.inputs()
+        for want, output in zip(subject.run(inputs), subject.run(inputs, model), strict=True):
+            error = distance(output, want)
+            yield Measured(
+                error, f"heads in reverse order change the outputs by {error:.1e}", where=partial(str, one.path)
+            )
+    if not found:
+        raise DoesNotApplyError("no attention has several heads whose weights are those of its projections alone")
+
+
+def _turn(attention: nn.Module, config: AttentionConfig) -> None:
+    """Reverse the order of key-value heads, each with its query heads, in place."""
+    state = attention.state_dict()
+    with torch.no_grad():
+        for name, place in places(attention).items():
+            view, axis = place.view(state), 1 if name == "output.weight" else 0
+            if name != "output.bias":
+                heads = view.unflatten(axis, (config.kv_heads, -1, config.head_width))
+                view.copy_(heads.flip(axis).flatten(axis, axis + 2).clone())
