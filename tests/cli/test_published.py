@@ -125,10 +125,10 @@ def test_compare(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> 
 def test_compare_specs_and_programs(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run("import", "theirs", "-o", "my.yaml")
     text = Path("my.yaml").read_text()
-    Path("other.yaml").write_text(re.sub("kind: gelu(.*), approximate: tanh", r"kind: relu\1", text))
+    Path("other.yaml").write_text(text.replace("approximate: tanh", "approximate: none", 1))
     assert main(["compare", "my.yaml", "my.yaml"]) == 0
     assert "largest difference of the outputs: 0.0e+00" in capsys.readouterr().out
-    assert main(["compare", "my.yaml", "other.yaml"]) == 1
+    assert main(["compare", "my.yaml", "other.yaml", "--tolerance", "1e-7"]) == 1
     assert "they diverge at decoder.layers.0.ffn.activation" in capsys.readouterr().out
     model = tfkit.build("my.yaml").eval()
     torch.jit.script(model).save("scripted.pt")
