@@ -189,6 +189,11 @@ class CachedModel:
         """Memory of the caches in bytes."""
         return sum(tensor.nbytes for tensor in leaves(self._cache))
 
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Types of the numbers in the caches."""
+        return {tensor.dtype for tensor in leaves(self._cache)}
+
     def _make_caches(self, batch: int) -> None:
         """Make the caches, or set those that fit to zero: a mask hides numbers, but not NaN."""
         parameter = next(self.model.parameters(), torch.empty(0))

@@ -23,7 +23,7 @@ LAYERS = 4
 MATCH, SIGMAS = 0.3, 3.5
 """The least median of a trace over layers, as a correlation and in standard deviations of chance."""
 LEAN = 0.4
-"""The same of the lean of a gate, as a logarithm."""
+"""The least median of the lean of a gate, as a logarithm."""
 LOST, BACK = 0.4, 0.6
 """Parts of the median: a trace below the first is lost, one above the second is there."""
 LEAST = 1e-12

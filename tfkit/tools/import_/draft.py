@@ -49,20 +49,20 @@ class Nearest:
         return f"{self.name}, with {fields}{tensors}"
 
 
-def nearest(config: Mapping[str, Any], folder: Path, known: KnownSpecs, span: Span) -> Nearest:
+def nearest(given: Mapping[str, Any], folder: Path, known: KnownSpecs, span: Span) -> Nearest:
     """The family nearest to a config.json, and to the weights beside it if there are some."""
-    fields, tensors = [name for name in config if name not in SILENT], list(_modules_in(folder))
+    fields, tensors = [name for name in given if name not in SILENT], list(_modules_in(folder))
     read = cache(source.read)  # the families that others extend
     families = {name: plain(family_of(node_of(name, span), known, read)) for name in known.families}
     found = [_compared(name, family, fields, tensors) for name, family in families.items()]
-    head = _head(_architecture(config))
+    head = _head(_architecture(given))
     return min(found, key=lambda one: (one.head != head, len(one.fields) + len(one.tensors), len(one.unsaid)))
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(given: Mapping[str, Any]) -> str:
     """The class that config.json names; `?` if it names none."""
-    given = config.get("architectures")
-    return str(given[0]) if isinstance(given, list) and given else "?"
+    classes = given.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else "?"
 
 
 def _head(architecture: str) -> str:
@@ -94,19 +94,19 @@ def _compared(name: str, family: Mapping[str, Any], fields: Sequence[str], tenso
     )
 
 
-def draft(config: Mapping[str, Any], near: Nearest) -> str:
+def draft(given: Mapping[str, Any], near: Nearest) -> str:
     """The text of a family that begins with the nearest; lines with `?` are open."""
     lines = [
         f"# A draft: the nearest family is {near}. Lines with ? are open; specs/README.md says what they can be.",
         f"extends: {near.name}",
-        f"model_type: {json.dumps(config.get('model_type'))}",
-        f"architecture: {json.dumps(_architecture(config))}",
+        f"model_type: {json.dumps(given.get('model_type'))}",
+        f"architecture: {json.dumps(_architecture(given))}",
     ]
     if near.tensors:
         lines += ["tensors:", *(f'  "?": {_quoted(one)}' for one in near.tensors[:1])]
         lines += [f'  # "?": {_quoted(one)}' for one in near.tensors[1:]]
     if near.fields or near.unsaid:
-        lines += ["fields:", *(f'  {_quoted(one)}: "?"  # {text_of(config[one])} here' for one in near.fields)]
+        lines += ["fields:", *(f'  {_quoted(one)}: "?"  # {text_of(given[one])} here' for one in near.fields)]
         lines += [f"  # {one}: null  # ? omitted here" for one in near.unsaid]
     return "\n".join(lines) + "\n"
 

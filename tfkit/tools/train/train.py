@@ -27,8 +27,8 @@ from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
 from tfkit.tools.train.record import Follower, RunFolder, locked
 from tfkit.tools.train.report import report
+from tfkit.training import memory
 from tfkit.training.loop import Trainer
-from tfkit.training.memory import peak
 from tfkit.training.processes import Processes
 
 REPORT = "report.html"
@@ -127,8 +127,8 @@ def train_run(
             finally:
                 watch.stop()
                 finished = trainer.ended is not None and how != "failed"
-                seconds, memory = time.perf_counter() - begin, peak(trainer.device)
-                record.end(how, seconds, memory, trainer.step, finished=finished)
+                seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
+                record.end(how, seconds, used, trainer.step, finished=finished)
         return _ended(record, run, watch)
 
 

@@ -21,7 +21,6 @@ from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, property_of
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
-from tfkit.torch_private.tensors import leaves
 from tfkit.torch_private.torchscript import quiet
 
 Piece: TypeAlias = int | Tensor
@@ -94,7 +93,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        wrong = {one.dtype for one in leaves(cached._cache) if isinstance(one, Tensor)} - {dtype}
+        wrong = cached.dtypes - {dtype}
         if wrong:
             yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, wrong))}")
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
