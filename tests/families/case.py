@@ -101,7 +101,11 @@ class Trial:
 
     @classmethod
     def of(cls, case: Case, folder: Path) -> Trial:
-        theirs = reference(case)
+        return cls.read(case, reference(case), folder)
+
+    @classmethod
+    def read(cls, case: Case, theirs: nn.Module, folder: Path) -> Trial:
+        """Save their model, and read it."""
         theirs.save_pretrained(folder / "theirs")  # type: ignore[operator]
         imported = import_config(folder / "theirs", family=case.family)
         graph = tfkit.loads(imported.text)  # the text says all that there is to know

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -17,33 +18,22 @@ REPAIRED = {name for name, case in CASES.items() if case.repair is not None}
 TWO_THETAS = {"dbrx"}
 """Its published files have attn_config.rope_theta, and their class reads that of rope_parameters alone."""
 EXCEPT = {
-    ("t5gemma", "vocab_size=122"): "their tables keep 61 rows, and the test draws ids by this field",
-    ("dots1", "topk_group=0"): "experts of no group: theirs takes some of them all the same",
+    "t5gemma vocab_size=122": "their tables keep 61 rows, and the test draws ids by this field",
+    "* topk_group=0": "experts of no group: theirs takes some of them all the same",
+    "falcon* alibi=True": "their class adds ALiBi twice, see the repair of falcon_rw_1b",
+    "ernie use_task_id=True": "one more input, which the test does not give",
+    "minimax_m2 rope_parameters=*": "not refused yet: a partial_rotary_factor that contradicts rotary_dim",
 }
-
-OPEN = {
-    "cohere2_listed",
-    "cohere2_moe_bare",
-    "cohere2_moe_sum",
-    "cohere_qk_norm",
-    "deepseek_v3_bare",
-    "ernie",
-    "exaone_moe_mixed",
-    "falcon",
-    "falcon2_11b",
-    "falcon_40b",
-    "glm4_moe_bare",
-    "minimax_m2",
-    "mpnet",
-}
-"""Cases with a change that gives other logits, or an error of the test, and whose cause is not found yet."""
+"""Changes, with `*`, that give other logits or an error of the test; each with the reason."""
 
 
 @pytest.mark.parametrize("name", chosen(sorted({*CASES} - REPAIRED - TWO_THETAS), QUICK))
 def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
-    if name in OPEN:
-        pytest.xfail("a change is not understood yet")
     found = outcomes(CASES[name], tmp_path)
     wrong = {change: why for change, (verdict, why) in found.items() if verdict in ("wrong", "crashed")}
-    assert {change: why for change, why in wrong.items() if (name, change) not in EXCEPT} == {}
+    assert {change: why for change, why in wrong.items() if not _excepted(f"{name} {change}")} == {}
     assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
+
+
+def _excepted(change: str) -> bool:
+    return any(fnmatchcase(change, pattern) for pattern in EXCEPT)
