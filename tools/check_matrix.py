@@ -1,4 +1,4 @@
-"""Plant each bug of `tests/tools/check/planted.py`, measure every property, and write the table of docs/check.md.
+"""Plant each bug of `tests/tools/check/planted`, measure every property, and write the table of docs/check.md.
 
 python tools/check_matrix.py
 """

@@ -1,0 +1,121 @@
+"""Bugs of caches: sequences that are read in steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.components import (
+    context,
+)
+from tfkit.components.attention import CrossAttention
+from tfkit.components.attention_core import ScaledDotProduct
+from tfkit.decoding import cached as decoding
+from tfkit.decoding import modules
+from tfkit.nn import Context, Past
+
+from .bug import fused, plant
+
+held = context.held
+place = context.place
+make_caches = decoding.CachedModel._make_caches
+memory = CrossAttention.memory
+
+
+@plant(
+    "the causal flag is aligned to the first key",
+    "pytorch/executorch#21749",
+    "llama",
+    "cached",
+    ScaledDotProduct,
+    "forward",
+)
+def top_left(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    if q.size(2) == k.size(2) or q.size(2) == 1:
+        return fused(self, q, k, v, mask)
+    return fused(self, q, k, v, None, attn_mask=torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril())
+
+
+@plant(
+    "one query over many keys reads the first",
+    "pytorch/executorch#22443",
+    "llama",
+    "cached",
+    ScaledDotProduct,
+    "forward",
+)
+def first_key(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    return fused(self, q, k, v, mask, is_causal=self.causal and mask is None)
+
+
+@plant("the mask has one key more than the ring", "ml-explore/mlx-lm#390", "mistral", "cached", context, "held")
+def one_more(last: Tensor, n: int, n_slots: int) -> Tensor:
+    return held(last, n, n_slots) - (n == n_slots)
+
+
+@plant(
+    "the window is ignored for a single token",
+    "ml-explore/mlx-lm#843",
+    "mistral",
+    "cached",
+    decoding.CachedModel,
+    "_make_caches",
+)
+def caches_of_all(self: Any, batch: int) -> None:
+    for _, pieces in self._parts.again.values():
+        for name in ("caches", "memory_caches"):
+            layers = tuple(tuple(replace(one, window=None) for one in every) for every in getattr(pieces, name))
+            object.__setattr__(pieces, name, layers)
+    make_caches(self, batch)
+
+
+@plant(
+    "a prompt overwrites what its own queries read", "Lightning-AI/litgpt#2215", "mistral", "cached", context, "place"
+)
+def overwritten(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
+    cache, keys, tokens = place(queries, padding, past, n_slots)
+    if cache.before > 0:
+        after = n_slots
+        return cache._replace(before=0, after=after), held(queries[:, -1:], after, n_slots), None
+    return cache, keys, tokens
+
+
+@plant(
+    "the cache of cross-attention has the decoder's window",
+    "huggingface/transformers#46111",
+    "bart",
+    "cached",
+    CrossAttention,
+    "memory",
+)
+def cut_memory(self: Any, context: Context) -> tuple[Tensor, Tensor]:
+    k, v = memory(self, context)
+    if context.cache is not None:
+        k, v = k.clone(), v.clone()
+        k[:, :, :4], v[:, :, :4] = 0.0, 0.0
+    return k, v
+
+
+@plant("padding takes slots of the cache", "TransformerLensOrg/TransformerLens#772", "gpt2", "cached", context, "place")
+def padding_kept(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
+    return place(queries, None if padding is None else torch.ones_like(padding), past, n_slots)
+
+
+@plant(
+    "caches stay in float32 under a half model",
+    "TransformerLensOrg/TransformerLens#1260",
+    "gpt2",
+    "cached-types",
+    decoding,
+    "sharded_dtype",
+)
+def in_float32(model: nn.Module) -> torch.dtype:
+    return torch.float32
+
+
+@plant("`keep` returns the first positions", "logits to keep", "gpt2", "cached-types", modules, "last")
+def the_first(x: Tensor, keep: int) -> Tensor:
+    return x if keep == 0 else x[:, :keep]

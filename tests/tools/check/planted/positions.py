@@ -1,0 +1,105 @@
+"""Bugs of positions: where tokens stand, and what attention makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfkit.components import (
+    alibi,
+    embedding,
+    head,
+    longrope,
+    relative_bias,
+    rope,
+)
+
+from .bug import plant
+
+count_positions = embedding.count_positions
+forward_of_alibi = alibi.Alibi.forward
+bucket = relative_bias.T5Bias.bucket
+
+
+@plant(
+    "positions ignore left padding", "huggingface/transformers#22161", "gpt2", "padding", embedding, "count_positions"
+)
+def columns(x: Tensor, mask: Any, past: Any) -> Tensor:
+    return count_positions(x, None, past)
+
+
+@plant(
+    "the first row's positions serve the whole batch",
+    "unslothai/unsloth#3699",
+    "gpt2",
+    "padding",
+    embedding,
+    "count_positions",
+)
+def of_the_first_row(x: Tensor, mask: Any, past: Any) -> Tensor:
+    return count_positions(x, mask, past)[:1]
+
+
+@plant(
+    "positions restart at every decoded token", "ml-explore/mlx-lm#93", "gpt2", "cached", embedding, "count_positions"
+)
+def restarted(x: Tensor, mask: Any, past: Any) -> Tensor:
+    return count_positions(x, mask, None)
+
+
+@plant("ALiBi is zero for every decoded token", "keras-team/keras-hub#2861", "bloom", "cached", alibi.Alibi, "forward")
+def no_bias_of_one(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    return forward_of_alibi(self, queries, keys) * (queries.size(1) > 1)
+
+
+@plant("ALiBi rewards distance", "the sign of a slope", "bloom", "meaning", alibi.Alibi, "forward")
+def far_is_near(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    return -forward_of_alibi(self, queries, keys)
+
+
+@plant(
+    "T5's buckets of both directions serve a decoder",
+    "half of the buckets are never used",
+    "t5",
+    "meaning",
+    relative_bias.T5Bias,
+    "bucket",
+)
+def both_sides(self: Any, offset: Tensor) -> Tensor:
+    self.causal, sides = False, self.sides
+    self.sides = sides // 2
+    found = bucket(self, offset)
+    self.causal, self.sides = True, sides
+    return found
+
+
+@plant(
+    "longrope always uses the long factors",
+    "ml-explore/mlx-lm#660",
+    "longrope",
+    "meaning",
+    longrope.LongRopeScaling,
+    "forward",
+)
+def always_long(self: Any, n_keys: int, device: Any) -> Tensor:
+    return self.unscaled(self.theta, device) / torch.tensor(self.long)
+
+
+@plant("the rotation turns the other way", "the sign of a sine", "llama", "meaning", rope.RotateHalf, "forward")
+def other_way(self: Any, x: Tensor, table: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * table[0] - torch.cat((second, first), dim=-1) * table[1]
+
+
+@plant(
+    "the last token is counted, not found",
+    "huggingface/transformers#46782",
+    "pooled",
+    "padding",
+    head.SelectLast,
+    "forward",
+)
+def counted_last(self: Any, x: Tensor, mask: Any) -> Tensor:
+    return x[:, -1] if mask is None else x[torch.arange(x.size(0)), mask.sum(dim=1) - 1]
