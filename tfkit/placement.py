@@ -1,7 +1,9 @@
-"""The device and type of tensors, by the names that users give."""
+"""The device and type of tensors, by the names that users give; the threads of operations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, TypeAlias
 
 import torch
@@ -39,3 +41,14 @@ def device_of(device: AnyDevice) -> torch.device:
             reason = str(wrong).partition("\n")[0].partition(". ")[0]
             raise ValueError(f"`{found}` cannot be used here: {reason}") from None
     return found
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """That many threads inside torch's operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -8,8 +8,7 @@ the same steps as one that was never interrupted, and an evaluation cannot chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
+from tfkit.placement import threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
 from tfkit.training.finite import first_not_finite, is_finite
@@ -105,7 +105,7 @@ class Trainer:
         Raises:
             SpecError: a loss or a gradient is not finite; the weights of the last checkpoint stay.
         """
-        with _threads(self.config.machine.threads):
+        with threads(self.config.machine.threads):
             try:
                 self._restore()
                 return self.ended or self._train()
@@ -272,14 +272,3 @@ class Trainer:
             except Invalid as wrong:
                 raise self.run.refused(wrong, "callbacks", str(number)) from wrong
         self.ended = self._processes.agreed(self.ended)
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """That many threads for one operation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

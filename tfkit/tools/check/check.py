@@ -12,12 +12,12 @@ import torch
 
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.placement import threads
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.components import models_of
 from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
-from tfkit.tools.check.properties.basics import threads
 from tfkit.tools.check.relative import relative
 from tfkit.tools.check.result import Checked
 from tfkit.tools.check.subject import Subject

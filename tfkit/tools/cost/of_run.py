@@ -9,5 +9,4 @@ def flops_of_step(graph: Graph, sequences: int, length: int) -> int:
     """The FLOPs of a forward and a backward, with every pair of query and key; see `tfkit.graph.run.CountFlops`."""
     from tfkit.tools.cost.count import cost  # torch, for those alone who count
 
-    total = cost(graph, batch=sequences, length=length).total
-    return total.flops_forward + total.flops_backward
+    return cost(graph, batch=sequences, length=length).total.flops

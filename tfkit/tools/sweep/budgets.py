@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import expand
@@ -18,7 +16,7 @@ from tfkit.spec.read_run import RunFile, RunText, model_of, of_model, resolve_ru
 from tfkit.spec.read_sweep import SweepFile
 from tfkit.spec.run import MODEL
 from tfkit.spec.tree import Scalar
-from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.budget import Budget, parameters_of
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.solve import sizes_of
@@ -72,4 +70,4 @@ def _size(name: str, run: RunFile) -> Number:
     if name == "params":
         return parameters_of(graph)[0]
     length = run.data.length
-    return cost(graph, batch=1, length=length, dtype=torch.float32).total.flops / length
+    return flops_of_step(graph, 1, length) / length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from tfkit.builder import assemble, build, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
+from tfkit.placement import threads
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.measure import Measured, in_words, property_of, unequal
 from tfkit.tools.check.places import first_difference
@@ -99,14 +99,3 @@ def eval_mode(subject: Subject) -> Iterator[Measured]:
                         model, lambda: subject.run(inputs), lambda: subject.run(inputs), limit=0.0
                     ),
                 )
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """That many threads inside torch's operations."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -108,15 +108,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
 def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Measured]:
     """Compare a model read in steps with the whole forward over each sequence by itself.
 
-    The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
-    on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
-    the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
-
-    Args:
-        model: a model that `tfkit.build` returned.
-        inputs: those of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
-            least 8 and several times the size of a sliding window.
-        tolerance: the largest difference, relative to the largest value if that is above 1.
+    The steps and the arguments are those of `tfkit.testing.check_cached`.
     """
     rows = _Rows.of(model, inputs)
     with evaluating(model), torch.no_grad():
