@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import transformers
+
+from tfkit.errors import SpecError
+from tfkit.tools.import_.importing import import_config
 
 from ..sampling import chosen
 from .cases import CASES
@@ -33,6 +38,24 @@ def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
     wrong = {change: why for change, (verdict, why) in found.items() if verdict in ("wrong", "crashed")}
     assert {change: why for change, why in wrong.items() if not _excepted(f"{name} {change}")} == {}
     assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gpt_neo", "attention_layers", ["local", "local", "local", "global"]),
+        ("t5", "dense_act_fn", "gelu"),
+        ("t5", "is_gated_act", True),
+        ("modernbert_decoder", "sliding_window", 2),
+    ],
+)
+def test_fields_that_contradict_each_other(name: str, field: str, value: object, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(CASES[name].model_type, **CASES[name].config).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    import_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(SpecError, match=f"`{field}` is .*, but .* gives"):
+        import_config(tmp_path)
 
 
 def _excepted(change: str) -> bool:

@@ -40,6 +40,12 @@ def test_a_wrong_tensor_is_found_and_nothing_else(name: str, tmp_path: Path) -> 
     )
 
 
+def test_outputs_are_those_before_something_is_added_to_them_in_place(tmp_path: Path) -> None:
+    """As falcon adds its attention to what its FFN returned."""
+    trial = Trial.of(CASES["falcon"], tmp_path)
+    assert compare(trial.ours.meta["graph"], tmp_path / "theirs").forms == ()
+
+
 @torch.no_grad()
 def _holder(trial: Trial, clean: Comparison, rng: random.Random) -> str:
     """Spoil a tensor; the name of the innermost component that holds it."""

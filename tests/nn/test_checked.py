@@ -129,6 +129,30 @@ def test_a_mask_that_only_a_pooler_and_an_encoder_read() -> None:
         model_of(CLASSES)(tokens_of(5), tokens_mask=BAD_MASKS["added"])
 
 
+GAP = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.bool)
+BY_DISTANCE = ["position: rope", "position: alibi", "position: t5", "mask: {left: 1, right: 0}"]
+
+
+@pytest.mark.parametrize("attention", BY_DISTANCE)
+def test_padding_between_tokens_is_an_error_where_distances_count_it(attention: str) -> None:
+    model = model_of(DECODER % ("", f", {attention}"))
+    with pytest.raises(ValueError, match="padding stands between tokens"):
+        model(tokens_of(5), GAP)
+
+
+@pytest.mark.parametrize("position", ["learned", "none"])
+@torch.no_grad()
+def test_padding_between_tokens_where_tokens_are_counted(position: str) -> None:
+    model, tokens = model_of(POSITIONS[position]), tokens_of(5)
+    torch.testing.assert_close(model(tokens, GAP)[:1, GAP[0]], model(tokens[:1, GAP[0]]))
+
+
+@pytest.mark.parametrize("attention", BY_DISTANCE)
+@pytest.mark.parametrize("row", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 0, 0, 0]])
+def test_padding_at_the_sides_is_none_between_tokens(attention: str, row: list[int]) -> None:
+    model_of(DECODER % ("", f", {attention}"))(tokens_of(5, 1), torch.tensor([row]))
+
+
 def test_no_device_waits_for_a_mask() -> None:
     """On the meta device no value can be looked at, as on an accelerator none is: types alone decide there."""
     model = tfkit.build(tfkit.loads(POSITIONS["rope"]), device="meta")
