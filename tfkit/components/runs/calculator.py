@@ -37,9 +37,9 @@ class CalculatorConfig(DataConfig):
     """Two numbers and one of `/ * - +`, with the answer (https://lesterpjy.me/posts/modern-transformers-1/).
 
     Each problem has 36 characters. Numbers and answer are padded with zeros to 10; the answer is rounded to two
-    decimals, and stands between `=` and `$`. A number is whole, 1 to 1000; or, with probability 0.4, such a number times
-    one between 0 and 1. Problems are drawn, and may occur in several splits. The split `test` is a draw of its own, of
-    one problem a row; only answers count in it.
+    decimals, and stands between `=` and `$`. A number is whole, 1 to 1000; or, with probability 0.4, such a number
+    times one between 0 and 1. Problems are drawn, and may occur in several splits. The split `test` is a draw of its
+    own, of one problem a row; only answers count in it.
     """
 
     kind: Literal["calculator"] = "calculator"
