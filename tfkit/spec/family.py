@@ -6,6 +6,7 @@ extend another: entries replace those of the same name, and null removes one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
@@ -16,15 +17,17 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing,
 from tfkit.plugin.registry import Registry
 from tfkit.spec.brackets import expanded
 from tfkit.spec.inverse import Expression
-from tfkit.spec.merge import is_null, without
+from tfkit.spec.merge import is_null, merge, without
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ENTRIES = ("tensors", "extra", "fields", "when", "variants")
+ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
 """The sections from which null removes an entry."""
 ABOUT_FIELDS = ("defaults", "when")
 """The sections that say more about fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
 """The sections whose names expand, with the text beside them."""
+_END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
+"""The end of a class that says which head it has."""
 
 
 class FamilyConfig(Config):
@@ -55,6 +58,13 @@ class FamilyConfig(Config):
     """Fields that have a meaning only beside certain values of other fields."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes of layer variants that the fields name and the family's first spec does not have."""
+    heads: dict[str, Any] = Field(default_factory=dict)
+    """Further classes for the same body, by the end of their names, `ForTokenClassification`: changes of this family, or
+    the name of those that many families share, a file of `specs/heads`."""
+    head: str | None = None
+    """The entry of `heads` that applies."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Of a head: the changes of the family's first spec."""
 
     def check(self) -> None:
         """Refuse entries of a form that nothing reads, and values without an inverse."""
@@ -84,6 +94,16 @@ class FamilyConfig(Config):
     def in_file(self, name: str) -> str:
         """A name of this family as it appears in the file."""
         return self.prefix + name[1:] if name.startswith(".") else name
+
+    @property
+    def classes(self) -> dict[str, str | None]:
+        """The classes that the family serves, and the head of each; None for its own."""
+        return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The nodes of the family's first spec that its head leaves out."""
+        return frozenset(name for name, node in (self.spec.get("graph") or {}).items() if node is None)
 
     def listing(self, stack: str) -> str | None:
         """The field that lists the types of a stack's layers, if there is one."""
@@ -122,6 +142,11 @@ class FamilyConfig(Config):
         return {name: text.removeprefix(mark).strip() for name, text in texts.items()}
 
 
+def class_of(head: str, architecture: str) -> str:
+    """The class of an entry of `heads`: the two begin alike."""
+    return _END.sub("", architecture) + head
+
+
 def merged(base: Mapping | None, patch: Mapping) -> Mapping:
     """A family changed by the text of another one that extends it; nulls stay, for `without_nulls`."""
     patch = _with_names_expanded(patch)
@@ -134,7 +159,9 @@ def merged(base: Mapping | None, patch: Mapping) -> Mapping:
             items[section] = without(old, gone)
     for name, node in patch.items.items():
         old = items.get(name)
-        if isinstance(old, Mapping) and isinstance(node, Mapping):
+        if isinstance(old, Mapping) and isinstance(node, Mapping) and name == "spec":
+            node = merge(old, node)
+        elif isinstance(old, Mapping) and isinstance(node, Mapping):
             node = Mapping({**old.items, **node.items}, {**old.keys, **node.keys}, node.span)
         items[name] = node
     return Mapping(items, keys, patch.span)

@@ -76,7 +76,9 @@ def import_config(
     config = read(path)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family(family, plugins)
-    _check_architecture(config, rules)
+    head = _head(config, rules)
+    if head is not None:
+        tree, rules = _family(family, plugins, head)
     tree = read_fields(config, tree, rules)
     called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
@@ -133,25 +135,37 @@ def _unknown_family(model_type: str, there: Collection[str], span: Span, known: 
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
-def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, FamilyConfig]:
-    """The tree of a spec, and its family."""
+def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
+    """The tree of a spec, changed to one of its family's heads if that is named, and its family."""
     tree = in_place(read_tree(name, plugins.specs), plugins.specs)
+    if head is not None:
+        tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
     if family is None or not family.fields:
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define those of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
-    return tree, family
+    return merge(tree, _mapping(family.spec, tree.span)), family
 
 
-def _check_architecture(config: Mapping, family: FamilyConfig) -> None:
+def _mapping(data: dict[str, Any], span: Span) -> Mapping:
+    node = node_of(data, span)
+    assert isinstance(node, Mapping)
+    return node
+
+
+def _head(config: Mapping, family: FamilyConfig) -> str | None:
+    """The head of a family that the class in a config.json has; None for the family's own."""
     given = config.items.get("architectures")
-    names = plain(given) if isinstance(given, Sequence) else []
-    ours = family.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
-    if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
-        return
-    message = f"this is the config of a {names[0]}, but the family has the {family.architecture}"
-    help = "a family has the model with one head; --family names a spec of another"
-    raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
+    names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
+    heads = {name.casefold(): head for name, head in family.classes.items()}
+    found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
+    if found or not names or any(name.endswith("Model") for name in names):
+        return found[0] if found else None
+    assert given is not None
+    message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
+    notes = (f"served: {listing(family.classes, 20)}",)
+    help = "--family names a spec whose family has this class"
+    raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
@@ -166,10 +180,8 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     fields = write_fields(graph.spec, family)
-    span = node_of({}, graph.spec.provenance.spans[()]).span
-    config = node_of(fields, span)
-    assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins)
+    config = _mapping(fields, graph.spec.provenance.spans[()])
+    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins, family.head)
     tree = without_idle(read_fields(config, tree, family), plugins)
     again = resolve_spec(tree, plugins, file=CONFIG).model
     changed = list(_differences(model.graph, again.graph, ""))
