@@ -43,9 +43,9 @@ class FamilyConfig(Config):
     of two entries for the same tensor, the one with more names applies if the model has all of them: `ffn.[gate up]`
     before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Names of the file without a place in the model, `*` for anything. A text is the reason to ignore it; `= name`, it
-    repeats that tensor; `= 0`, it must be zero; a number, it is that number in every model, and written;
-    `-> name`, it is what older files call that one."""
+    """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
+    it repeats that tensor; `= 0`, it must be zero; `= function(path)`, it must be what the model computes there; a
+    number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
     """The meaning of each field of config.json: a kind of the slot `field`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
@@ -55,6 +55,8 @@ class FamilyConfig(Config):
     """Fields that have a meaning only beside certain values of other fields."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes of layer variants that the fields name and the family's first spec does not have."""
+    differences: tuple[str, ...] = ()
+    """Computations of the class in transformers that differ from the graph's, said by `tfkit import`."""
 
     def check(self) -> None:
         """Refuse entries of a form that nothing reads, and values without an inverse."""
@@ -92,13 +94,18 @@ class FamilyConfig(Config):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        texts = {name: text for name, text in self._marked("=").items() if text != "0"}
+        texts = {name: text for name, text in self._marked("=").items() if text != "0" and not text.endswith(")")}
         return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
 
     @property
     def zeros(self) -> tuple[str, ...]:
         """Tensors of the file that are zero."""
         return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+
+    @property
+    def computed(self) -> dict[str, str]:
+        """Tensors of the file that the model computes, and the function for each."""
+        return {self.in_file(name): text for name, text in self._marked("=").items() if text.endswith(")")}
 
     @property
     def older(self) -> dict[str, str]:
@@ -112,7 +119,7 @@ class FamilyConfig(Config):
 
     @property
     def ignored(self) -> dict[str, str]:
-        """Tensors of the file that the model does not need, with the reason."""
+        """Tensors of the file that the model leaves out, with the reason."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str)}
         return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
 

@@ -21,7 +21,7 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
-from tfkit.spec.folder import CONFIG
+from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.read_family import in_place
@@ -44,11 +44,14 @@ class Imported:
         text: the YAML.
         graph: the model.
         family: the spec that defines the meaning of the fields.
+        notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
+            beside the file.
     """
 
     text: str
     graph: Graph
     family: str
+    notes: tuple[Diagnostic, ...] = ()
 
 
 @checked
@@ -86,7 +89,18 @@ def import_config(
     )
     tree = without_idle(tree, plugins)
     graph = expand(resolve_spec(tree, plugins, file=str(path)))
-    return Imported(render_tree(tree), graph, str(family))
+    return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
+    for text in family.differences:
+        yield Diagnostic(
+            f"{family.architecture} of transformers computes something else than this model", notes=(text,)
+        )
+    if has_weights(folder):
+        from tfkit.checkpoint.left_out import left_out_of
+
+        yield from left_out_of(folder, family)
 
 
 def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
