@@ -18,8 +18,8 @@ import click
 
 from tfkit.console.commands import Command, Group
 from tfkit.console.completion import VARIABLE, answer
-from tfkit.console.signals import Ended, ending
 from tfkit.console.output import said
+from tfkit.console.signals import Ended, ending
 from tfkit.errors import FirstLossWarning, LeftOutWarning, SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
