@@ -27,6 +27,14 @@ EXPANDED = ("extra", "fields", "defaults", "when")
 """The sections whose names expand, with the text beside them."""
 
 
+OLDER = {
+    "set": "`at`",
+    "default": "an entry of the family's `defaults`",
+    "if_null": 'a case of `cases`: `{"null": ...}`',
+}
+"""Keys of a rule in an older tfkit, and what says the same today."""
+
+
 class FamilyConfig(Config):
     """The tensors and fields of the models of one type, as their published files have them."""
 
@@ -186,6 +194,9 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     found = [key for key in node.items if key in kinds]
     if "at" in node.items and found in ([], ["cases"]):
         found = ["value"]
+    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
+        message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
+        raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
     if len(found) != 1:
         message = f"{quoted(name)} names {f'several kinds: {listing(found)}' if found else 'none of the kinds'}"
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)

@@ -183,24 +183,34 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     span = node_of({}, graph.spec.provenance.spans[()]).span
     config = node_of(fields, span)
     assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins)
-    tree = without_idle(read_fields(config, tree, family), plugins)
-    again = resolve_spec(tree, plugins, file=CONFIG).model
-    changed = list(_differences(model.graph, again.graph, ""))
-    if changed:
-        message = f"no config.json of a {family.model_type} describes this model"
-        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
-        raise SpecError(Diagnostic(message, None, "checkpoint", notes))
-    return fields
+    changed: list[tuple[str, str, str]] = []
+    for tree in _proving_trees(graph, family, plugins):
+        read_again = without_idle(read_fields(config, tree, family), plugins)
+        again = resolve_spec(read_again, plugins, file=CONFIG).model
+        changed = list(_differences(model.graph, again.graph, ""))
+        if not changed:
+            return fields
+    message = f"no config.json of a {family.model_type} describes this model"
+    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+    raise SpecError(Diagnostic(message, None, "checkpoint", notes))
 
 
-def _proving_family(graph: Graph, family: FamilyConfig, known: KnownSpecs) -> str:
-    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
-    shipped = families(known).get(family.model_type)
-    if shipped is None and not Path(graph.spec.file).is_file():
+def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
+    """The trees of the specs that a config.json is read into as a proof, one of which must give the model again.
+
+    The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
+    """
+    shipped, file = families(plugins.specs).get(family.model_type), graph.spec.file
+    if shipped is not None:
+        tree, rules = _family(shipped, plugins)
+        yield tree
+        if rules == family:
+            return
+    if Path(file).is_file():
+        yield _family(file, plugins)[0]
+    elif shipped is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
-    return shipped or graph.spec.file
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
