@@ -63,9 +63,8 @@ def by_path(found: Profile) -> dict[str, Any]:
 
 def naps_of(found: Profile) -> dict[tuple[str, str], int]:
     """The parts and phases that took about as long as one nap or several, and the number of naps."""
-    naps = {
-        (part.path, phase): round(getattr(part, phase) / NAP) for part in found.parts for phase in ("forward", "backward")
-    }
+    phases = ("forward", "backward")
+    naps = {(part.path, phase): round(getattr(part, phase) / NAP) for part in found.parts for phase in phases}
     return {place: number for place, number in naps.items() if number}
 
 
