@@ -17,6 +17,8 @@ import numpy as np
 from tfkit.errors import Diagnostic, SpecError
 
 LEVEL = 0.95
+ALPHA = 1 - LEVEL + 1e-12
+"""The most that the probability of a false alarm may be; a bit more, so that it is not lost by rounding."""
 MOST_EXACT = 12
 """Pairs up to which every flip of signs is counted; beyond, the t test gives the probability."""
 ROUNDING = 1e-12
@@ -48,7 +50,7 @@ class Paired:
 
     def sure(self) -> bool:
         """True if the difference is not by chance, at 5% over all comparisons."""
-        return self.adjusted is not None and self.adjusted <= 1 - LEVEL + 1e-12
+        return self.adjusted is not None and self.adjusted <= ALPHA
 
 
 def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
