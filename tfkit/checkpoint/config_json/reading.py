@@ -129,6 +129,8 @@ class FieldReading:
         return None if node is None else plain(node)
 
     def reaches(self, path: str) -> bool:
+        if path.partition(".")[0] in self._family.removed:
+            return False
         node: Node | None = self.tree
         before = ""
         for key in self._keys(path)[:-1]:
@@ -140,7 +142,8 @@ class FieldReading:
         return True
 
     def put(self, path: str, value: Any) -> None:
-        self._merge(path, self._node(value))
+        if path.partition(".")[0] not in self._family.removed:
+            self._merge(path, self._node(value))
 
     def _merge(self, path: str, node: Node) -> None:
         self.tree = merge(self.tree, nested(self._keys(path), node))

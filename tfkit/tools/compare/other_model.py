@@ -108,7 +108,10 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
 
 
 def _first(found: Any) -> Any:
-    """The first output of a transformers model: logits, or the last hidden state if it has no head."""
+    """The first output of a transformers model: logits, those of an answer's two ends side by side, or without a head
+    the last hidden state."""
+    if hasattr(found, "start_logits"):
+        return torch.stack([found.start_logits, found.end_logits], dim=-1)
     return found.logits if hasattr(found, "logits") else found[0]
 
 

@@ -21,7 +21,7 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
-from tfkit.spec.folder import CONFIG
+from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.read_family import in_place
@@ -44,11 +44,14 @@ class Imported:
         text: the YAML.
         graph: the model.
         family: the spec that defines the meaning of the fields.
+        notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
+            beside the file.
     """
 
     text: str
     graph: Graph
     family: str
+    notes: tuple[Diagnostic, ...] = ()
 
 
 @checked
@@ -76,7 +79,9 @@ def import_config(
     config = read(path)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family(family, plugins)
-    _check_architecture(config, rules)
+    head = _head(config, rules)
+    if head is not None:
+        tree, rules = _family(family, plugins, head)
     tree = read_fields(config, tree, rules)
     called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
@@ -86,7 +91,18 @@ def import_config(
     )
     tree = without_idle(tree, plugins)
     graph = expand(resolve_spec(tree, plugins, file=str(path)))
-    return Imported(render_tree(tree), graph, str(family))
+    return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
+    for text in family.differences:
+        yield Diagnostic(
+            f"{family.architecture} of transformers computes something else than this model", notes=(text,)
+        )
+    if has_weights(folder):
+        from tfkit.checkpoint.left_out import left_out_of
+
+        yield from left_out_of(folder, family)
 
 
 def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
@@ -133,25 +149,37 @@ def _unknown_family(model_type: str, there: Collection[str], span: Span, known: 
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
-def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, FamilyConfig]:
-    """The tree of a spec, and its family."""
+def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
+    """The tree of a spec, changed to one of its family's heads if that is named, and its family."""
     tree = in_place(read_tree(name, plugins.specs), plugins.specs)
+    if head is not None:
+        tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
     if family is None or not family.fields:
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define those of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
-    return tree, family
+    return merge(tree, _mapping(family.spec, tree.span)), family
 
 
-def _check_architecture(config: Mapping, family: FamilyConfig) -> None:
+def _mapping(data: dict[str, Any], span: Span) -> Mapping:
+    node = node_of(data, span)
+    assert isinstance(node, Mapping)
+    return node
+
+
+def _head(config: Mapping, family: FamilyConfig) -> str | None:
+    """The head of a family that the class in a config.json has; None for the family's own."""
     given = config.items.get("architectures")
-    names = plain(given) if isinstance(given, Sequence) else []
-    ours = family.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
-    if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
-        return
-    message = f"this is the config of a {names[0]}, but the family has the {family.architecture}"
-    help = "a family has the model with one head; --family names a spec of another"
-    raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
+    names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
+    heads = {name.casefold(): head for name, head in family.classes.items()}
+    found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
+    if found or not names or any(name.endswith("Model") for name in names):
+        return found[0] if found else None
+    assert given is not None
+    message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
+    notes = (f"served: {listing(family.classes, 20)}",)
+    help = "--family names a spec whose family has this class"
+    raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
@@ -166,27 +194,37 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     fields = write_fields(graph.spec, family)
-    span = node_of({}, graph.spec.provenance.spans[()]).span
-    config = node_of(fields, span)
-    assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins)
-    tree = without_idle(read_fields(config, tree, family), plugins)
-    again = resolve_spec(tree, plugins, file=CONFIG).model
-    changed = list(_differences(model.graph, again.graph, ""))
-    if changed:
-        message = f"no config.json of a {family.model_type} describes this model"
-        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
-        raise SpecError(Diagnostic(message, None, "checkpoint", notes))
-    return fields
+    config = _mapping(fields, graph.spec.provenance.spans[()])
+    changed: list[tuple[str, str, str]] = []
+    for tree in _proving_trees(graph, family, plugins):
+        read_again = without_idle(read_fields(config, tree, family), plugins)
+        again = resolve_spec(read_again, plugins, file=CONFIG).model
+        changed = list(_differences(model.graph, again.graph, ""))
+        if not changed:
+            return fields
+    message = f"no config.json of a {family.model_type} describes this model"
+    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+    raise SpecError(Diagnostic(message, None, "checkpoint", notes))
 
 
-def _proving_family(graph: Graph, family: FamilyConfig, known: KnownSpecs) -> str:
-    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
-    shipped = families(known).get(family.model_type)
-    if shipped is None and not Path(graph.spec.file).is_file():
+def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
+    """The trees of the specs that a config.json is read into as a proof, one of which must give the model again.
+
+    The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
+    """
+    shipped, file = families(plugins.specs).get(family.model_type), graph.spec.file
+    if shipped is not None:
+        tree, rules = _family(shipped, plugins)
+        if family.head in rules.heads:
+            tree, rules = _family(shipped, plugins, family.head)
+        yield tree
+        if rules == family:
+            return
+    if Path(file).is_file():
+        yield _family(file, plugins)[0]
+    elif shipped is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
-    return shipped or graph.spec.file
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
