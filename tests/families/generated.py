@@ -49,7 +49,8 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
     for kind, cls in classes(case.model_type).items():
         if cls == NAMES[case.kind].get(case.model_type):
             continue
-        made = replace(case, kind=kind, prepare=None, buffers={})
+        unread = {key: why for key, why in case.uncounted.items() if kind != "sequence" or "pooler" not in key}
+        made = replace(case, kind=kind, prepare=None, buffers={}, uncounted=unread)
         if kind == "causal" and case.kind == "masked":
             made = replace(made, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder
