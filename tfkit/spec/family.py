@@ -30,6 +30,14 @@ _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The end of a class that says which head it has."""
 
 
+OLDER = {
+    "set": "`at`",
+    "default": "an entry of the family's `defaults`",
+    "if_null": 'a case of `cases`: `{"null": ...}`',
+}
+"""Keys of a rule in an older tfkit, and what says the same today."""
+
+
 class FamilyConfig(Config):
     """The tensors and fields of the models of one type, as their published files have them."""
 
@@ -46,9 +54,9 @@ class FamilyConfig(Config):
     of two entries for the same tensor, the one with more names applies if the model has all of them: `ffn.[gate up]`
     before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Names of the file without a place in the model, `*` for anything. A text is the reason to ignore it; `= name`, it
-    repeats that tensor; `= 0`, it must be zero; a number, it is that number in every model, and written;
-    `-> name`, it is what older files call that one."""
+    """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
+    it repeats that tensor; `= 0`, it must be zero; `= function(path)`, it must be what the model computes there; a
+    number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
     """The meaning of each field of config.json: a kind of the slot `field`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
@@ -65,6 +73,8 @@ class FamilyConfig(Config):
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """Of a head: the changes of the family's first spec."""
+    differences: tuple[str, ...] = ()
+    """Computations of the class in transformers that differ from the graph's, said by `tfkit import`."""
 
     def check(self) -> None:
         """Refuse entries of a form that nothing reads, and values without an inverse."""
@@ -112,13 +122,18 @@ class FamilyConfig(Config):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        texts = {name: text for name, text in self._marked("=").items() if text != "0"}
+        texts = {name: text for name, text in self._marked("=").items() if text != "0" and not text.endswith(")")}
         return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
 
     @property
     def zeros(self) -> tuple[str, ...]:
         """Tensors of the file that are zero."""
         return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+
+    @property
+    def computed(self) -> dict[str, str]:
+        """Tensors of the file that the model computes, and the function for each."""
+        return {self.in_file(name): text for name, text in self._marked("=").items() if text.endswith(")")}
 
     @property
     def older(self) -> dict[str, str]:
@@ -132,7 +147,7 @@ class FamilyConfig(Config):
 
     @property
     def ignored(self) -> dict[str, str]:
-        """Tensors of the file that the model does not need, with the reason."""
+        """Tensors of the file that the model leaves out, with the reason."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str)}
         return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
 
@@ -206,6 +221,9 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     found = [key for key in node.items if key in kinds]
     if "at" in node.items and found in ([], ["cases"]):
         found = ["value"]
+    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
+        message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
+        raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
     if len(found) != 1:
         message = f"{quoted(name)} names {f'several kinds: {listing(found)}' if found else 'none of the kinds'}"
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)

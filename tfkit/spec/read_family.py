@@ -19,6 +19,15 @@ HEADS = "heads"
 """The folder of the heads that many families share, beside specs."""
 
 
+OLDER = {
+    "config": "`fields`",
+    "copies": "`extra: {name: = other}`",
+    "ignore": "`extra: {name: reason}`",
+    "unused": "`fields: {name: unused}`",
+}
+"""Keys of a family in an older tfkit, and the form of their entries today."""
+
+
 def in_place(root: Mapping, known: KnownSpecs) -> Mapping:
     """The tree of a spec that needs no file of a family without a bare name: all of it takes the place of its path."""
     node = root.items.get("checkpoint")
@@ -35,12 +44,12 @@ def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mappin
     """
     if not isinstance(node, Mapping):
         node = Mapping({"extends": node}, {"extends": node.span}, node.span)
-    if "config" in node.items:
+    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
         type = node.items.get("model_type")
         name = type.value if isinstance(type, Scalar) and type.value in known.families else "llama"
-        help = f"name the family instead: `checkpoint: {name}`, in place of the whole section"
-        message, span = "this section is of an older tfkit", node.keys["config"]
-        raise SpecError(Diagnostic(message, span, "checkpoint.config", help=help))
+        help = f"name the family instead, `checkpoint: {name}`; or write its entries as {OLDER[older]}"
+        message, span = f"a section with {quoted(older)} is of an older tfkit", node.keys[older]
+        raise SpecError(Diagnostic(message, span, f"checkpoint.{older}", help=help))
     texts, chain = [node], list[Path]()
     while (word := texts[-1].items.get("extends")) is not None:
         if not isinstance(word, Scalar) or not isinstance(word.value, str):

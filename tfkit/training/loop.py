@@ -17,6 +17,7 @@ from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
+from tfkit.nn import whole
 from tfkit.placement import threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
@@ -149,7 +150,7 @@ class Trainer:
             group["lr"] = rate * factor
         loss = self._gradients(self.batch(step), step)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        norm = self._processes.whole(norm)
+        norm = whole(norm)
         if not is_finite(loss, norm):
             self._leave_out(step)
             return
@@ -247,7 +248,7 @@ class Trainer:
         self._processes.check_equal(str(found and found.step), "found another checkpoint: they need a common folder")
         if found is None:
             return
-        restore(self.model, self.optimizer, found, self._processes.part)
+        restore(self.model, self.optimizer, found)
         self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
         for callback, state in zip(self._callbacks, found.callbacks, strict=True):
             callback.restore(state)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.training.cpu import times_torch
 from tests.training.runs import RUN, same, write_run
 from tfkit.cli import main
 from tfkit.spec.folder import RUN as TEXT
@@ -217,7 +218,9 @@ def test_a_ladder_of_sizes_has_a_law(
     assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
     law = law_of(one["sizes"], one["losses"])
     assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
-    assert Path(found["page"]).read_text(encoding="utf-8").count("<svg") == 3  # the law, curves, one model
+    page = Path(found["page"]).read_text(encoding="utf-8")
+    assert page.count("<svg") == 3  # the law, curves, one model
+    assert "val.loss: differences" not in page  # there is nothing to compare
     assert sweep("--so-far") == 0
     assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
     assert len(made) == 8
@@ -310,6 +313,12 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
     assert len(good) == 2
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_takes_little_more_time_than_torch() -> None:
+    subprocess.run(COMMAND, check=True, capture_output=True)
+    assert times_torch(COMMAND) <= 1.4
 
 
 def kill_all(first: subprocess.Popen[bytes]) -> None:

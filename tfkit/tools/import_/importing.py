@@ -21,7 +21,7 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
-from tfkit.spec.folder import CONFIG
+from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge
 from tfkit.spec.read_family import in_place
@@ -44,11 +44,14 @@ class Imported:
         text: the YAML.
         graph: the model.
         family: the spec that defines the meaning of the fields.
+        notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
+            beside the file.
     """
 
     text: str
     graph: Graph
     family: str
+    notes: tuple[Diagnostic, ...] = ()
 
 
 @checked
@@ -88,7 +91,18 @@ def import_config(
     )
     tree = without_idle(tree, plugins)
     graph = expand(resolve_spec(tree, plugins, file=str(path)))
-    return Imported(render_tree(tree), graph, str(family))
+    return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
+    for text in family.differences:
+        yield Diagnostic(
+            f"{family.architecture} of transformers computes something else than this model", notes=(text,)
+        )
+    if has_weights(folder):
+        from tfkit.checkpoint.left_out import left_out_of
+
+        yield from left_out_of(folder, family)
 
 
 def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
@@ -181,24 +195,36 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     fields = write_fields(graph.spec, family)
     config = _mapping(fields, graph.spec.provenance.spans[()])
-    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins, family.head)
-    tree = without_idle(read_fields(config, tree, family), plugins)
-    again = resolve_spec(tree, plugins, file=CONFIG).model
-    changed = list(_differences(model.graph, again.graph, ""))
-    if changed:
-        message = f"no config.json of a {family.model_type} describes this model"
-        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
-        raise SpecError(Diagnostic(message, None, "checkpoint", notes))
-    return fields
+    changed: list[tuple[str, str, str]] = []
+    for tree in _proving_trees(graph, family, plugins):
+        read_again = without_idle(read_fields(config, tree, family), plugins)
+        again = resolve_spec(read_again, plugins, file=CONFIG).model
+        changed = list(_differences(model.graph, again.graph, ""))
+        if not changed:
+            return fields
+    message = f"no config.json of a {family.model_type} describes this model"
+    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+    raise SpecError(Diagnostic(message, None, "checkpoint", notes))
 
 
-def _proving_family(graph: Graph, family: FamilyConfig, known: KnownSpecs) -> str:
-    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
-    shipped = families(known).get(family.model_type)
-    if shipped is None and not Path(graph.spec.file).is_file():
+def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
+    """The trees of the specs that a config.json is read into as a proof, one of which must give the model again.
+
+    The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
+    """
+    shipped, file = families(plugins.specs).get(family.model_type), graph.spec.file
+    if shipped is not None:
+        tree, rules = _family(shipped, plugins)
+        if family.head in rules.heads:
+            tree, rules = _family(shipped, plugins, family.head)
+        yield tree
+        if rules == family:
+            return
+    if Path(file).is_file():
+        yield _family(file, plugins)[0]
+    elif shipped is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
-    return shipped or graph.spec.file
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,41 @@
+"""The installed plugins, loaded once for all tests of a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from copy import copy, deepcopy
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any
+
+from tfkit.plugin import discover
+from tfkit.plugin.manager import COMPONENTS, Plugins
+
+
+def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
+    """`load_plugins`, which loads anew where a test changes what there is to load.
+
+    Each call has its own registry, as tests add components to theirs.
+    """
+    installed = discover.entry_points
+
+    @cache
+    def kept(entry_points: bool, *_: object) -> Plugins:
+        found = load(entry_points=entry_points)
+        found.registry.shared_names()  # which the copies then have
+        return found
+
+    @wraps(load)
+    def call(**given: Any) -> Plugins:
+        changed = os.environ.get(discover.PLUGIN_DIR) or discover.entry_points is not installed
+        named = {name: value for name, value in given.items() if value != () and name != "entry_points"}
+        if changed or named:
+            return load(**given)
+        found = kept(given.get("entry_points", True), os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS))
+        hooks = copy(found.hooks)
+        hooks.calls = [*hooks.calls]
+        return replace(found, registry=deepcopy(found.registry), hooks=hooks)
+
+    return call
