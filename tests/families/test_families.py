@@ -13,8 +13,9 @@ from tfkit.tools.import_.importing import families
 
 from ..known import KNOWN
 from ..sampling import chosen, some
-from .case import Trial, check_cached, check_count, check_logits, check_saved
+from .case import Trial
 from .cases import CASES, QUICK
+from .generated import prove
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -22,13 +23,7 @@ transformers.utils.logging.disable_progress_bar()
 @pytest.mark.parametrize("name", chosen(CASES, QUICK))
 def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test for all that one saved model tells: to make and to load it takes the time."""
-    trial = Trial.of(CASES[name], tmp_path_factory.mktemp(name))
-    for side in trial.case.sides:
-        check_logits(trial, side)
-    if trial.case.kind != "masked" and trial.case.cached:
-        check_cached(trial)
-    check_count(trial)
-    check_saved(trial)
+    prove(CASES[name], tmp_path_factory.mktemp(name))
 
 
 @pytest.mark.parametrize("name", some(sorted(families(KNOWN)), 32))

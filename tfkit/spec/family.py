@@ -67,8 +67,8 @@ class FamilyConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes of layer variants that the fields name and the family's first spec does not have."""
     heads: dict[str, Any] = Field(default_factory=dict)
-    """Further classes for the same body, by the end of their names, `ForTokenClassification`: changes of this family, or
-    the name of those that many families share, a file of `specs/heads`."""
+    """Further classes for the same body, by the ends of their names, such as `ForTokenClassification`: changes of this
+    family, or the name of those that many families share, a file of `specs/heads`."""
     head: str | None = None
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)
