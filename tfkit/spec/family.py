@@ -6,6 +6,7 @@ extend another: entries replace those of the same name, and null removes one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
@@ -18,6 +19,8 @@ from tfkit.spec.brackets import expanded
 from tfkit.spec.inverse import Expression
 from tfkit.spec.merge import is_null, without
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
+
+_ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
 
 ENTRIES = ("tensors", "extra", "fields", "when", "variants")
 """The sections from which null removes an entry."""
@@ -52,7 +55,8 @@ class FamilyConfig(Config):
     before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
-    it repeats that tensor; `= 0`, it must be zero; `= function(path)`, it must be what the model computes there; a
+    it repeats that tensor; `= 0`, it must be zero; `= 0 without logits.bias`, it must be zero unless the spec has
+    true there, which no field says; `= function(path)`, it must be what the model computes there; a
     number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
     """The meaning of each field of config.json: a kind of the slot `field`."""
@@ -102,13 +106,15 @@ class FamilyConfig(Config):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        texts = {name: text for name, text in self._marked("=").items() if text != "0" and not text.endswith(")")}
-        return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
+        others = [*self.zeros, *self.computed]
+        texts = {self.in_file(name): self.in_file(text) for name, text in self._marked("=").items()}
+        return {name: text for name, text in texts.items() if name not in others}
 
     @property
-    def zeros(self) -> tuple[str, ...]:
-        """Tensors of the file that are zero."""
-        return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+    def zeros(self) -> dict[str, str | None]:
+        """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
+        texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
+        return {name: found["path"] for name, found in texts.items() if found is not None}
 
     @property
     def computed(self) -> dict[str, str]:

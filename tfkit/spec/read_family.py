@@ -14,7 +14,6 @@ from tfkit.spec.find import find_family
 from tfkit.spec.merge import is_null, without
 from tfkit.spec.tree import Mapping, Node, Scalar
 
-
 OLDER = {
     "config": "`fields`",
     "copies": "`extra: {name: = other}`",
