@@ -55,7 +55,8 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
             made = replace(made, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder
             layers = {"encoder_layers": case.config["decoder_layers"]}
-            made = replace(made, config={**case.config, **layers}, uncounted={**case.uncounted, **MEMORY})
+            config, unread = {**case.config, **layers}, {**case.uncounted, **MEMORY}
+            made = replace(made, config=config, uncounted=unread, leaves_out=True)
         if kind == "sequence" and case.model_type == "t5gemma":  # theirs reads where the next token of the source were
             made = replace(made, sides=("none",))
         yield f"{name}-{kind}", made
