@@ -14,11 +14,10 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.tools.check.models import PLUGINS, model  # noqa: E402
+from tests.tools.check.models import subject  # noqa: E402
 from tests.tools.check.planted import BUGS, Bug  # noqa: E402
 from tfkit.tools.check.check import outcomes  # noqa: E402
 from tfkit.tools.check.known import OWN  # noqa: E402
-from tfkit.tools.check.subject import Subject  # noqa: E402
 
 PAGE = ROOT / "docs" / "check.md"
 START, END = "<!-- bugs -->\n", "<!-- end of bugs -->\n"
@@ -27,12 +26,11 @@ HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 def broken(bug: Bug) -> list[str]:
     """The properties that a bug breaks, the one that it is planted for first."""
-    patches = [patch.object(*one) for one in bug.patches]
+    checked, patches = subject(bug.model), [patch.object(*one) for one in bug.patches]
     for one in patches:
         one.start()
     try:
-        subject = Subject(model(bug.model), PLUGINS)
-        found = [next(outcomes(subject, [one])) for one in OWN.chosen(level="quick") if one.name != "script"]
+        found = [next(outcomes(checked, [one])) for one in OWN.chosen(level="quick") if one.name != "script"]
     finally:
         for one in patches:
             one.stop()

@@ -11,9 +11,10 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.components import models_of
 from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level
-from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of, with_component
+from tfkit.tools.check.small import LAYOUTS, Layout, with_component
 from tfkit.tools.check.subject import Subject
 
 
@@ -22,6 +23,7 @@ def check_component(
     *,
     slot: str | None = None,
     fields: Mapping[str, Any] | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
     within: Sequence[Layout] = LAYOUTS,
     plugins: Plugins | None = None,
     level: Level = "quick",
@@ -36,6 +38,8 @@ def check_component(
             and init; a block is checked by `check_model` with a spec of your own.
         fields: the other keys of a spec, besides `kind`. Required fields with a name that the built-in components use
             (`n_heads`, `d_ff`, `factor`) have small defaults; d_model is 16.
+        options: several values for each of some further keys, `{"gate": [None, "silu"], "softcap": [None, 5.0]}`: every
+            two of them meet in a model, unless the component refuses that.
         within: the models to build: `encoder`, `decoder`, and `memory`, which is a decoder with cross-attention.
         plugins: the plugins to look up a kind in; all installed ones unless given.
         level: `full` measures what takes seconds too: `torch.compile`, exports.
@@ -55,7 +59,7 @@ def check_component(
     found = plugins.registry.find(slot or "", component)
     if found is None:
         raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
-    models = subjects_of(found.config, plugins, fields=fields, within=within, reference=reference)
+    models = models_of(found.config, plugins, options=options or {}, fields=fields, within=within, reference=reference)
     broken = {name: broken_promises(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
         name = f"{kind_of(found.config)} `{component}`, {place_of(found.config)},"

@@ -12,9 +12,10 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.load import take_spec
 from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.components import models_of
 from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Property
-from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of, with_component
+from tfkit.tools.check.small import LAYOUTS, Layout, with_component
 from tfkit.tools.check.subject import Subject
 
 Check = Callable[[], None]
@@ -25,6 +26,7 @@ def parametrize_with_checks(
     component: type[Component],
     *,
     fields: Mapping[str, Any] | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
     within: Sequence[Layout] = LAYOUTS,
     spec: Mapping[str, Any] | None = None,
     known: Mapping[str, str] | None = None,
@@ -41,6 +43,7 @@ def parametrize_with_checks(
     Args:
         component: its config class, which need not be installed.
         fields: the other keys of a spec, besides `kind`, as for `check_component`.
+        options: several values for each of some further keys, of which every two meet in a model.
         within: the models to build around it.
         spec: a small spec, for a block, which has no other model.
         known: properties that are broken, by name, with the reason. They are strict: one that holds again fails.
@@ -59,7 +62,7 @@ def parametrize_with_checks(
     def models() -> dict[str, Subject]:
         if spec is not None:
             return {"its spec": Subject(expand(take_spec(spec, every)), every)}
-        return subjects_of(component, every, fields=fields, within=within, reference=reference)
+        return models_of(component, every, options=options or {}, fields=fields, within=within, reference=reference)
 
     try:
         properties_of(every).chosen(list(known))

@@ -11,9 +11,8 @@ from tfkit.components.attention_core import ScaledDotProduct
 from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.known import OWN
 from tfkit.tools.check.measure import Outcome
-from tfkit.tools.check.subject import Subject
 
-from .models import PLUGINS, model
+from .models import subject
 
 forward = ScaledDotProduct.forward
 
@@ -25,7 +24,7 @@ def first_is_larger(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
 
 
 def measured(name: str) -> Outcome:
-    (outcome,) = outcomes(Subject(model(name), PLUGINS), OWN.chosen(["head-order"]))
+    (outcome,) = outcomes(subject(name), OWN.chosen(["head-order"]))
     return outcome
 
 

@@ -13,22 +13,23 @@ from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.subject import Subject
 
 from ...sampling import some
-from .models import PLUGINS, model
+from .models import subject
 from .planted import BUGS, Bug
 
 ROOT = Path(__file__).parents[3]
 
 
-def measured(name: str, red: str) -> Outcome:
-    (outcome,) = outcomes(Subject(model(name), PLUGINS), OWN.chosen([red]))
+def measured(checked: Subject, red: str) -> Outcome:
+    (outcome,) = outcomes(checked, OWN.chosen([red]))
     return outcome
 
 
 @pytest.mark.parametrize("bug", some(BUGS, 16), ids=lambda bug: bug.bug)
 def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = subject(bug.model)
     for owner, name, instead in bug.patches:
         monkeypatch.setattr(owner, name, instead)
-    found = measured(bug.model, bug.red)
+    found = measured(checked, bug.red)
     assert found.status == "failed", "nothing sees it"
     assert found.detail
 
@@ -38,7 +39,7 @@ HELD = sorted({(bug.model, bug.red) for bug in BUGS})
 
 @pytest.mark.parametrize(("name", "red"), some(HELD, 6))
 def test_it_holds_without_the_bug(name: str, red: str) -> None:
-    found = measured(name, red)
+    found = measured(subject(name), red)
     assert found.status == "ok", found.detail
 
 

@@ -6,23 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tfkit
-from tfkit.checkpoint.weights import places
+
+from .trained import LLAMA, publish
 
 Run = Callable[..., str]
 Weights = dict[str, Tensor]
-LLAMA = """
-extends: llama3_8b
-name: small
-d_model: 64
-vocab_size: 97
-graph:
-  decoder: {n_layers: 5, attention: {n_heads: 4, n_kv_heads: 2}, ffn: {d_ff: 96}}
-"""
 VERSES = """
 tfkit: 1
 name: verses
@@ -48,31 +40,10 @@ clip: 1.0
 """
 
 
-def balanced(model: torch.fx.GraphModule) -> None:
-    """Give each unit between two tensors of a layer a size of its own on both sides; units of a gate lean one way."""
-    state, found = model.state_dict(), places(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for number in range(5):
-            part = {name.split(".", 3)[3]: place.view(state) for name, place in found.items() if f"s.{number}." in name}
-            up, gate, down = (part[f"ffn.{name}.weight"] for name in ("up", "gate", "down"))
-            size = torch.randn(len(up), generator=generator).exp()
-            up.mul_(size[:, None])
-            gate.mul_(size[:, None]).add_(gate.std())
-            down.mul_(size)
-            value, output = part["attention.project.v.weight"], part["attention.output.weight"]
-            size = torch.randn(len(value), generator=generator).exp()
-            value.mul_(size[:, None])
-            output.mul_(size.view(2, 1, 16).expand(2, 2, 16).flatten())
-
-
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
     """A published folder whose weights are balanced."""
-    graph = tfkit.loads(LLAMA)
-    model = tfkit.build(graph)
-    balanced(model)
-    tfkit.save(model, tmp_path / "small", layout="huggingface")
+    publish(tmp_path / "small")
     return tmp_path / "small"
 
 
@@ -126,6 +97,11 @@ def test_random_weights_say_nothing(run: Run, tmp_path: Path) -> None:
     tfkit.save(tfkit.build(tfkit.loads(LLAMA)), tmp_path / "new")
     text = " ".join(run("check", str(tmp_path / "new"), "--only", "places").split())
     assert "does not apply: training shows in no 4 layers that are alike" in text
+
+
+def test_other_values_of_a_published_model_have_its_weights(run: Run, published: Path) -> None:
+    only = [f"--only={name}" for name in ("values", "neutral", "train-mode")]
+    assert "3 ok" in run("check", str(published), *only)
 
 
 @pytest.mark.slow

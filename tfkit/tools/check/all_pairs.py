@@ -13,8 +13,10 @@ Pair = frozenset[tuple[str, Any]]
 def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
     """Rows of one value per axis, in which every two values of different axes meet at least once.
 
-    With `meeting`, only those of these pairs of axes do.
+    With `meeting`, only those of these pairs of axes do. A single axis has a row for each value.
     """
+    if len(axes) == 1:
+        return [{axis: value} for axis, values in axes.items() for value in values]
     pairs = combinations(axes, 2) if meeting is None else meeting
     missing = {frozenset({(a, x), (b, y)}): None for a, b in pairs for x in axes[a] for y in axes[b]}
     rows = []

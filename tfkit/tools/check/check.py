@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 
+from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.placement import threads
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
-from tfkit.tools.check.components import models_of
+from tfkit.spec.messages import kind_of
+from tfkit.tools.check.components import models_of, options_of
 from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
 from tfkit.tools.check.relative import relative
 from tfkit.tools.check.result import Checked
+from tfkit.tools.check.small import LAYOUTS
 from tfkit.tools.check.subject import Subject
 
 
@@ -44,9 +47,16 @@ class Work:
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """The models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
-        models = [one for config in configs for one in models_of(config, self.plugins, self.seed)]
+        models = [one for config in configs for one in self._of_component(config)]
         self.total *= len(models)
         return models
+
+    def _of_component(self, config: type[Component]) -> list[tuple[Subject, str]]:
+        """The models around a component, for every pair of its options."""
+        within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
+        found = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
+        name = f"{kind_of(config)} `{config.kind_name()}`"
+        return [(subject, f"{name} in {words}") for words, subject in found.items()]
 
     def check(self, model: tuple[Subject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
         """Measure every property of a model."""

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from tfkit.component import Component, SharedMarker, marker
 from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.messages import kind_of
 from tfkit.tools.check.all_pairs import all_pairs
-from tfkit.tools.check.small import LAYOUTS, subjects_of
+from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of
 from tfkit.tools.check.subject import Subject
 
 
-def models_of(config: type[Component], plugins: Plugins, seed: int) -> list[tuple[Subject, str]]:
-    """The models around a component, with their descriptions. Options that the component refuses together are left out.
+def models_of(
+    config: type[Component],
+    plugins: Plugins,
+    *,
+    options: Mapping[str, Sequence[Any]],
+    fields: Mapping[str, Any] | None = None,
+    within: Sequence[Layout] = LAYOUTS,
+    seed: int = 0,
+    reference: Callable[..., Any] | None = None,
+) -> dict[str, Subject]:
+    """The models around a component, by their descriptions: in each layout, with every two values of its options.
 
-    Raises SpecError if there are none.
+    Options that it refuses together are left out. Raises SpecError if no model is left, or one is refused as it is.
     """
-    found: list[tuple[Subject, str]] = []
+    found: dict[str, Subject] = {}
     refused: SpecError | None = None
-    for fields in all_pairs(options_of(config)) or [{}]:
-        for layout in LAYOUTS if config.slot != "init" else LAYOUTS[:1]:
+    for row in all_pairs(options) or [{}]:
+        given = {**(fields or {}), **row}
+        for layout in within:
             try:
-                made = subjects_of(config, plugins, fields=fields, within=[layout], seed=seed)
+                made = subjects_of(config, plugins, fields=given, within=[layout], seed=seed, reference=reference)
             except SpecError as wrong:
                 refused = wrong
             else:
-                found += [(subject, _words(config, fields, name)) for name, subject in made.items()]
-    if not found:
-        assert refused is not None
+                found |= {f"{name}{_words(row)}": subject for name, subject in made.items()}
+    if refused is not None and not (found and options):
         raise refused
     return found
 
@@ -48,6 +56,5 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
     return found
 
 
-def _words(config: type[Component], fields: Mapping[str, Any], layout: str) -> str:
-    given = "".join(f", {name}: {str(value).lower()}" for name, value in fields.items())
-    return f"{kind_of(config)} `{config.kind_name()}` in {layout}{given}"
+def _words(row: Mapping[str, Any]) -> str:
+    return "".join(f", {name}: {str(value).lower()}" for name, value in row.items())

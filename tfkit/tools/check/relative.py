@@ -183,7 +183,7 @@ class _Shrink:
         if isinstance(config, TemperatureConfig):
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
-            return min(value, ORIGINAL_MAX_LEN)
+            return ORIGINAL_MAX_LEN
         if name == "max_len":
             return min(value, MAX_LEN)
         if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):

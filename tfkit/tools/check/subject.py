@@ -74,11 +74,16 @@ class Subject:
     kinds: Kinds | None = None
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
-        """The model of the graph, or of another one with the same weights, in eval mode."""
-        given = graph or self.graph
+        """The model of the graph, or of another one with the same weights as far as their shapes fit, in eval mode."""
+        if graph is None and self.weights is not None:
+            return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
+        model = redrawn(build(graph or self.graph, seed=self.seed, **options), self.seed).eval()
         if self.weights is not None:
-            return build(given, weights=self.weights, allow_change=True, **options).eval()
-        return redrawn(build(given, seed=self.seed, **options), self.seed).eval()
+            state, own = model.state_dict(), self.model.state_dict()
+            for name in state.keys() & own.keys():
+                if state[name].shape == own[name].shape:
+                    state[name].copy_(own[name])
+        return model
 
     @cached_property
     def model(self) -> fx.GraphModule:
@@ -195,6 +200,14 @@ def _keeps_order(node: Node) -> bool:
         return False
 
 
-def without_dropout(model: ModelSpec) -> ModelSpec:
-    """A model all of whose rates of dropout are 0."""
-    return every(model, lambda path, value: 0.0 if path[-1] == "dropout" else value)
+def without_dropout(model: ModelSpec, *, but: tuple[str, ...] = ()) -> ModelSpec:
+    """A model all of whose rates of dropout are 0, except that with the path `but`; no other stage is left for one."""
+
+    def change(path: tuple[str, ...], value: Any) -> Any:
+        if path[:-1] == but[:-1] or value is None:
+            return value
+        if path[-1] == "stages":
+            return tuple(stage for stage in value if stage != "dropout")
+        return 0.0 if path[-1] == "dropout" else value
+
+    return every(model, change)

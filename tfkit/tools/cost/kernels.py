@@ -65,7 +65,9 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, watch: Watch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)  # as in the kernels
+        out = torch.empty_like(q)  # the kernels follow the strides of the queries
+        if q.size(3) != v.size(3):
+            out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)
         ctx.watch, ctx.flops = watch, 2 * q.size(0) * q.size(1) * q.size(2) * k.size(2) * (q.size(3) + v.size(3))
         watch.count(ctx.flops)
         watch.read_all([q, k, v] if mask is None else [q, k, v, mask])

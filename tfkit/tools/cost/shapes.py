@@ -37,16 +37,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def like(one: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape, with its axes in the same memory order if there are no gaps."""
-    dtype = dtype or one.dtype
-    if one.is_contiguous():
+    """A tensor of the same shape without gaps, with its axes in the same memory order."""
+    dtype, strides = dtype or one.dtype, one.stride()
+    if one.is_contiguous() or 0 in strides:
         return empty(one.shape, dtype)
-    strides, expected = one.stride(), 1
+    found, expected = [1] * one.dim(), 1
     for axis in sorted(range(one.dim()), key=lambda axis: (strides[axis], -axis)):
-        if one.size(axis) != 1 and strides[axis] != expected:
-            return empty(one.shape, dtype)
+        found[axis] = expected
         expected *= one.size(axis)
-    return torch.empty_strided(one.shape, strides, dtype=dtype, device="meta")
+    return torch.empty_strided(one.shape, found, dtype=dtype, device="meta")
 
 
 class _Pointwise:

@@ -27,7 +27,7 @@ def tiled(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 @plant(
     "the scale is not handed to the fused kernel",
     "huggingface/pytorch-image-models#2280",
-    "gemma3",
+    "scaled",
     "backends",
     ScaledDotProduct,
     "forward",
@@ -39,7 +39,7 @@ def own_scale(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
 @plant(
     "a scale of the spec has no effect",
     "huggingface/transformers#44380",
-    "gemma3",
+    "scaled",
     "values",
     ScaledDotProduct,
     "forward",
@@ -49,14 +49,28 @@ def default_scale(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
 
 
 @plant(
-    "the norm of queries divides in one path", "lucidrains/x-transformers#190", "gemma3", "backends", Eager, "write_out"
+    "the norm of queries divides in one path", "lucidrains/x-transformers#190", "scaled", "backends", Eager, "write_out"
 )
 def divided(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     scores = self.unstack(self.stack(q / self.scale) @ k.mT)
     return self.unstack(self.stack(self.softmax(scores, mask)) @ v)
 
 
-@plant("the soft-cap is ignored", "scores that grow without bound", "gemma2", "values", Eager, "write_out")
+@plant("the soft-cap is ignored", "scores that grow without bound", "capped", "values", Eager, "write_out")
 def no_softcap(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     scores = self.unstack(self.stack(q * self.scale) @ k.mT)
     return self.unstack(self.stack(self.softmax(scores, mask)) @ v)
+
+
+@plant(
+    "one head is twice as large as the others",
+    "a head that is treated by itself",
+    "llama",
+    "head-order",
+    ScaledDotProduct,
+    "forward",
+)
+def first_is_larger(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    found = fused(self, q, k, v, mask).clone()
+    found[:, 0] *= 2
+    return found

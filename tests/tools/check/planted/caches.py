@@ -16,6 +16,7 @@ from tfkit.components.attention_core import ScaledDotProduct
 from tfkit.decoding import cached as decoding
 from tfkit.decoding import modules
 from tfkit.nn import Context, Past
+from tfkit.tools.check.relative import WINDOW
 
 from .bug import fused, plant
 
@@ -81,6 +82,33 @@ def overwritten(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
         after = n_slots
         return cache._replace(before=0, after=after), held(queries[:, -1:], after, n_slots), None
     return cache, keys, tokens
+
+
+@plant(
+    "a piece of several tokens drops the oldest in the cache",
+    "ml-explore/mlx-lm#1673",
+    "llama",
+    "cached",
+    context,
+    "place",
+)
+def oldest_dropped(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
+    cache, keys, tokens = place(queries, padding, past, n_slots)
+    if past.start == 0 or queries.size(1) == 1:
+        return cache, keys, tokens
+    return cache, keys, (keys > 0) if tokens is None else tokens & (keys > 0)
+
+
+@plant(
+    "every layer has the slots of the first",
+    "fla-org/flash-linear-attention#748",
+    "gemma2",
+    "cached",
+    context,
+    "place",
+)
+def of_the_first_layer(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
+    return place(queries, padding, past, min(n_slots, WINDOW + 1))
 
 
 @plant(

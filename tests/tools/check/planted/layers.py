@@ -19,7 +19,6 @@ from tfkit.components import (
 from .bug import plant
 
 forward_of_rmsnorm = norm.RMSNorm.forward
-forward_of_glu = feedforward.GatedMLP.forward
 forward_of_stack = stack.Stack.forward
 
 
@@ -72,16 +71,3 @@ def half_dead(self: Any, x: Tensor) -> Tensor:
     return self.down(
         torch.cat((hidden[..., : hidden.size(-1) // 2], torch.zeros_like(hidden[..., hidden.size(-1) // 2 :])), -1)
     )
-
-
-@plant(
-    "experts drop tokens beyond their capacity",
-    "NVIDIA/Megatron-LM#5542",
-    "llama",
-    "neighbours",
-    feedforward.GatedMLP,
-    "forward",
-)
-def capacity(self: Any, x: Tensor) -> Tensor:
-    busy = x.sum(dim=(1, 2), keepdim=True)
-    return forward_of_glu(self, x) * (busy >= busy.mean())

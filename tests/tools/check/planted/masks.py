@@ -13,7 +13,7 @@ from tfkit.components import (
     rope_scaling,
     stack,
 )
-from tfkit.components.attention import CrossAttention
+from tfkit.components.attention import CrossAttention, MultiHeadConfig
 from tfkit.components.attention_core import ScaledDotProduct
 from tfkit.components.context import AttentionContext
 from tfkit.nn import Context
@@ -56,6 +56,33 @@ def padding_alone(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix:
     return (
         torch.ones(1, 1, queries.size(1), keys.size(1), dtype=torch.bool) if tokens is None else tokens[:, None, None]
     )
+
+
+@plant(
+    "the causal mask is missing in layers with a window",
+    "facebookresearch/xformers#1135",
+    "mistral",
+    "look-ahead",
+    AttentionContext,
+    "visible",
+)
+def without_causal(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, counted: bool) -> Any:
+    right, self.right = self.right, None if self.left is not None else self.right
+    found = visible(self, queries, keys, tokens, prefix, counted)
+    self.right = right
+    return found
+
+
+@plant(
+    "a core without the causal flag is given no mask",
+    "huggingface/transformers#30652",
+    "gemma2",
+    "look-ahead",
+    MultiHeadConfig,
+    "causal_flag",
+)
+def always_flagged(self: Any, backend: Any) -> bool:
+    return True
 
 
 @plant("a bool mask is inverted", "rasbt/LLMs-from-scratch#1062", "bert", "extents", context, "additive")

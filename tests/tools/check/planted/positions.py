@@ -14,13 +14,18 @@ from tfkit.components import (
     longrope,
     relative_bias,
     rope,
+    rope_scaling,
 )
+from tfkit.components.context import AttentionContext
 
 from .bug import plant
 
 count_positions = embedding.count_positions
 forward_of_alibi = alibi.Alibi.forward
 bucket = relative_bias.T5Bias.bucket
+forward_of_context = AttentionContext.forward
+forward_of_dynamic = rope_scaling.DynamicScaling.forward
+forward_of_table = rope.RotaryTable.forward
 
 
 @plant(
@@ -103,3 +108,55 @@ def other_way(self: Any, x: Tensor, table: Tensor) -> Tensor:
 )
 def counted_last(self: Any, x: Tensor, mask: Any) -> Tensor:
     return x[:, -1] if mask is None else x[torch.arange(x.size(0)), mask.sum(dim=1) - 1]
+
+
+@plant(
+    "positions are those of the longest row", "ndif-team/nnsight#672", "gpt2", "padding", embedding, "count_positions"
+)
+def of_the_longest(x: Tensor, mask: Any, past: Any) -> Tensor:
+    return count_positions(x, mask, past).amax(dim=0, keepdim=True)
+
+
+@plant(
+    "padding on the left is taken off positions twice",
+    "fla-org/flash-linear-attention#902",
+    "vaswani",
+    "padding",
+    embedding,
+    "count_positions",
+)
+def offset(x: Tensor, mask: Any, past: Any) -> Tensor:
+    found = count_positions(x, mask, past)
+    return found if mask is None else found - (~mask).sum(dim=1, keepdim=True)
+
+
+@plant(
+    "rotary rows of padding are never written",
+    "fla-org/flash-linear-attention#967",
+    "llama",
+    "padding",
+    AttentionContext,
+    "forward",
+)
+def unwritten(self: Any, x: Tensor, padding: Any, *rest: Any) -> Any:
+    found = forward_of_context(self, x, padding, *rest)
+    if padding is None or found.rotary is None:
+        return found
+    return found._replace(rotary=torch.where(padding[:, None, :, None], found.rotary, torch.nan))
+
+
+@plant(
+    "dynamic scaling takes the number of heads for the length",
+    "ml-explore/mlx-lm#1553",
+    "dynamic",
+    "meaning",
+    rope_scaling.DynamicScaling,
+    "forward",
+)
+def by_heads(self: Any, n_keys: int, device: Any) -> Tensor:
+    return forward_of_dynamic(self, 4, device)
+
+
+@plant("rotary positions are doubled", "ml-explore/mlx-lm#1553", "dynamic", "meaning", rope.RotaryTable, "forward")
+def doubled(self: Any, positions: Tensor, n_keys: int) -> Tensor:
+    return forward_of_table(self, positions * 2, n_keys)

@@ -8,8 +8,18 @@ import tfkit.initialize
 from tfkit.components import (
     rope_scaling,
 )
+from tfkit.components.context import AttentionContext, ContextKey
 
 from .bug import BUGS, Bug
+from .masks import wider
+
+window = ContextKey.window.fget  # type: ignore[attr-defined]
+
+
+def one_more(key: ContextKey) -> int | None:
+    size = window(key)
+    return None if size is None else size + 1
+
 
 BUGS += [
     Bug(
@@ -25,5 +35,12 @@ BUGS += [
         "gpt2",
         "init",
         ((tfkit.initialize, "Linear", type("Unknown", (nn.Linear,), {})),),
+    ),
+    Bug(
+        "the window is too wide in the mask and in the cache",
+        "a number that both read",
+        "mistral",
+        "extents",
+        ((AttentionContext, "visible", wider), (ContextKey, "window", property(one_more))),
     ),
 ]

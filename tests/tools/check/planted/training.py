@@ -11,6 +11,7 @@ from tfkit.components import (
     head,
     stack,
 )
+from tfkit.tools.cost import shapes
 
 from .bug import plant
 
@@ -30,3 +31,15 @@ def drawn_anew(layer: nn.Module, *args: Any) -> Any:
 @plant("the gradient of a tie is doubled", "pytorch/torchtitan#3174", "gpt2", "ties", head.TiedOutput, "forward")
 def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight * 2 - weight.detach(), self.bias)
+
+
+@plant(
+    "tensors are counted as if none had its axes in another order",
+    "a copy that autograd keeps",
+    "llama",
+    "kept-bytes",
+    shapes,
+    "like",
+)
+def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
+    return shapes.empty(one.shape, dtype or one.dtype)

@@ -67,6 +67,7 @@ PROPERTIES: tuple[Property, ...] = (
     storage.publish,
     costs.counts,
     costs.flops,
+    costs.kept_bytes,
     costs.cache_bytes,
     programs.scripted,
     programs.captured,

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.builder import build
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
+from tfkit.nn import StackedLinear
+from tfkit.tools.check.inputs import call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.cost.count import UncountableError, cost
+from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import Cost
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params.count import count_params
+
+EXPERTS = 2e-2
+"""The largest part of the kept bytes by which those of experts may differ: the count takes their load as even."""
 
 
 @property_of("counts", "has the parameters that are counted")
@@ -42,11 +50,34 @@ def flops(subject: Subject) -> Iterator[Measured]:
     yield Measured(error, f"{counted:,} FLOPs are counted for a forward, and {found:,} observed", 1e-3)
 
 
-def _cost(subject: Subject, *, batch: int, mode: Mode) -> Cost:
+def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
     try:
-        return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32)
+        return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
     except UncountableError as wrong:
         raise DoesNotApplyError(wrong.diagnostics[0].message) from None
+
+
+@property_of("kept-bytes", "keeps the bytes that are counted")
+def kept_bytes(subject: Subject) -> Iterator[Measured]:
+    """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
+    counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
+    model, kept = subject.build().train(), dict[int, int]()
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with saved_tensors_hooks(keep, lambda x: x):
+        outputs = call(model, subject.inputs(batch=2))  # they hold what is kept
+    found = sum(kept.values())
+    del outputs
+    limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
+    error = abs(found - counted) / max(1, found)
+    detail = f"{counted:,} bytes are counted to be kept for the backward, and {found:,} are"
+    yield Measured(error, detail, limit)
 
 
 @property_of("cache-bytes", "caches the bytes that are counted")

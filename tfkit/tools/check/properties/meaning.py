@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tfkit.builder import inputs_of
+from tfkit.component import RopeScalingConfig
 from tfkit.reference import Result, UnknownKind, run
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, property_of
@@ -24,11 +25,15 @@ Array = NDArray[np.float64]
 
 @property_of("meaning", "computes what its spec says", follows=("alone",))
 def meaning(subject: Subject) -> Iterator[Measured]:
-    """In float64, the outputs are those of `tfkit.reference`, beside padding on both sides too."""
+    """In float64, the outputs are those of `tfkit.reference`, beside padding on both sides too.
+
+    Where rotary positions are scaled, a sequence without padding is longer than the others.
+    """
     model = copy.deepcopy(subject.model).double()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    scaled = any(True for _ in subject.graph.configs(RopeScalingConfig))  # type: ignore[type-abstract]
     for padding in ("none", "left", "right") if subject.padded else ("none",):
-        given = subject.inputs(padding=padding, length=subject.length)
+        given = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
         inputs = {name: _wide(given[name]) for name in inputs_of(model) if name in given}
         try:
             wanted = run(subject.graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=subject.kinds)

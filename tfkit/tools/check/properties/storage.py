@@ -51,10 +51,12 @@ def copies(subject: Subject) -> Iterator[Measured]:
     empty = build(subject.graph, device="meta").to_empty(device="cpu").eval()
     empty.load_state_dict(subject.model.state_dict())
     yield from _same(subject, "a model that got memory later", empty)
-    for name in heads_of_tables(subject.graph):
-        kept = [path for path in empty.state_dict() if path == f"{name}.tokens.weight"]
-        if len(kept) != 1:
-            yield Measured.fault(f"the table of `{name}`, which a head shares, is stored {len(kept)} times", name)
+    state = empty.state_dict()
+    for owner, heads in heads_of_tables(subject.graph).items():
+        shape = state[f"{owner}.tokens.weight"].shape
+        for name in state:
+            if name.partition(".")[0] in heads and state[name].shape == shape:
+                yield Measured.fault(f"`{name}` is stored beside the table of `{owner}`, with which it is tied", owner)
 
 
 def _same(subject: Subject, what: str, other: fx.GraphModule) -> Iterator[Measured]:

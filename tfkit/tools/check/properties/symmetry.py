@@ -85,8 +85,8 @@ def documents(subject: Subject) -> Iterator[Measured]:
         start += size
 
 
-def _part(columns: slice, together: Tensor, alone: Tensor) -> tuple[Tensor, Tensor]:
-    return together[:, columns], alone
+def _part(columns: slice, together: Tensor, alone: Tensor) -> tuple[Tensor, Tensor] | None:
+    return (together[:, columns], alone) if together.dim() > 2 else None
 
 
 @property_of("head-order", "has heads in any order")

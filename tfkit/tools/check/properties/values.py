@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import assemble, build
+from tfkit.checkpoint.weights import places
 from tfkit.component import Component, RopeScalingConfig
 from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph
@@ -151,7 +153,10 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 
 @property_of("neutral", "is not changed by neutral values")
 def neutral(subject: Subject) -> Iterator[Measured]:
-    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one."""
+    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
+
+    And groups of query heads: heads of keys and values of their own, with equal weights, are the same.
+    """
     found = False
     for what, change, weights in _neutral(subject):
         try:
@@ -178,13 +183,17 @@ Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 
 def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Weights]]:
     """A description, the model with the neutral value and without it, and the weights of the second from the first."""
-    for path, value in leaves(subject.graph.spec.model):
+    values = dict(leaves(subject.graph.spec.model))
+    for path, value in values.items():
         if path[-1] == "softcap" and value is not None:
             yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
         elif path[-2:] == ("mask", "left") and value is not None:
             yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
         elif path[-1] == "sinks" and value:
             yield f"`{_dotted(path)}`, each minus a billion,", (_put(path, True), _put(path, False)), _without_sinks
+        elif path[-1] == "n_kv_heads" and value < (heads := values[*path[:-1], "n_heads"]):
+            changes = _put(path, value), _put(path, heads)
+            yield f"`{_dotted(path)}: {heads}`, with equal weights,", changes, partial(_repeated, subject)
         elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
             yield f"`{_dotted(path)}: 1`", (_put(path, 1.0), _put(path[:-1], None)), _equal
 
@@ -198,11 +207,12 @@ def _dotted(path: Path) -> str:
 
 
 def _is_neutral(subject: Subject, path: Path) -> bool:
-    """True if a factor of 1 is all that a rotary scaling needs to change nothing."""
+    """True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
     for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
         if tuple(place.split(".")) == path[:-1]:
             lists = any(isinstance(value, tuple) for _, value in part)
-            return not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
+            short = dict(part).get("original_max_len", math.inf) >= subject.length
+            return short and not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
     return False
 
 
@@ -215,3 +225,17 @@ def _without_sinks(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, T
 
 def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
     return first.state_dict()
+
+
+def _repeated(subject: Subject, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    """The weights of keys and values, those of each head as often as queries share it."""
+    ours, state, wider = places(first), first.state_dict(), second.state_dict()
+    heads = {f"{one.path}.": one.config.kv_heads for one in subject.attentions}
+    for name, place in places(second).items():
+        view, old = place.view(wider), ours[name].view(state)
+        if view.shape != old.shape:
+            owner = next(path for path in heads if name.startswith(path))
+            each = old.unflatten(0, (heads[owner], -1))
+            old = each.repeat_interleave(view.size(0) // old.size(0), dim=0).flatten(0, 1)
+        view.copy_(old)
+    return wider

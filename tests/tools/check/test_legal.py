@@ -1,0 +1,37 @@
+"""Random legal specs have every property."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import tfkit
+from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.known import properties_of
+from tfkit.tools.check.relative import relative
+from tfkit.tools.check.subject import Subject
+
+from .legal import PLUGINS, Data, specs
+
+QUICK = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
+SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def check(spec: Data, only: tuple[str, ...] = ()) -> None:
+    graph = relative(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph
+    properties = properties_of(PLUGINS).chosen(only, "quick")
+    found = {one.name: one.detail for one in outcomes(Subject(graph, PLUGINS), properties) if one.status == "failed"}
+    assert found == {}
+
+
+@settings(SETTINGS, max_examples=10, derandomize=True)
+@given(specs())
+def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:
+    check(spec, QUICK)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=250)
+@given(specs())
+def test_random_specs_have_every_property(spec: Data) -> None:
+    check(spec)
