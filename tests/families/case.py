@@ -125,7 +125,7 @@ class Trial:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", LeftOutWarning)
             ours = build_with_weights(graph, folder / "theirs").eval()
-        assert [one.category for one in said] == [LeftOutWarning] * case.leaves_out
+        assert [one.category for one in said] == [LeftOutWarning] * case.leaves_out, list(map(str, said))
         return cls(case, theirs, imported, ours, folder)
 
     @property
@@ -158,7 +158,8 @@ def check_logits(trial: Trial, side: str, tolerance: float = 1e-5) -> None:
     ours = trial.longer() if case.beyond else trial.ours
     found = ours(*ids, *types) if side == "none" else ours(*ids, *types, *masks)
     found = found[0] if isinstance(found, tuple) else found
-    if side == "left" and (case.alone or case.kind == "sequence"):  # some pool the first place, padding or not
+    pools_padding = case.kind == "sequence" and _has_encoder(trial)  # theirs takes the first place, whatever is there
+    if side == "left" and (case.alone or pools_padding):
         expected = _alone(trial, ids, masks, types)
     else:
         expected = _theirs(trial, ids, masks, side, types)
@@ -174,7 +175,7 @@ def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:
     torch.manual_seed(1)
     targets = [(case.length - 2, 1)] if case.kind == "seq2seq" else [(case.length, 3)]
     masks = [tokens(side, length, first) for length, first in [(case.length, 3), *targets * trial.has_target]]
-    ids = [torch.randint(3, vocab, mask.shape) for vocab, mask in zip(_vocab(trial), masks, strict=False)]
+    ids = [torch.randint(3, vocab, mask.shape) for vocab, mask in zip(_vocab(trial)[-len(masks) :], masks, strict=True)]
     if case.kind == "sequence" and trial.has_target:  # theirs reads the classes where the source ends
         last = masks[0].long().cumsum(dim=1).argmax(dim=1)
         ids[0] = ids[0].scatter(1, last[:, None], config.eos_token_id)
@@ -207,13 +208,11 @@ def _given(ids: list[Tensor], types: list[Tensor]) -> dict[str, Tensor]:
 
 def _has_positions(trial: Trial) -> bool:
     """True if theirs are told the positions: those of causal models, which count padding unless told."""
-    forward = inspect.signature(trial.theirs.forward).parameters
-    return "position_ids" in forward and not any(node.block == "encoder" for node in _graph(trial).values())
+    return "position_ids" in inspect.signature(trial.theirs.forward).parameters and not _has_encoder(trial)
 
 
-def _graph(trial: Trial) -> Mapping[str, Any]:
-    graph: Mapping[str, Any] = trial.ours.meta["graph"].spec.model.graph
-    return graph
+def _has_encoder(trial: Trial) -> bool:
+    return any(node.block == "encoder" for node in trial.ours.meta["graph"].spec.model.graph.values())
 
 
 def logits_of(outputs: Any) -> Tensor:

@@ -1,24 +1,23 @@
-"""Cases made of others: every class that transformers has for a model type, and fields away from their defaults."""
+"""Cases made of others: each class that transformers has for a model type, and fields away from their defaults."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import torch
-import transformers
 from transformers.models.auto import modeling_auto as auto
 
 from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
 
-from .case import AUTO, CLASSES, Case, Kind
-from .changed_fields import changes, quiet
+from .case import Case, Kind, Trial, check_cached, check_count, check_logits, check_saved
+from .cases import CASES
+from .changed_fields import changes, quiet, runnable
 
+Outcome = Literal["passed", "refused", "wrong", "crashed"]
 NAMES: dict[Kind, Mapping[str, str]] = {
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -30,34 +29,90 @@ NAMES: dict[Kind, Mapping[str, str]] = {
 }
 """The names of classes by kind and model type."""
 MEMORY = {"*.encoder_attn*": "not read without an encoder"}
-HEADLESS = ("bos_token_id", "eos_token_id", "vocab_size", "tie_word_embeddings", "pad_token_id")
-"""Fields that stay as the case has them: tests draw tokens by them, and files of both kinds of ties are cases."""
+KEPT = ("vocab_size", "pad_token_id", "type_vocab_size")
+"""Fields by which the tests draw tokens."""
+TRIED = 20
+"""The number of changes that are tried of each case."""
 
 
 def classes(model_type: str) -> dict[Kind, str]:
     """The classes that transformers has for a model type, each once, by the kinds of their heads."""
     found: dict[str, Kind] = {}
     for kind, names in NAMES.items():
-        if model_type in names:
+        if model_type in names and (kind != "pretraining" or names[model_type].endswith("ForPreTraining")):
             found.setdefault(names[model_type], kind)
     return {kind: name for name, kind in found.items()}
 
 
 def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
     """A case with each other head of its model type."""
-    for kind in classes(case.model_type):
-        if kind == case.kind or (kind == "masked" and case.kind == "seq2seq"):
+    for kind, cls in classes(case.model_type).items():
+        if cls == NAMES[case.kind].get(case.model_type):
             continue
-        made = replace(case, kind=kind, prepare=None, buffers={})
+        unread = {key: why for key, why in case.uncounted.items() if kind != "sequence" or "pooler" not in key}
+        made = replace(case, kind=kind, prepare=None, buffers={}, uncounted=unread)
         if kind == "causal" and case.kind == "masked":
             made = replace(made, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder
-            made = replace(made, config={**case.config, "use_cache": False}, uncounted={**case.uncounted, **MEMORY})
+            layers = {"encoder_layers": case.config["decoder_layers"]}
+            config, unread = {**case.config, **layers}, {**case.uncounted, **MEMORY}
+            made = replace(made, config=config, uncounted=unread, leaves_out=True)
         if kind == "sequence" and case.model_type == "t5gemma":  # theirs reads where the next token of the source were
             made = replace(made, sides=("none",))
         yield f"{name}-{kind}", made
 
 
-def heads(cases: dict[str, Case]) -> dict[str, Case]:
-    """All cases with each of the other heads, by name and kind."""
-    return {key: made for name, case in cases.items() for key, made in served(name, case)}
+HEADS = {key: made for name, case in CASES.items() for key, made in served(name, case)}
+"""All cases with each of the other heads, by name and kind."""
+
+
+def varied(name: str, case: Case, folder: Path) -> Case:
+    """A case with other values of some fields, drawn at random, that transformers and the family both take."""
+    options = [one for one in changes(case) if one.field not in KEPT]
+    random.Random(name).shuffle(options)
+    done: set[str] = set()
+    for change in options[:TRIED]:
+        if change.field in done:
+            continue
+        tried = replace(case, config={**case.config, change.field: change.value})
+        if _taken(tried, folder):
+            case = tried
+            done.add(change.field)
+    return case
+
+
+def _taken(case: Case, folder: Path) -> bool:
+    """True if transformers runs the model, and its config.json can be imported."""
+    try:
+        with quiet():
+            theirs = runnable(case)
+            theirs.config.architectures = [type(theirs).__name__]  # type: ignore[union-attr]
+            theirs.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+            import_config(folder, family=case.family)
+    except Exception:  # transformers says in many ways that it cannot
+        return False
+    return True
+
+
+def outcome(case: Case, folder: Path) -> tuple[Outcome, str]:
+    """The outcome of all that one saved model tells, and the reason."""
+    try:
+        prove(case, folder)
+    except SpecError as error:
+        return "refused", error.diagnostics[0].message
+    except AssertionError as error:
+        return "wrong", str(error).strip().partition("\n")[0]
+    except Exception as error:
+        return "crashed", repr(error)
+    return "passed", ""
+
+
+def prove(case: Case, folder: Path) -> None:
+    """Import and load a model of theirs, run it with padding and with a cache, save it, and let them open it."""
+    trial = Trial.of(case, folder)
+    for side in case.sides:
+        check_logits(trial, side)
+    if case.kind in ("causal", "seq2seq") and case.cached:
+        check_cached(trial)
+    check_count(trial)
+    check_saved(trial)

@@ -43,6 +43,7 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
     reading = FieldReading(config, spec, family)
     for name in family.fields:
         reading.read(name)
+    reading.drop_unused_variants()
     reading.check_all_known()
     if reading.errors:
         raise SpecError(*reading.errors)
@@ -187,6 +188,12 @@ class FieldReading:
     def listed(self, stack: str) -> bool:
         field = self._family.listing(stack)
         return field is not None and self.value(field) is not None
+
+    def drop_unused_variants(self) -> None:
+        """Remove the variants that no layer has, whatever fields said of them after the layers were known."""
+        for stack, (names, _) in list(self._stacks.items()):
+            if self.at(f"{stack}.layers") is not None:
+                self.arrange(stack, names)
 
     def check_all_known(self) -> None:
         """Note an error for every unknown field of the family that may affect the model."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.reading import read_fields
-from tfkit.checkpoint.config_json.writing import write_fields
+from tfkit.checkpoint.config_json.writing import value_at, write_fields
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
@@ -23,7 +24,7 @@ from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
-from tfkit.spec.merge import merge
+from tfkit.spec.merge import merge, nested
 from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
@@ -83,6 +84,8 @@ def import_config(
     if head is not None:
         tree, rules = _family(family, plugins, head)
     tree = read_fields(config, tree, rules)
+    for place in _given_by_weights(rules, path.parent):
+        tree = _with(tree, place, True)
     called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
@@ -92,6 +95,21 @@ def import_config(
     tree = without_idle(tree, plugins)
     graph = expand(resolve_spec(tree, plugins, file=str(path)))
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
+    """The values of the spec that are true because the weights in a folder need a place, and that no field says."""
+    places = {name: place for name, place in family.zeros.items() if place is not None}
+    if places and has_weights(folder):
+        from tfkit.checkpoint.files import Checkpoint
+
+        with suppress(SpecError), Checkpoint.open(folder) as opened:
+            yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
+
+
+def _with(tree: Mapping, place: str, value: bool) -> Mapping:
+    """The tree of a spec with another value in its graph."""
+    return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
 def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
@@ -196,8 +214,12 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     fields = write_fields(graph.spec, family)
     config = _mapping(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
+    free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
     for tree in _proving_trees(graph, family, plugins):
-        read_again = without_idle(read_fields(config, tree, family), plugins)
+        tree = read_fields(config, tree, family)
+        for place, value in free.items():
+            tree = _with(tree, place, value)
+        read_again = without_idle(tree, plugins)
         again = resolve_spec(read_again, plugins, file=CONFIG).model
         changed = list(_differences(model.graph, again.graph, ""))
         if not changed:
