@@ -86,7 +86,7 @@ class Resolver:
             if name in node.items:
                 given[name] = Given(node.items[name], here, inner)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
-            elif name in scope and marker(info, SharedMarker):
+            elif name in scope and marker(info, SharedMarker) is not None:
                 given[name] = scope[name]
                 self.used.add(scope[name].path)
                 self.provenance.origins[here] = Origin("inherited", scope[name].node.span)
@@ -102,10 +102,9 @@ class Resolver:
         return given, inner
 
     def _field(self, name: str, info: FieldInfo, given: Given | None, path: Path, scope: Scope) -> Any:
-        shape = shape_of(info.annotation)
-        here = (*path, name)
+        here, default_kind = (*path, name), extra(info, "default_kind")
+        shape = None if given is None and default_kind is None else shape_of(info.annotation)
         if given is None:
-            default_kind = extra(info, "default_kind")
             if shape is None or default_kind is None:
                 return _ABSENT
             span = self.provenance.span(path)
