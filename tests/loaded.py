@@ -28,11 +28,11 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         return found
 
     @wraps(load)
-    def call(**given: Any) -> Plugins:
+    def call(*wrong: Any, **given: Any) -> Plugins:
         changed = os.environ.get(discover.PLUGIN_DIR) or discover.entry_points is not installed
         named = {name: value for name, value in given.items() if value != () and name != "entry_points"}
-        if changed or named:
-            return load(**given)
+        if changed or named or wrong:
+            return load(*wrong, **given)
         found = kept(given.get("entry_points", True), os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS))
         hooks = copy(found.hooks)
         hooks.calls = [*hooks.calls]
