@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
@@ -34,8 +34,9 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         if changed or named or wrong:
             return load(*wrong, **given)
         found = kept(given.get("entry_points", True), os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS))
-        hooks = copy(found.hooks)
+        registry, hooks = copy(found.registry), copy(found.hooks)
+        registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}
         hooks.calls = [*hooks.calls]
-        return replace(found, registry=deepcopy(found.registry), hooks=hooks)
+        return replace(found, registry=registry, hooks=hooks)
 
     return call
