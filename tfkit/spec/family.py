@@ -114,7 +114,7 @@ class FamilyConfig(Config):
     def removed(self) -> frozenset[str]:
         """The nodes of the family's first spec that its head leaves out."""
         nodes = self.spec.get("graph")
-        return frozenset(name for name in nodes if nodes[name] is None) if isinstance(nodes, MappingABC) else frozenset()
+        return frozenset(name for name, one in nodes.items() if one is None) if isinstance(nodes, dict) else frozenset()
 
     def listing(self, stack: str) -> str | None:
         """The field that lists the types of a stack's layers, if there is one."""
