@@ -27,7 +27,6 @@ EXCEPT = {
     "* topk_group=0": "experts of no group: theirs takes some of them all the same",
     "falcon* alibi=True": "their class adds ALiBi twice, see the repair of falcon_rw_1b",
     "ernie use_task_id=True": "one more input, which the test does not give",
-    "minimax_m2 rope_parameters=*": "not refused yet: a partial_rotary_factor that contradicts rotary_dim",
 }
 """Changes, with `*`, that give other logits or an error of the test; each with the reason."""
 
