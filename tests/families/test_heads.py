@@ -11,11 +11,13 @@ import transformers
 
 import tfkit
 from tfkit.tools.compare.compare import compare
+from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.write import eject
 from tfkit.tools.import_.importing import families, import_config
 
 from ..known import KNOWN
 from ..sampling import chosen, some
-from .case import Trial
+from .case import Trial, reference
 from .cases import CASES
 from .changed_fields import quiet
 from .generated import HEADS, classes, prove, varied
@@ -63,6 +65,27 @@ def test_a_family_serves_the_classes_that_transformers_has(model_type: str) -> N
 @pytest.mark.parametrize("name", ["llama-sequence", "bert-question", "electra-pretraining"])
 def test_compared_with_their_class(name: str, tmp_path: Path) -> None:
     trial = Trial.of(HEADS[name], tmp_path)
+    with quiet():
+        assert compare(trial.ours.meta["graph"], tmp_path / "theirs").equal
+
+
+@pytest.mark.parametrize(
+    "name", chosen(["bart-causal", "bert-sequence", "modernbert-token", "t5-token"], {"bert-sequence"})
+)
+@torch.no_grad()
+def test_ejected(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(HEADS[name], tmp_path)
+    ids = torch.randint(3, 61, (3, 9))
+    with loaded(eject(trial.ours.meta["graph"])) as module:
+        alone = made(module).eval()
+        alone.load_state_dict(trial.ours.state_dict())
+        torch.testing.assert_close(alone(ids), trial.ours(ids), rtol=0, atol=0)
+
+
+def test_compared_where_no_token_is_padding(tmp_path: Path) -> None:
+    theirs = reference(HEADS["gpt2-sequence"])
+    theirs.config.pad_token_id = None  # type: ignore[union-attr]
+    trial = Trial.read(HEADS["gpt2-sequence"], theirs, tmp_path)
     with quiet():
         assert compare(trial.ours.meta["graph"], tmp_path / "theirs").equal
 

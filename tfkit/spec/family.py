@@ -113,7 +113,8 @@ class FamilyConfig(Config):
     @property
     def removed(self) -> frozenset[str]:
         """The nodes of the family's first spec that its head leaves out."""
-        return frozenset(name for name, node in (self.spec.get("graph") or {}).items() if node is None)
+        nodes = self.spec.get("graph")
+        return frozenset(name for name, one in nodes.items() if one is None) if isinstance(nodes, dict) else frozenset()
 
     def listing(self, stack: str) -> str | None:
         """The field that lists the types of a stack's layers, if there is one."""

@@ -84,9 +84,11 @@ def with_head(root: Mapping) -> Mapping:
     return without_nulls(reduce(merged, (*texts, there), root))
 
 
-def _head_texts(name: str, known: Mapping, span: Span) -> list[Mapping]:
+def _head_texts(name: str, known: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
     """The changes that make a head, those that it extends first: another one of the family, or a shared one."""
     shared = {file.stem: file for file in sorted((own_specs() / HEADS).glob("*.yaml"))}
+    if name in chain:
+        raise SpecError(Diagnostic(f"a head cannot extend itself: {quoted(name)}", span, "checkpoint.heads"))
     if name not in known.items and name not in shared:
         notes = (f"shared: {listing(shared, 20)}", f"of the family: {listing(known.items, 20)}")
         message = f"there is no head {quoted(name)} to extend"
@@ -94,4 +96,4 @@ def _head_texts(name: str, known: Mapping, span: Span) -> list[Mapping]:
     node = known.items[name] if name in known.items else source.read(shared[name])
     own = [without(node, {"extends"})] if isinstance(node, Mapping) else []
     word = node.items.get("extends") if isinstance(node, Mapping) else node
-    return [*_head_texts(str(plain(word)), known, word.span), *own] if word is not None else own
+    return own if word is None else [*_head_texts(str(plain(word)), known, word.span, (*chain, name)), *own]

@@ -110,7 +110,10 @@ class FieldReading:
         return name in self._family.fields
 
     def used(self, names: Iterable[str]) -> None:
+        given = [name for name in names if name in self._values]
         self._used |= set(names)
+        if self._span is self._top and given:  # a field in its older form
+            self._span = self._values[given[0]].span
 
     def compute(self, text: str) -> Number:
         return _rounded(evaluate(text, self._number))
@@ -205,11 +208,16 @@ class FieldReading:
             if leaf in USUAL and plain(node) == USUAL[leaf]:
                 continue
             near = closest(name, self._family.fields)
-            help = f"the family knows {quoted(near)}" if near else f"if it has no effect, write `{leaf}: unused`"
+            help = f"the family knows {quoted(near)}" if near else self._way_out(name)
             self._error(f"{self.model_type} does not know the field {quoted(name)}", name, help=help)
 
+    def _way_out(self, name: str) -> str:
+        """The family of one's own in which a field has no effect."""
+        family = f"checkpoint: {{extends: {self.model_type}, fields: {{{name}: unused}}}}"
+        return f"if it has no effect: --family FILE, a spec with `extends: {self.at('name')}` and `{family}`"
+
     def _error(self, message: str, name: str, *notes: str, help: str | None = None) -> None:
-        span = self._values[name].span if name in self._values else self._top
+        span = self._values[name].span if name in self._values else self._span
         self.errors.append(Diagnostic(message, span, name, notes, help))
 
 

@@ -9,6 +9,8 @@ from tfkit.components.fields.layers import spelt_out
 from tfkit.errors import Invalid, quoted
 
 EQUAL = "= "
+MORE = "a spec whose family extends this one may give it a meaning, see specs/README.md: --family FILE"
+"""The way out of a value that a family does not support."""
 
 
 class OnlyConfig(FieldConfig):
@@ -40,7 +42,8 @@ class OnlyConfig(FieldConfig):
         wanted = list(self.only) if isinstance(self.only, tuple) else self.only
         if value not in (wanted, None):
             must = f"{quoted(name)} must be {quoted(case_of(wanted))}"
-            raise Invalid("", f"{must}: {self.because or f'{file.model_type} supports no other value'}")
+            why = self.because or f"{file.model_type} supports no other value"
+            raise Invalid("", f"{must}: {why}", help=None if self.because else MORE)
 
     def _agree(self, name: str, value: Any, file: Reading, other: str, words: dict[str, Any]) -> None:
         given = file.value(other) if other.isidentifier() else file.compute(other)
