@@ -19,6 +19,8 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
     init = graph.spec.model.init
     tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
     depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
+    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
+    reseed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed  # which is slow: it asks every device
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in model.named_modules():
             if isinstance(module, nn.Linear | StackedLinear):
@@ -34,7 +36,7 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                 fill = init.tied_table if path in tied else init.table
                 fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif (reset := _reset_of(module)) is not None:
-                torch.manual_seed(_seed(seed, path))
+                reseed(_seed(seed, path))
                 reset()
             elif _holds(module) and not _is_filled_above(model, path):
                 message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
