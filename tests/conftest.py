@@ -11,28 +11,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.loaded import loaded_once
 from tests.texts import PAIR, TINY
 from tfkit.cli import main
-from tfkit.plugin import discover
+from tfkit.plugin import discover, manager
 from tfkit.spec import source
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
 GOLDEN = Path(__file__).parent / "golden"
+
+# What is installed is looked for once and loaded once, and a text is read once: most tests load a spec, and many load
+# the same. Here, before any other module imports these names.
+discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
+manager.load_plugins = loaded_once(manager.load_plugins)
+source.parse = lru_cache(maxsize=1000)(source.parse)
+gc.disable()  # until all tests are collected
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="rewrite tests/golden/ with what tfkit says now")
 
 
-def pytest_configure() -> None:
-    """Look once for what is installed, and read a text once: most tests load a spec, and many load the same."""
-    discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
-    source.parse = lru_cache(maxsize=1000)(source.parse)
-
-
 def pytest_collection_finish() -> None:
-    """Leave modules and tests out of every later garbage collection: there are many, and they stay."""
+    """Leave modules and tests out of every collection of garbage, which begin now: there are many, and they stay."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture

@@ -156,6 +156,8 @@ def build_filled(
     """
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.fitting import fitting_map, floating_type
+    from tfkit.checkpoint.header import shown
+    from tfkit.checkpoint.left_out import warn_of
 
     with Checkpoint.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
@@ -165,6 +167,8 @@ def build_filled(
         if len(list(model.buffers())):  # those that a file does not hold
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
+        model.meta["left_out"] = weights.left_out(checkpoint.names)
+    warn_of(model.meta["left_out"], shown(path))
     _check_kept(model, graph, options.get("attention_backend", "sdpa"))
     return model
 

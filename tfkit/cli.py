@@ -18,8 +18,9 @@ import click
 
 from tfkit.console.commands import Command, Group
 from tfkit.console.completion import VARIABLE, answer
+from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
-from tfkit.errors import FirstLossWarning, SpecError, quoted
+from tfkit.errors import FirstLossWarning, LeftOutWarning, SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 BY_SIGNAL = 128
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with cli.make_context("tfkit", arguments) as context, warnings.catch_warnings():
+        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as wrong:

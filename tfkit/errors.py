@@ -124,6 +124,10 @@ class FirstLossWarning(UserWarning):
     """A model to be trained would start with a loss far above that of even guesses."""
 
 
+class LeftOutWarning(UserWarning):
+    """A file has tensors that the model leaves out: what is saved of it lacks them."""
+
+
 class SpecError(ValueError):
     """The errors of a spec, in file order and without repetitions, as `diagnostics`."""
 

@@ -84,7 +84,7 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
         changed = replace(changed, token_types=change.value)
     try:
         with quiet():
-            theirs = _theirs(changed)
+            theirs = runnable(changed)
     except Exception as error:  # transformers says in many ways that it cannot
         return "illegal", repr(error)
     try:
@@ -105,7 +105,7 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
     return "equal", ""
 
 
-def _theirs(case: Case) -> nn.Module:
+def runnable(case: Case) -> nn.Module:
     """Their model; raises whatever transformers says of a config that it cannot be made or run with."""
     model = reference(case)
     ids = torch.randint(3, 40, (2, case.length))

@@ -145,7 +145,7 @@ ENCODERS: dict[str, Case] = {
     "data2vec_text": masked("data2vec-text", BERT, token_types=2),
     "xlm_roberta_xl": masked("xlm-roberta-xl", BERT | {"hidden_act": "relu"}, token_types=1),
     "roberta_prelayernorm": masked("roberta-prelayernorm", BERT, token_types=2),
-    "ibert": masked("ibert", BERT, token_types=2),
+    "ibert": masked("ibert", BERT, token_types=2, leaves_out=True),
     "ernie": masked("ernie", BERT, sides=COUNTS_PADDING, token_types=2),
     "ernie_tasks": masked(
         "ernie", BERT | {"use_task_id": True, "task_type_vocab_size": 5}, sides=("none",), token_types=2
@@ -159,11 +159,19 @@ ENCODERS: dict[str, Case] = {
     ),
     "roformer": masked("roformer", BERT | {"embedding_size": 24}, token_types=2, uncounted=ANGLES),
     "roformer_wide": masked("roformer", BERT, token_types=2, uncounted=ANGLES),
-    "bert_generation": Case("bert-generation", BERT, cached=False),
+    "bert_generation": Case("bert-generation", BERT | {"is_decoder": True}, alone=True),
+    "bert_generation_both_ways": Case("bert-generation", BERT, cached=False, alone=True),
     "xlm": masked("xlm", XLM, sides=COUNTS_PADDING),
+    "xlm_causal": masked("xlm", XLM | {"causal": True}, sides=COUNTS_PADDING),
     "flaubert": masked("flaubert", XLM | {"gelu_activation": False}, sides=COUNTS_PADDING),
     "flaubert_pre_norm": masked("flaubert", XLM | {"pre_norm": True}, sides=COUNTS_PADDING, repair=without_cache),
-    "luke": masked("luke", BERT | {"entity_vocab_size": 10, "entity_emb_size": 16}, token_types=2, uncounted=ENTITIES),
+    "luke": masked(
+        "luke",
+        BERT | {"entity_vocab_size": 10, "entity_emb_size": 16},
+        token_types=2,
+        uncounted=ENTITIES,
+        leaves_out=True,
+    ),
     "gte": masked("gte", BERT | {"hidden_act": "silu"}, token_types=1),
     "jina_embeddings_v3": masked("jina_embeddings_v3", BERT, token_types=1),
     "ultrabert": masked(

@@ -22,6 +22,7 @@ DEFECT = {name for name, case in CASES.items() if case.repair is not None} | {"y
 """Cases whose class is wrong: it must be repaired, or zeroes a row of a tied table when it loads it."""
 
 
+@pytest.mark.filterwarnings("ignore::tfkit.LeftOutWarning")
 @pytest.mark.parametrize("name", chosen(sorted({*CASES} - DEFECT), QUICK))
 def test_a_wrong_tensor_is_found_and_nothing_else(name: str, tmp_path: Path) -> None:
     trial = Trial.of(CASES[name], tmp_path)

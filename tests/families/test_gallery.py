@@ -82,7 +82,7 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     """
     family = model.meta["graph"].spec.family
     read = {name for link in published(model, family).links for name in link.file}
-    without_place = [*family.ignored, *family.zeros, *family.constants]
+    without_place = [*family.ignored, *family.zeros, *family.constants, *family.computed]
     ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
     counted = {name: p for name, p in theirs.named_parameters() if not ignored.fullmatch(name)}
     every = dict(theirs.named_parameters(remove_duplicate=False))

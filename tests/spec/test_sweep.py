@@ -147,7 +147,13 @@ def test_trials_have_their_own_seeds_and_length() -> None:
     assert arms.cells(arms.arm("relu"), second.choice)[0].run.config.optimizer.lr == 1e-2
 
 
-SIZES = {"calculator": {905_109, 892_821}, "minigpt": {913_601}, "swiglu": {913_601}}
+SIZES = {
+    "architecture": {913_601, 912_833, 913_056, 912_424},
+    "calculator": {905_109, 892_821},
+    "ladder": {16_129, 28_001, 59_633, 112_913},
+    "minigpt": {913_601},
+    "swiglu": {913_601},
+}
 
 
 def steps_of(arms: Arms) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
+from tests.training.cpu import times_torch
 from tests.training.runs import Memory, same, small_run, trained, write_run
 from tfkit.cli import main
 from tfkit.component import Batch
@@ -28,8 +28,6 @@ from tfkit.training.processes import Processes
 TIED = ("model.graph.head={block: lm_head, tie: embedding}", "model.dropout=0.2")
 EVALUATED = "eval={every: 1, splits: {val: {batches: 3}, train: {batches: 3}}}"
 PLAN = [sys.executable, "-m", "tfkit", "train", "minigpt_relu", "--plan", "--json"]
-CPU = "import os, sys, subprocess; subprocess.run(sys.argv[1:], check=True, capture_output=True); "
-CPU += "used = os.times(); print(used.children_user + used.children_system)"
 
 
 def digest(trainer: Trainer, steps: int) -> str:
@@ -159,13 +157,6 @@ def test_a_checkpoint_has_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
 
 
-def cpu_seconds(command: list[str]) -> float:
-    done = subprocess.run([sys.executable, "-c", CPU, *command], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 @pytest.mark.slow
 def test_a_plan_takes_little_more_time_than_torch() -> None:
-    torch_ = [sys.executable, "-c", "import torch"]
-    pairs = [(cpu_seconds(PLAN), cpu_seconds(torch_)) for _ in range(2)]
-    assert min(one for one, _ in pairs) <= 1.3 * min(other for _, other in pairs), pairs
+    assert times_torch(PLAN) <= 1.3

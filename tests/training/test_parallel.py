@@ -105,6 +105,7 @@ MODELS = {
     "layers that run twice": ["model.decoder.layers={groups: 1}"],
     "parameters of no axis": ["model.decoder.residual={learned: scalar}"],
     "decay and momentum": ["optimizer={kind: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}"],
+    "whole matrices": ["optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, others: {kind: adamw, lr: 1e-3}}"],
     "bfloat16 in micro-batches": ["precision=bfloat16", "machine.micro_batch=3"],
     "all of a split": ["eval={every: 4, splits: {val: all}}"],
 }
@@ -131,10 +132,6 @@ def test_processes_that_do_not_fit_the_run(tmp_path: Path) -> None:
     processes.count = 4
     with pytest.raises(SpecError, match=r"4 processes cannot divide a batch of 6 sequences"):
         Trainer(small_run(tmp_path), Memory(), processes=processes)
-    processes.count = 2
-    muon = "optimizer={kind: muon, lr: 0.02, others: {kind: adamw, lr: 1e-3}}"
-    with pytest.raises(SpecError, match=r"`muon` needs whole matrices, but 2 processes have parts of them"):
-        Trainer(small_run(tmp_path, muon), Memory(), processes=processes)
 
 
 def test_one_process_does_not_import_what_several_need() -> None:
@@ -147,4 +144,5 @@ def test_one_process_does_not_import_what_several_need() -> None:
     }
     assert found.pop("parallel.py")
     assert found.pop("command.py") == [" " * 8]  # inside of a branch
+    assert found.pop("spread.py") == [" " * 4] * 2  # for types, and where a tensor is already spread
     assert not any(found.values())

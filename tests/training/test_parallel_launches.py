@@ -68,6 +68,22 @@ def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: i
     check(folder / name, alone)
 
 
+def test_muon_has_whole_matrices(folder: Path) -> None:
+    """With the same halves of a batch, and no clipping by a norm, whose sum has another order in two processes.
+
+    Its iteration is in bfloat16, and makes of a last digit that differs a difference of 1e-3.
+    """
+    sets = options(
+        *SETS, "clip=null", "optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, others: {kind: adamw, lr: 1e-3}}"
+    )
+    launched(folder, 1, "small.yaml", "-o", "muon-1", "--set", "machine.micro_batch=4", *sets)
+    for last in (9, 20):
+        launched(folder, 2, "small.yaml", "-o", "muon-2", "--stop-after", str(last), *sets)
+    check(folder / "muon-2", folder / "muon-1")
+    for name in ("model", "optimizer"):
+        assert same(tensors(folder / "muon-2", name), tensors(folder / "muon-1", name))
+
+
 def test_a_folder_of_two_goes_on_with_four_and_with_one(folder: Path, alone: Path) -> None:
     for processes, last in ((2, 7), (4, 13), (1, 20)):
         launched(folder, processes, "small.yaml", "-o", "mixed", "--stop-after", str(last), *options(*SETS))

@@ -9,6 +9,7 @@ from itertools import product
 
 import torch
 
+from tfkit.checkpoint.computed import Expected, computed
 from tfkit.checkpoint.mismatch import collapsed
 from tfkit.checkpoint.names import above, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
@@ -34,6 +35,7 @@ class _Links:
     """Finds the entry of each tensor of a model."""
 
     def __init__(self, model: torch.fx.GraphModule, family: FamilyConfig) -> None:
+        self.model = model
         self.graph = model.meta["graph"]
         self.components = model.meta["components"]
         self.family = family
@@ -74,10 +76,20 @@ class _Links:
             links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
-        zeros = dict.fromkeys(family.zeros, "zero in all models of the family")
-        same = dict.fromkeys(constants, "the same in all models of the family")
-        own = tuple(links), self.places, family.prefix
-        return WeightMap(*own, family.copies, family.ignored | same | zeros, family.older, constants, zeros)
+        own = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
+        return WeightMap(*own, constants, family.zeros, self._computed())
+
+    def _computed(self) -> dict[str, Expected]:
+        """The functions that the tensors are compared with, by their names in the file."""
+        found: dict[str, Expected] = {}
+        for name, text in self.family.computed.items():
+            try:
+                found[name] = computed(self.model, text)
+            except Invalid as wrong:
+                span = self._span("extra", name)
+                path = f"checkpoint.extra.{name}"
+                raise SpecError(Diagnostic(str(wrong), span, path, tuple(wrong.notes))) from None
+        return found
 
     def _constants(self, names: Sequence[str]) -> dict[str, float]:
         """The numbers of the file that are the same in all models, by their names in this one."""

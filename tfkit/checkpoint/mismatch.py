@@ -28,7 +28,7 @@ def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, Te
         wanted |= {one: _shape(link, index, views) for index, one in enumerate(link.file)}
         if all(one in file for one in link.file):
             shapes |= _misfits(link, views, file)
-    known = matcher([*weights.copies, *weights.ignored])
+    known = matcher(weights.unread)
     missing = collapsed({one: shape for one, shape in wanted.items() if one not in file})
     surplus = collapsed({k: i.shape for k, i in file.items() if k not in wanted and not known.fullmatch(k)})
     types = collapsed({k: file[k].dtype for k in wanted if k in file and file[k].dtype not in FLOATS})

@@ -7,16 +7,20 @@ follows the links one way, saving the other; both move each value once, without 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from tfkit.checkpoint.computed import Expected, agrees
 from tfkit.checkpoint.files import Checkpoint, check_finite
+from tfkit.checkpoint.names import matcher
 from tfkit.checkpoint.pattern import Pattern
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
+
+MAPPED = "map it under `tensors`, to a tensor of the graph"
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class WeightMap:
     ignored: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
-    zeros: Mapping[str, str] = field(default_factory=dict)
+    zeros: Mapping[str, str | None] = field(default_factory=dict)
+    computed: Mapping[str, Expected] = field(default_factory=dict)
 
     @classmethod
     def own(cls, model: nn.Module) -> WeightMap:
@@ -112,9 +117,23 @@ class WeightMap:
 
         links = tuple(replace(link, file=tuple(map(bare, link.file))) for link in self.links)
         copies = {bare(name): bare(other) for name, other in self.copies.items()}
-        ignored, zeros = ({bare(n): why for n, why in one.items()} for one in (self.ignored, self.zeros))
+        ignored = {bare(name): why for name, why in self.ignored.items()}
         constants = {bare(name): value for name, value in self.constants.items()}
-        return replace(self, links=links, copies=copies, ignored=ignored, zeros=zeros, constants=constants, prefix="")
+        computed = {bare(name): expected for name, expected in self.computed.items()}
+        own = replace(self, links=links, copies=copies, ignored=ignored, constants=constants, computed=computed)
+        return replace(own, zeros={bare(name): path for name, path in self.zeros.items()}, prefix="")
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The names of the file that no link reads, with `*`."""
+        return (*self.copies, *self.ignored, *self.constants, *self.zeros, *self.computed)
+
+    def left_out(self, names: Iterable[str]) -> dict[str, str]:
+        """The tensors of a file that the model does not hold and does not compute, with the reasons."""
+        read = {name for link in self.links for name in link.file} | self.copies.keys()
+        reasons = {matcher([pattern]): reason for pattern, reason in self.ignored.items()}
+        found = {name: next((why for one, why in reasons.items() if one.fullmatch(name)), None) for name in names}
+        return {name: why for name, why in found.items() if why is not None and name not in read}
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
         """The model's tensors of a link."""
@@ -151,7 +170,14 @@ class WeightMap:
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
             if name in checkpoint.names and name not in linked:
-                _check_constant(name, checkpoint.read(name), value)
+                _check_constant(name, checkpoint.read(name), value, self.zeros.get(name))
+        for pattern, expected in self.computed.items():
+            for name in filter(matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
+                stored = checkpoint.read(name)
+                if not agrees(stored, expected(name, stored)):
+                    message = f"tensor {quoted(name)} has other values than those that the model computes"
+                    help = "map it under `tensors`, or change what the spec says of it"
+                    raise SpecError(Diagnostic(message, help=help))
 
     def _check_copies(self, checkpoint: Checkpoint, linked: Set[str]) -> None:
         for name, other in self.copies.items():
@@ -173,7 +199,8 @@ class WeightMap:
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
-def _check_constant(name: str, tensor: Tensor, value: float) -> None:
+def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
         message = f"tensor {quoted(name)} has other values than {value:g}, but the spec has no place for them"
-        raise SpecError(Diagnostic(message, help="map it under `tensors`, to a tensor of the graph"))
+        help = f"a spec with `{place}=true` has it: --set {place}=true" if place else MAPPED
+        raise SpecError(Diagnostic(message, help=help))

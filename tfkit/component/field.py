@@ -42,10 +42,13 @@ class Reading(Protocol):
         """The spec's value at a path; None if there is none."""
 
     def reaches(self, path: str) -> bool:
-        """False if a path leads into an empty slot, or into a variant that no layer has."""
+        """False if a path leads into an empty slot, a variant that no layer has, or a node that the head leaves out."""
 
     def put(self, path: str, value: Any) -> None:
-        """Change one place of the spec; mappings of one kind are merged, everything else is replaced."""
+        """Change one place of the spec, unless the head leaves its node out.
+
+        Mappings of one kind are merged, everything else is replaced.
+        """
 
     def solve(self, expression: str, value: Any) -> None:
         """Change the spec so that an expression over one of its values has this value."""
@@ -82,7 +85,7 @@ class Writing(Protocol):
         """Arithmetic over the fields; raises `Invalid`."""
 
     def says(self, path: str, wanted: Any) -> bool:
-        """True if the spec's value at a path equals that of a spec's text."""
+        """True if the spec's value at a path equals that of a spec's text, or the head leaves its node out."""
 
     def layers(self, stack: str) -> list[str]:
         """The variant of each layer of a stack."""

@@ -18,6 +18,7 @@ MODULES = (
     "encoder",
     "feedforward",
     "fields.fixed",
+    "fields.labels",
     "fields.layers",
     "fields.rope",
     "fields.value",

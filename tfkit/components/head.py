@@ -30,15 +30,21 @@ from tfkit.component import (
     slot,
 )
 from tfkit.errors import Invalid
-from tfkit.nn import Linear, Program, linear, named
+from tfkit.nn import Linear, Program, Value, linear, named
 
 
 class TransformConfig(Config):
-    """The masked-LM transform: dense, activation, norm."""
+    """The steps before an output matrix, as in masked language models: dense, activation, norm."""
 
     activation: ActivationConfig = slot("gelu")
     norm: NormConfig | None = None
     bias: bool = True
+
+    def apply(self, program: Program, x: Value, make: Make, d_in: int, d_out: int) -> Value:
+        """Add the steps to a program."""
+        x = program.call("dense", Linear(d_in, d_out, bias=self.bias), x)
+        x = program.call("activation", make(self.activation), x)
+        return x if self.norm is None else program.call("norm", make(self.norm, d_out), x)
 
 
 class LMHeadConfig(BlockConfig):
@@ -108,10 +114,7 @@ class LMHeadConfig(BlockConfig):
         program, width = Program(), self.d_embed or self.d_model
         x = program.input("x")
         if self.transform is not None:
-            x = program.call("dense", Linear(self.d_model, width, bias=self.transform.bias), x)
-            x = program.call("activation", make(self.transform.activation), x)
-            if self.transform.norm is not None:
-                x = program.call("norm", make(self.transform.norm, width), x)
+            x = self.transform.apply(program, x, make, self.d_model, width)
         elif self.d_embed is not None:
             x = program.call("project", Linear(self.d_model, width, bias=self.project_bias), x)
         if self.tie is None:
@@ -156,6 +159,8 @@ class PoolerConfig(BlockConfig):
     """The first token, the last one, or the mean of all; padding does not count."""
     activation: ActivationConfig | None = None
     """Activation after a dense layer, as in BERT (tanh); neither unless given."""
+    pad_id: Immaterial[int | None] = None
+    """The token of padding, for those who know it by its id; here the mask says what is padding."""
 
     def in_words(self) -> str:
         """One sentence on the vector that is selected, and the steps after it."""
@@ -217,8 +222,24 @@ class ClassifierConfig(BlockConfig):
     """Width of that sequence or vector."""
     n_classes: Dim
     """Number of logits."""
+    bias: bool = True
+    """If true, the logits have a bias."""
+    transform: TransformConfig | None = None
+    """Dense layer, activation and norm before the output matrix."""
     dropout: Shared[Immaterial[Probability]] = 0.0
-    """Dropout on the input."""
+    """Dropout on the input, and after the transform."""
+    labels: Immaterial[tuple[str, ...] | None] = None
+    """Names of the classes."""
+    problem_type: Immaterial[
+        Literal["regression", "single_label_classification", "multi_label_classification"] | None
+    ] = None
+    """The meaning of the logits: numbers, one distribution over the classes, or one for each class."""
+
+    def check(self) -> None:
+        """Refuse another number of names than of classes."""
+        super().check()
+        if self.labels is not None and len(self.labels) != self.n_classes:
+            raise Invalid("labels", f"{len(self.labels)} names for {self.n_classes} classes")
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
@@ -232,5 +253,9 @@ class ClassifierConfig(BlockConfig):
         x = program.input("x")
         if self.dropout:
             x = program.call("dropout", nn.Dropout(self.dropout), x)
-        x = program.call("output", Linear(self.d_model, self.n_classes, bias=True), x)
+        if self.transform is not None:
+            x = self.transform.apply(program, x, make, self.d_model, self.d_model)
+            if self.dropout:
+                x = program.call("dropout_after", nn.Dropout(self.dropout), x)
+        x = program.call("output", Linear(self.d_model, self.n_classes, bias=self.bias), x)
         return program.build(x, "Classifier")

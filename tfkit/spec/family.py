@@ -6,6 +6,7 @@ extend another: entries replace those of the same name, and null removes one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
@@ -16,15 +17,24 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing,
 from tfkit.plugin.registry import Registry
 from tfkit.spec.brackets import expanded
 from tfkit.spec.inverse import Expression
-from tfkit.spec.merge import is_null, without
+from tfkit.spec.merge import is_null, merge, without
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ENTRIES = ("tensors", "extra", "fields", "when", "variants")
+ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
 """The sections from which null removes an entry."""
 ABOUT_FIELDS = ("defaults", "when")
 """The sections that say more about fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
 """The sections whose names expand, with the text beside them."""
+_END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
+"""The end of a class that says which head it has."""
+_ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
+OLDER = {
+    "set": "`at`",
+    "default": "an entry of the family's `defaults`",
+    "if_null": 'a case of `cases`: `{"null": ...}`',
+}
+"""Keys of a rule in an older tfkit, and what says the same today."""
 
 
 class FamilyConfig(Config):
@@ -43,9 +53,10 @@ class FamilyConfig(Config):
     of two entries for the same tensor, the one with more names applies if the model has all of them: `ffn.[gate up]`
     before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Names of the file without a place in the model, `*` for anything. A text is the reason to ignore it; `= name`, it
-    repeats that tensor; `= 0`, it must be zero; a number, it is that number in every model, and written;
-    `-> name`, it is what older files call that one."""
+    """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
+    it repeats that tensor; `= 0`, it must be zero; `= 0 without logits.bias`, it must be zero unless the spec has
+    true there, which no field says; `= function(path)`, it must be what the model computes there; a
+    number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
     """The meaning of each field of config.json: a kind of the slot `field`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
@@ -55,6 +66,15 @@ class FamilyConfig(Config):
     """Fields that have a meaning only beside certain values of other fields."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes of layer variants that the fields name and the family's first spec does not have."""
+    heads: dict[str, Any] = Field(default_factory=dict)
+    """Further classes for the same body, by the ends of their names, such as `ForTokenClassification`: changes of this
+    family, or the name of those that many families share, a file of `specs/heads`."""
+    head: str | None = None
+    """The entry of `heads` that applies."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Of a head: the changes of the family's first spec."""
+    differences: tuple[str, ...] = ()
+    """Computations of the class in transformers that differ from the graph's, said by `tfkit import`."""
 
     def check(self) -> None:
         """Refuse entries of a form that nothing reads, and values without an inverse."""
@@ -85,6 +105,17 @@ class FamilyConfig(Config):
         """A name of this family as it appears in the file."""
         return self.prefix + name[1:] if name.startswith(".") else name
 
+    @property
+    def classes(self) -> dict[str, str | None]:
+        """The classes that the family serves, and the head of each; None for its own."""
+        return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The nodes of the family's first spec that its head leaves out."""
+        nodes = self.spec.get("graph")
+        return frozenset(name for name, one in nodes.items() if one is None) if isinstance(nodes, dict) else frozenset()
+
     def listing(self, stack: str) -> str | None:
         """The field that lists the types of a stack's layers, if there is one."""
         return next((name for name, rule in self.fields.items() if rule.lists == stack), None)
@@ -92,13 +123,23 @@ class FamilyConfig(Config):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        texts = {name: text for name, text in self._marked("=").items() if text != "0"}
-        return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
+        others = [*self.zeros, *self.computed]
+        texts = {self.in_file(name): self.in_file(text) for name, text in self._marked("=").items()}
+        return {name: text for name, text in texts.items() if name not in others}
 
     @property
-    def zeros(self) -> tuple[str, ...]:
-        """Tensors of the file that are zero."""
-        return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+    def zeros(self) -> dict[str, str | None]:
+        """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
+        texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
+        return {name: self._unless_removed(found["path"]) for name, found in texts.items() if found is not None}
+
+    def _unless_removed(self, path: str | None) -> str | None:
+        return None if path is None or path.partition(".")[0] in self.removed else path
+
+    @property
+    def computed(self) -> dict[str, str]:
+        """Tensors of the file that the model computes, and the function for each."""
+        return {self.in_file(name): text for name, text in self._marked("=").items() if text.endswith(")")}
 
     @property
     def older(self) -> dict[str, str]:
@@ -112,7 +153,7 @@ class FamilyConfig(Config):
 
     @property
     def ignored(self) -> dict[str, str]:
-        """Tensors of the file that the model does not need, with the reason."""
+        """Tensors of the file that the model leaves out, with the reason."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str)}
         return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
 
@@ -120,6 +161,11 @@ class FamilyConfig(Config):
         """The entries of `extra` that begin with a mark, and the rest of each."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str) and text.startswith(mark)}
         return {name: text.removeprefix(mark).strip() for name, text in texts.items()}
+
+
+def class_of(head: str, architecture: str) -> str:
+    """The class of an entry of `heads`: the two begin alike."""
+    return _END.sub("", architecture) + head
 
 
 def merged(base: Mapping | None, patch: Mapping) -> Mapping:
@@ -134,7 +180,9 @@ def merged(base: Mapping | None, patch: Mapping) -> Mapping:
             items[section] = without(old, gone)
     for name, node in patch.items.items():
         old = items.get(name)
-        if isinstance(old, Mapping) and isinstance(node, Mapping):
+        if isinstance(old, Mapping) and isinstance(node, Mapping) and name == "spec":
+            node = merge(old, node)
+        elif isinstance(old, Mapping) and isinstance(node, Mapping):
             node = Mapping({**old.items, **node.items}, {**old.keys, **node.keys}, node.span)
         items[name] = node
     return Mapping(items, keys, patch.span)
@@ -179,6 +227,9 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     found = [key for key in node.items if key in kinds]
     if "at" in node.items and found in ([], ["cases"]):
         found = ["value"]
+    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
+        message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
+        raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
     if len(found) != 1:
         message = f"{quoted(name)} names {f'several kinds: {listing(found)}' if found else 'none of the kinds'}"
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)

@@ -24,7 +24,7 @@ from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.parts import parts
 from tfkit.spec.provenance import Provenance
-from tfkit.spec.read_family import family_of, in_place
+from tfkit.spec.read_family import family_of, in_place, with_head
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.scope import Given
 from tfkit.spec.tree import Mapping, Node, Scalar
@@ -120,7 +120,7 @@ def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[Fa
     if node is None or is_null(node):
         return None, []
     resolver = Resolver(plugins)
-    text = with_kinds(family_of(node, plugins.specs), plugins.registry)
+    text = with_kinds(with_head(family_of(node, plugins.specs)), plugins.registry)
     found = resolver.config(FamilyConfig, text, ("checkpoint",), {})
     provenance.spans.update(resolver.provenance.spans)
     return found, resolver.diagnostics

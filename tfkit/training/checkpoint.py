@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
+
+from tfkit.nn import part
 
 SEPARATOR = "/"
 """Between the name of a parameter and that of a tensor of its optimizer state."""
@@ -72,13 +74,8 @@ def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -
     }
 
 
-def restore(
-    model: fx.GraphModule,
-    optimizer: torch.optim.Optimizer,
-    found: Restored,
-    part: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    """Set a model and its optimizer to a checkpoint; `part` spreads a tensor as another one is."""
+def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, found: Restored) -> None:
+    """Set a model and its optimizer to a checkpoint."""
     state = model.state_dict()
     model.load_state_dict({name: part(tensor, state[name]) for name, tensor in found.weights.items()})
     parameters = dict(model.named_parameters())

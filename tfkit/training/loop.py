@@ -17,6 +17,8 @@ from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
+from tfkit.initialize import seed_device
+from tfkit.nn import whole
 from tfkit.placement import threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
@@ -149,7 +151,7 @@ class Trainer:
             group["lr"] = rate * factor
         loss = self._gradients(self.batch(step), step)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        norm = self._processes.whole(norm)
+        norm = whole(norm)
         if not is_finite(loss, norm):
             self._leave_out(step)
             return
@@ -179,7 +181,7 @@ class Trainer:
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
-        torch.manual_seed(mix(self.seed, "noise", step, self._processes.rank))
+        seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
         sequences, count = len(batch.targets), self._processes.sum(torch.tensor(batch.count)).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
@@ -247,7 +249,7 @@ class Trainer:
         self._processes.check_equal(str(found and found.step), "found another checkpoint: they need a common folder")
         if found is None:
             return
-        restore(self.model, self.optimizer, found, self._processes.part)
+        restore(self.model, self.optimizer, found)
         self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
         for callback, state in zip(self._callbacks, found.callbacks, strict=True):
             callback.restore(state)

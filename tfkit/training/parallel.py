@@ -20,10 +20,10 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tfkit.builder import build, graph_of
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.nn import whole
 from tfkit.placement import device_of
 from tfkit.training.order import Ids
 from tfkit.training.processes import Processes
@@ -87,28 +87,20 @@ class Together(Processes):
         dist.all_gather(found, own.contiguous())
         return torch.cat(found)
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        if not isinstance(like, DTensor):
-            return tensor
-        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         state = self.gathered(model.state_dict())
         if self.rank:
             return None
-        whole = build(graph_of(model), device="meta")
-        whole.load_state_dict(state, assign=True)
-        return whole
+        found = build(graph_of(model), device="meta")
+        found.load_state_dict(state, assign=True)
+        return found
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         found = {}
         for name, tensor in tensors.items():
-            whole = self.whole(tensor)  # all processes take part in it
+            gathered = whole(tensor)  # all processes take part in it
             if self.rank == 0:
-                found[name] = whole.to("cpu", copy=True)  # alone: what was gathered has padding
+                found[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
         return found
 
     def _from_all(self, value: str | None) -> list[str | None]:

@@ -50,14 +50,6 @@ class Processes:
         output: Tensor = model(**inputs)
         return output
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """All values of a tensor that may be spread."""
-        return tensor
-
-    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The values of a whole tensor, spread as `like` is."""
-        return tensor
-
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         """The model with all values of its parameters; None in processes that do not write."""
         return model
@@ -81,6 +73,3 @@ def check_count(run: Run, count: int) -> None:
     if count > 1 and run.config.machine.micro_batch == "auto":
         message = "`auto` is for one process: several would have to run out of memory at once"
         raise run.error(message, "machine", "micro_batch", help="give it a number")
-    if count > 1 and run.config.optimizer.rest is not None:
-        message = f"`{run.config.optimizer.kind_name()}` needs whole matrices, but {count} processes have parts of them"
-        raise run.error(message, "optimizer", help="train it in one process")

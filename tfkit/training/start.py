@@ -75,6 +75,8 @@ def _fill(model: fx.GraphModule, config: WeightsConfig) -> str:
             _check_meaning(checkpoint, model, path)
         read.load(checkpoint, model.state_dict())
     said = [f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"]
+    left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
+    said += [f"left out: {listing(_collapsed(left), 24)}"] if left else []
     said += [f"missing: {listing(_collapsed(missing), 24)}"] if missing else []
     said += [f"unused: {listing(_collapsed(unused), 24)}"] if unused else []
     return "; ".join(said)

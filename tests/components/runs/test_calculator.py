@@ -103,6 +103,16 @@ def test_rows_are_one_problem_each_and_may_count_the_answer_alone(tmp_path: Path
     assert (whole.batch(np.array([0])).targets != IGNORED).all()
 
 
+def test_answers_in_their_usual_order(tmp_path: Path) -> None:
+    plain = small_run(tmp_path, "{kind: calculator, problems: 30, test: 5, layout: rows, reverse: false}").data
+    assert plain.tokenizer is not None
+    for split, drawn in (("train", Problems(0, 30)), ("test", Problems(1, 5))):
+        row = plain.examples(split, "sequential").batch(np.array([0]))
+        text = drawn.text(0)
+        assert plain.tokenizer.decode(row.inputs["tokens"][0]) == (text[:25] + text[34:24:-1])
+        assert plain.tokenizer.decode(row.targets[0, -11:]) == text[34:24:-1] + "$"
+
+
 def test_errors(tmp_path: Path, golden) -> None:  # type: ignore[no-untyped-def]
     data = [
         "{kind: calculator, split: {train: 0.5, test: 0.5}, layout: rows}",

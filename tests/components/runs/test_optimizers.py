@@ -99,6 +99,13 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
     torch.testing.assert_close(found, {name: expected[name] for name in found}, atol=1e-6, rtol=1e-5)
 
 
+def test_what_muon_gathers_is_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(tmp_path, DATA, optimizer=MUON)
+    expected = updated(run)
+    monkeypatch.setattr("tfkit.components.runs.muon.whole", torch.clone)
+    assert same(updated(run), expected)
+
+
 def test_a_run_with_muon_continues_to_the_same_bits(tmp_path: Path) -> None:
     run = small_run(tmp_path, DATA, "steps=6", optimizer=MUON)
     _, whole = trained(run)

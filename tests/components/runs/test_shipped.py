@@ -17,13 +17,14 @@ FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.spli
 SMALL = {
     "addition": ("schedule.warmup=2",),
     "calculator": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1"),
+    "calculator_exact": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1", "schedule.warmup=2"),
     "masked": ("schedule.warmup=2", "model.encoder.n_layers=1"),
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
 }
-STEPS = {"addition": 1000, "reverse": 3000}
+STEPS = {"addition": 1000, "calculator_exact": 100_000, "reverse": 3000}
 
 
 def test_all_are_known() -> None:

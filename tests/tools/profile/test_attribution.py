@@ -61,6 +61,13 @@ def by_path(found: Profile) -> dict[str, Any]:
     return {part.path: part for part in found.parts}
 
 
+def naps_of(found: Profile) -> dict[tuple[str, str], int]:
+    """The parts and phases that took about as long as one nap or several, and the number of naps."""
+    phases = ("forward", "backward")
+    naps = {(part.path, phase): round(getattr(part, phase) / NAP) for part in found.parts for phase in phases}
+    return {place: number for place, number in naps.items() if number}
+
+
 @pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 2))
 def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     tries = (profile(name, mode=mode, length=32, batch=4) for _ in range(TRIES))
@@ -90,34 +97,24 @@ def test_naps_are_found_where_they_are(
     plant(forward, nap)
     plant(backward, NapInBackward.apply)
 
-    def are_found() -> bool:
-        parts = by_path(profile(name))
-        assert parts[forward].calls == runs
-        found = {
-            (path, phase): getattr(part, phase) for path, part in parts.items() for phase in ("forward", "backward")
-        }
-        naps = [found.pop((forward, "forward")), found.pop((backward, "backward"))]
-        return naps == pytest.approx([runs * NAP] * 2, abs=0.5 * NAP) and max(found.values()) < 0.5 * NAP
-
-    assert any(are_found() for _ in range(TRIES))
+    naps = {(forward, "forward"): runs, (backward, "backward"): runs}
+    assert any(naps_of(profile(name)) == naps for _ in range(TRIES))
+    assert by_path(profile(name))[forward].calls == runs
 
 
 @pytest.mark.parametrize("mode", ["prefill", slow("decode")])
 def test_a_nap_while_reading(mode: str, profile: Run, plant: Plant) -> None:
     path = "decoder.layers.1.cross_attention"
     plant(path, nap)
-    parts = by_path(profile("pair", mode=mode))
-    assert parts.pop(path).forward == pytest.approx(NAP, abs=0.5 * NAP)
-    assert max(part.time for part in parts.values()) < 0.5 * NAP
+    assert any(naps_of(profile("pair", mode=mode)) == {(path, "forward"): 1} for _ in range(TRIES))
 
 
 @pytest.mark.slow
 def test_a_layer_that_is_computed_twice(profile: Run, plant: Plant) -> None:
-    plant("decoder.layers.1.attention", nap, recompute=True)
-    found = by_path(profile("small"))["decoder.layers.1.attention"]
-    assert found.calls == 1
-    assert found.forward == pytest.approx(NAP, abs=0.5 * NAP)
-    assert found.backward == pytest.approx(NAP, abs=0.5 * NAP)
+    path = "decoder.layers.1.attention"
+    plant(path, nap, recompute=True)
+    assert any(naps_of(profile("small")) == {(path, "forward"): 1, (path, "backward"): 1} for _ in range(TRIES))
+    assert by_path(profile("small"))[path].calls == 1
 
 
 def test_an_operator_belongs_to_the_part_that_ran_it(profile: Run, plant: Plant) -> None:

@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.training.cpu import times_torch
 from tests.training.runs import RUN, same, write_run
 from tfkit.cli import main
-from tfkit.spec.folder import RUN as TEXT
-from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.sweep import scaling, work
+from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.scaling import law_of
 from tfkit.tools.train.record import locked
 from tfkit.training import memory
+
+from .in_process import InProcess
 
 SWEEP = """\
 tfkit: 1
@@ -55,22 +55,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs are made in this process, which is quicker; the folders of those that were."""
-    found: list[str] = []
-
-    def at_once(cells: Sequence[Cell], **_: Any) -> dict[str, str]:
-        failed = {}
-        for cell in work.missing(cells):
-            cell.folder.mkdir(parents=True)
-            write_file(cell.folder / TEXT, work._text(cell.run))
-            if main(["train", str(cell.folder), "--json"]) == 1:
-                failed[cell.run.digest] = "not finite"
-            found.append(cell.folder.name)
-        return failed
-
-    monkeypatch.setattr(module, "work", at_once)
+    """Runs are made in this process; the folders of those that were."""
+    here = InProcess()
+    monkeypatch.setattr(module, "work", here)
     monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
-    return found
+    return here.made
 
 
 def write(text: str, folder: Path = Path()) -> None:
@@ -217,7 +206,9 @@ def test_a_ladder_of_sizes_has_a_law(
     assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
     law = law_of(one["sizes"], one["losses"])
     assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
-    assert Path(found["page"]).read_text(encoding="utf-8").count("<svg") == 3  # the law, curves, one model
+    page = Path(found["page"]).read_text(encoding="utf-8")
+    assert page.count("<svg") == 3  # the law, curves, one model
+    assert "val.loss: differences" not in page  # there is nothing to compare
     assert sweep("--so-far") == 0
     assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
     assert len(made) == 8
@@ -290,6 +281,16 @@ def wait(ready: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
+    assert sweep("--set", "steps=4", "--jobs", "3") == 1
+    out, err = capsys.readouterr()
+    assert re.search(r"^relu +\d\.\d+ ", out, re.MULTILINE), err
+    assert "not finite" in err
+    assert sorted(sessions().values()) == [1, 1, 1]
+    assert len([*Path("out").glob("runs/*/step-4")]) == 2
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
     """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice."""
@@ -310,6 +311,12 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
     assert len(good) == 2
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_takes_little_more_time_than_torch() -> None:
+    subprocess.run(COMMAND, check=True, capture_output=True)
+    assert times_torch(COMMAND) <= 1.4
 
 
 def kill_all(first: subprocess.Popen[bytes]) -> None:

@@ -36,10 +36,10 @@ DIVIDED, TEST = 0, 1
 class CalculatorConfig(DataConfig):
     """Two numbers and one of `/ * - +`, with the answer (https://lesterpjy.me/posts/modern-transformers-1/).
 
-    Each problem has 36 characters. Numbers and answer are padded with zeros to 10; the answer stands backwards between
-    `=` and `$`, rounded to two decimals. A number is whole, 1 to 1000; or, with probability 0.4, such a number times
-    one between 0 and 1. Problems are drawn, and may occur in several splits. The split `test` is a draw of its own, of
-    one problem a row; only answers count in it.
+    Each problem has 36 characters. Numbers and answer are padded with zeros to 10; the answer is rounded to two
+    decimals, and stands between `=` and `$`. A number is whole, 1 to 1000; or, with probability 0.4, such a number
+    times one between 0 and 1. Problems are drawn, and may occur in several splits. The split `test` is a draw of its
+    own, of one problem a row; only answers count in it.
     """
 
     kind: Literal["calculator"] = "calculator"
@@ -50,6 +50,8 @@ class CalculatorConfig(DataConfig):
     """The number of problems in the split `test`."""
     layout: Literal["stream", "rows"] = "stream"
     """stream: windows of all problems as one text, which may begin inside a problem; rows: one problem each."""
+    reverse: bool = True
+    """If true, the answer stands backwards, as published: its last digit is known first."""
     loss_on: Literal["all", "answer"] = "all"
     """The positions that count; for `answer`, the layout is `rows`."""
 
@@ -70,8 +72,9 @@ class CalculatorConfig(DataConfig):
         return (*self.split, "test")
 
     def build(self, length: int | None) -> Data:
-        tokenizer, drawn = tfkit.CharacterTokenizer(SYMBOLS), Problems(DIVIDED, self.problems)
-        test = Rows(Problems(TEST, self.test), (0, self.test), answer_only=True)
+        tokenizer, drawn = tfkit.CharacterTokenizer(SYMBOLS), Problems(DIVIDED, self.problems, reverse=self.reverse)
+        asked = Problems(TEST, self.test, reverse=self.reverse)
+        test = Rows(asked, (0, self.test), answer_only=True)
         if length is None:
             ends = divided(self, self.problems)
             rows = {name: Rows(drawn, part, answer_only=self.loss_on == "answer") for name, part in ends.items()}
@@ -83,8 +86,9 @@ class CalculatorConfig(DataConfig):
 class Problems:
     """Problems that are drawn once, and written when they are read."""
 
-    def __init__(self, key: int, count: int) -> None:
+    def __init__(self, key: int, count: int, *, reverse: bool = True) -> None:
         random = generator(key)
+        self._reverse = reverse
         self._operators = random.integers(len(OPERATORS), size=count, dtype=np.int8)
         self._numbers = random.integers(1, MOST + 1, size=(2, count), dtype=np.int16)
         self._factors = np.where(random.random((2, count)) < DECIMAL, random.random((2, count)), math.nan)
@@ -99,7 +103,7 @@ class Problems:
         left, right = (_operand(int(self._numbers[i, number]), float(self._factors[i, number])) for i in range(2))
         operator = OPERATORS[self._operators[number]]
         answer = f"{_answer(left, operator, right):0>{DIGITS}}"
-        return f"$({left:0>{DIGITS}}{operator}{right:0>{DIGITS}})={answer[::-1]}$"
+        return f"$({left:0>{DIGITS}}{operator}{right:0>{DIGITS}})={answer[::-1] if self._reverse else answer}$"
 
 
 _CODES = np.zeros(128, dtype=np.int64)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tfkit.component import Count, OptimizerConfig, Probability
 from tfkit.errors import Invalid
+from tfkit.nn import part, whole
 
 
 class MuonConfig(OptimizerConfig):
@@ -59,42 +60,38 @@ class MuonConfig(OptimizerConfig):
 class Muon(torch.optim.Optimizer):
     """torch's Muon on every matrix by itself, beside an optimizer of other parameters.
 
-    The matrices share the memory of the parameter that they are rows of, and so do their states.
+    The state of a parameter is the momentum of all matrices in it. Where several processes have parts of a parameter,
+    each gathers it, computes the whole update, and keeps its part.
     """
 
     def __init__(self, groups: list[dict[str, Any]], others: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         super().__init__(groups, {})
-        self._own, self._others = self.param_groups, others
-        self._matrices = {
-            parameter: list(map(nn.Parameter, _split(parameter.detach(), rows)))
-            for group in self._own
-            for parameter, rows in zip(group["params"], group["matrices"], strict=True)
-        }
-        inner = [{**group, "params": [one for p in group["params"] for one in self._matrices[p]]} for group in groups]
-        self._muon = torch.optim.Muon(inner, **options)
+        self._own, self._others, self._options = self.param_groups, others, options
         self.param_groups = [*self._own, *others.param_groups]
         self.state = others.state
-        for parameter in self._matrices:
+        for parameter in (one for group in self._own for one in group["params"]):
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters."""
-        for group, inner in zip(self._own, self._muon.param_groups, strict=True):
-            inner["lr"] = group["lr"]
+        for group in self._own:
             for parameter, rows in zip(group["params"], group["matrices"], strict=True):
-                self._give(parameter, rows)
-        self._muon.step()
+                if parameter.grad is not None:
+                    self._update(parameter, rows, group)
         self._others.step()
 
-    def _give(self, parameter: Tensor, rows: tuple[int, ...]) -> None:
-        """Hand the gradient and the momentum of a parameter to its matrices."""
-        matrices = self._matrices[parameter]
-        momenta = _split(self.state[parameter]["momentum_buffer"], rows)
-        gradients = [None] * len(matrices) if parameter.grad is None else _split(parameter.grad, rows)
-        for matrix, gradient, momentum in zip(matrices, gradients, momenta, strict=True):
-            matrix.grad = gradient
-            self._muon.state[matrix]["momentum_buffer"] = momentum
+    def _update(self, parameter: Tensor, rows: tuple[int, ...], group: dict[str, Any]) -> None:
+        """Update the matrices in a parameter."""
+        stored = parameter.detach(), self.state[parameter]["momentum_buffer"]
+        weight, momentum, gradient = map(whole, (*stored, parameter.grad))
+        matrices = list(map(nn.Parameter, _split(weight, rows)))
+        muon = torch.optim.Muon(matrices, lr=group["lr"], weight_decay=group["weight_decay"], **self._options)
+        for matrix, own, former in zip(matrices, _split(gradient, rows), _split(momentum, rows), strict=True):
+            matrix.grad, muon.state[matrix]["momentum_buffer"] = own, former
+        muon.step()
+        for one, updated in zip(stored, (weight, momentum), strict=True):
+            one.copy_(part(updated, one))  # onto itself, it does nothing
 
 
 def _split(tensor: Tensor, rows: tuple[int, ...]) -> list[Tensor]:

@@ -11,6 +11,8 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build_filled, graph_of
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.fitting import fitting_map
+from tfkit.checkpoint.header import shown
+from tfkit.checkpoint.left_out import warn_of
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.tools.common.memory import check_memory
@@ -59,3 +61,5 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
         weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
         weights.check_values(checkpoint)
         weights.load(checkpoint, model.state_dict(), checked=True)
+        model.meta["left_out"] = weights.left_out(checkpoint.names)
+    warn_of(model.meta["left_out"], shown(path))

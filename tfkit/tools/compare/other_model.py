@@ -101,14 +101,25 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
             replace(link, file=tuple(start + n[cut:] if n.startswith(family.prefix) else n for n in link.file))
             for link in links
         )
+    if getattr(theirs.config, "pad_token_id", None) is None:
+        theirs.config.pad_token_id = -1  # without any, a classifier of theirs refuses more than one sequence
     known = inspect.signature(theirs.forward).parameters
-    return Other(
-        lambda inputs: _first(theirs(**_renamed(inputs, known))), theirs, matching_modules(model, links, modules)
-    )
+    single = graph.node(graph.outputs[0]).output.width == 1
+
+    def run(inputs: Mapping[str, Tensor]) -> Any:
+        found = _first(theirs(**_renamed(inputs, known)))
+        return found[..., None] if single and found.size(-1) > 1 else found  # some leave the axis of one logit out
+
+    return Other(run, theirs, matching_modules(model, links, modules))
 
 
 def _first(found: Any) -> Any:
-    """The first output of a transformers model: logits, or the last hidden state if it has no head."""
+    """The first output of a transformers model: logits, or the last hidden state if it has no head.
+
+    The logits of the two ends of an answer stand side by side.
+    """
+    if hasattr(found, "start_logits"):
+        return torch.stack([found.start_logits, found.end_logits], dim=-1)
     return found.logits if hasattr(found, "logits") else found[0]
 
 

@@ -9,7 +9,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.reader import Reader
+from tfkit.console.reader import Reader, warn
 from tfkit.errors import printable
 
 
@@ -69,6 +69,7 @@ def import_(
     if output is not None:
         check_file(output)
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
+    warn(imported.notes)
     if output is not None:
         from tfkit.spec.render import schema_line
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.reading import read_fields
-from tfkit.checkpoint.config_json.writing import write_fields
-from tfkit.component import Config
+from tfkit.checkpoint.config_json.writing import value_at, write_fields
+from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin import elsewhere
@@ -21,9 +22,9 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
-from tfkit.spec.folder import CONFIG
+from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
-from tfkit.spec.merge import merge
+from tfkit.spec.merge import merge, nested
 from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
@@ -44,11 +45,14 @@ class Imported:
         text: the YAML.
         graph: the model.
         family: the spec that defines the meaning of the fields.
+        notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
+            beside the file.
     """
 
     text: str
     graph: Graph
     family: str
+    notes: tuple[Diagnostic, ...] = ()
 
 
 @checked
@@ -76,8 +80,12 @@ def import_config(
     config = read(path)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family(family, plugins)
-    _check_architecture(config, rules)
+    head = _head(config, rules)
+    if head is not None:
+        tree, rules = _family(family, plugins, head)
     tree = read_fields(config, tree, rules)
+    for place in _given_by_weights(rules, path.parent):
+        tree = _with(tree, place, True)
     called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
@@ -85,8 +93,49 @@ def import_config(
         Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
     )
     tree = without_idle(tree, plugins)
-    graph = expand(resolve_spec(tree, plugins, file=str(path)))
-    return Imported(render_tree(tree), graph, str(family))
+    with _blaming(config.span):
+        graph = expand(resolve_spec(tree, plugins, file=str(path)))
+    return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+@contextmanager
+def _blaming(config: Span | None) -> Iterator[None]:
+    """Errors whose place is in no config.json, but in the spec that it is read into, are about the config.json."""
+    try:
+        yield
+    except SpecError as wrong:
+        there = [
+            one.span is not None and config is not None and one.span.source is config.source
+            for one in wrong.diagnostics
+        ]
+        pairs = zip(wrong.diagnostics, there, strict=True)
+        raise SpecError(*(one if ok else replace(one, span=config) for one, ok in pairs)) from None
+
+
+def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
+    """The values of the spec that are true because the weights in a folder need a place, and that no field says."""
+    places = {name: place for name, place in family.zeros.items() if place is not None}
+    if places and has_weights(folder):
+        from tfkit.checkpoint.files import Checkpoint
+
+        with suppress(SpecError), Checkpoint.open(folder) as opened:
+            yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
+
+
+def _with(tree: Mapping, place: str, value: bool) -> Mapping:
+    """The tree of a spec with another value in its graph."""
+    return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
+
+
+def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
+    for text in family.differences:
+        yield Diagnostic(
+            f"{family.architecture} of transformers computes something else than this model", notes=(text,)
+        )
+    if has_weights(folder):
+        from tfkit.checkpoint.left_out import left_out_of
+
+        yield from left_out_of(folder, family)
 
 
 def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
@@ -133,25 +182,37 @@ def _unknown_family(model_type: str, there: Collection[str], span: Span, known: 
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
-def _family(name: str | os.PathLike[str], plugins: Plugins) -> tuple[Mapping, FamilyConfig]:
-    """The tree of a spec, and its family."""
+def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
+    """The tree of a spec, changed to one of its family's heads if that is named, and its family."""
     tree = in_place(read_tree(name, plugins.specs), plugins.specs)
+    if head is not None:
+        tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
     if family is None or not family.fields:
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define those of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
-    return tree, family
+    return merge(tree, _mapping(family.spec, tree.span)), family
 
 
-def _check_architecture(config: Mapping, family: FamilyConfig) -> None:
+def _mapping(data: dict[str, Any], span: Span) -> Mapping:
+    node = node_of(data, span)
+    assert isinstance(node, Mapping)
+    return node
+
+
+def _head(config: Mapping, family: FamilyConfig) -> str | None:
+    """The head of a family that the class in a config.json has; None for the family's own."""
     given = config.items.get("architectures")
-    names = plain(given) if isinstance(given, Sequence) else []
-    ours = family.architecture.casefold()  # older files write MPTForCausalLM for transformers' MptForCausalLM
-    if given is None or not names or any(str(n).casefold() == ours or str(n).endswith("Model") for n in names):
-        return
-    message = f"this is the config of a {names[0]}, but the family has the {family.architecture}"
-    help = "a family has the model with one head; --family names a spec of another"
-    raise SpecError(Diagnostic(message, given.span, "architectures", help=help))
+    names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
+    heads = {name.casefold(): head for name, head in family.classes.items()}
+    found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
+    if found or not names or any(name.endswith("Model") for name in names):
+        return found[0] if found else None
+    assert given is not None
+    message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
+    notes = (f"served: {listing(family.classes, 20)}",)
+    help = "--family names a spec whose family has this class"
+    raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
@@ -166,27 +227,54 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
     fields = write_fields(graph.spec, family)
-    span = node_of({}, graph.spec.provenance.spans[()]).span
-    config = node_of(fields, span)
-    assert isinstance(config, Mapping)
-    tree, _ = _family(_proving_family(graph, family, plugins.specs), plugins)
-    tree = without_idle(read_fields(config, tree, family), plugins)
-    again = resolve_spec(tree, plugins, file=CONFIG).model
-    changed = list(_differences(model.graph, again.graph, ""))
-    if changed:
-        message = f"no config.json of a {family.model_type} describes this model"
-        notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
-        raise SpecError(Diagnostic(message, None, "checkpoint", notes))
-    return fields
+    config = _mapping(fields, graph.spec.provenance.spans[()])
+    changed: list[tuple[str, str, str]] = []
+    free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
+    for tree in _proving_trees(graph, family, plugins):
+        with _blaming(None):
+            tree = read_fields(config, tree, family)
+        for place, value in free.items():
+            tree = _with(tree, place, value)
+        read_again = without_idle(tree, plugins)
+        with _blaming(None):
+            again = resolve_spec(read_again, plugins, file=CONFIG).model
+        changed = list(_differences(model.graph, again.graph, ""))
+        if not changed:
+            return fields
+    message = f"no config.json of a {family.model_type} describes this model"
+    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+    raise SpecError(Diagnostic(message, None, "checkpoint", notes))
 
 
-def _proving_family(graph: Graph, family: FamilyConfig, known: KnownSpecs) -> str:
-    """The spec to prove a config.json with: the family's own, or, if tfkit has none, this one."""
-    shipped = families(known).get(family.model_type)
-    if shipped is None and not Path(graph.spec.file).is_file():
+def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
+    """The trees of the specs that a config.json is read into as a proof, one of which must give the model again.
+
+    The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
+    """
+    shipped, file = families(plugins.specs).get(family.model_type), graph.spec.file
+    if shipped is not None:
+        tree, rules = _family(shipped, plugins)
+        if family.head in rules.heads:
+            tree, rules = _family(shipped, plugins, family.head)
+        yield tree
+        if rules == family:
+            return
+    if Path(file).is_file():
+        yield _family(file, plugins)[0]
+    elif shipped is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
-    return shipped or graph.spec.file
+
+
+def _in_short(value: Any) -> str:
+    """A value in a few words: of a component its kind, of other configs that they are there."""
+    return (
+        value.kind_name()
+        if isinstance(value, Component)
+        else "a mapping"
+        if isinstance(value, Config)
+        else text_of(value)
+    )
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -195,7 +283,7 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, 
         return
     parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
-        yield path, text_of(ours), text_of(theirs)
+        yield path, _in_short(ours), _in_short(theirs)
         return
     for key in {**parts[0], **parts[1]}:
         yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))

@@ -31,6 +31,7 @@ from tfkit.errors import printable
 @click.argument("spec", shell_complete=complete_spec)
 @weights_option("A file or a folder; those of SPEC if it is a folder.")
 @allow_change_option
+@click.option("--allow-drop", is_flag=True, help="Write huggingface without the tensors that the model leaves out.")
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
@@ -45,6 +46,7 @@ def save(
     spec: str,
     weights: Path | None,
     allow_change: bool,
+    allow_drop: bool,
     layout: str,
     output: Path,
     dtype: str | None,
@@ -57,6 +59,8 @@ def save(
     weights = reader.weights(spec, weights, allow_change=allow_change)
     if weights is None:
         raise click.UsageError("there are no weights to save: give --weights, or the folder of a model as SPEC")
+    if allow_drop and layout != "huggingface":
+        raise click.UsageError("--allow-drop has no effect in the layout tfkit")
     import torch
 
     from tfkit.tools.common.weights import build_with_weights
@@ -70,7 +74,9 @@ def save(
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         stage(f"writing {output}")
         chosen: Any = layout
-        written = write(model, output, layout=chosen, force=force, beside=weights, plugins=reader.plugins)
+        written = write(
+            model, output, layout=chosen, force=force, beside=weights, allow_drop=allow_drop, plugins=reader.plugins
+        )
     files = [str(path) for path in written]
     if json:
         out.print_json({"name": graph.name, "layout": layout, "files": files})

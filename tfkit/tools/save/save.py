@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
+from tfkit.checkpoint.left_out import lines
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.checkpoint.shards import SHARD, write_shards
@@ -57,6 +58,7 @@ def save(
     layout: Layout = "tfkit",
     force: bool = False,
     beside: AnyPath | None = None,
+    allow_drop: bool = False,
     plugins: AnyPlugins | None = None,
 ) -> tuple[Path, ...]:
     """Write a model; returns the files.
@@ -72,15 +74,19 @@ def save(
             reads them.
         force: replace an existing model.
         beside: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
+        allow_drop: write `huggingface` without the tensors of the published file that the family leaves out, such as
+            those of another head.
         plugins: those that the spec was read with; only `huggingface` reads it again.
 
     Raises:
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
-            cannot express.
+            cannot express; or tensors would be missing, unless `allow_drop`.
     """
     model, folder = whole(model), Path(folder)
     graph, beside = graph_of(model), None if beside is None else Path(beside)
     _check_names(model, graph)
+    if layout == "huggingface" and not allow_drop:
+        _check_nothing_left_out(model)
     write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
     check_folder(folder, force=force, beside=beside)
     try:
@@ -101,6 +107,15 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
         names = listing(sorted(wanted ^ found), 4)
         message = f"the model has other tensors than {quoted(graph.name)}; its modules were changed: {names}"
         raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
+
+
+def _check_nothing_left_out(model: fx.GraphModule) -> None:
+    """Raise SpecError if the file that filled the model has tensors that the written one would lack."""
+    reasons = model.meta.get("left_out")
+    if reasons:
+        message = f"{len(reasons):,} tensors of the file that filled the model would be missing"
+        help = "to write it without them: --allow-drop, in Python `allow_drop=True`"
+        raise SpecError(Diagnostic(message, notes=lines(reasons), help=help))
 
 
 def write_model(model: fx.GraphModule, target: Path) -> None:

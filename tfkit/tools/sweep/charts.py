@@ -54,9 +54,7 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     made = canvas(HEIGHT, "scaling laws")
     levels(made, y)
     for size in laws[0].sizes:
-        made.append(
-            tag("text", f"{short(round(size))} {laws[0].words}", x=x(math.log(size)), y=HEIGHT - 6, class_="middle")
-        )
+        made.append(tag("text", short(round(size)), x=x(math.log(size)), y=HEIGHT - 6, class_="middle"))
     for index, one in enumerate(laws):
         steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
         line = " ".join(f"{x(step):.1f},{y(one.law.at(math.exp(step))):.1f}" for step in steps)

@@ -36,7 +36,7 @@ def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
     there = [one for one in found.arms if one.curves]
     compared = [one for one in there if one.difference]
     sections: list[tuple[str, str, Sequence[Child]]] = [
-        ("differences", f"{found.on}: differences", list(_differences(found, compared))),
+        ("differences", f"{found.on}: differences" if compared else found.on, list(_differences(found, compared))),
         (
             "curves",
             f"{found.on} over the steps",
@@ -77,7 +77,8 @@ def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
         yield forest(found.arms)
     yield table(*tables.differences(found))
     yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
-    yield remark(METHOD)
+    if compared:
+        yield remark(METHOD)
 
 
 def _legend(names: Sequence[str]) -> Element:
@@ -89,7 +90,7 @@ def _laws(found: Results) -> Iterator[Child]:
     """The law of each variant: a picture and its numbers."""
     if found.laws:
         yield scaling(found.laws)
-        yield _legend([one.name for one in found.laws])
+        yield _legend([f"{one.name}, over {one.words}" for one in found.laws])
         yield table(*tables.laws(found), text=2)
         yield remark(LAWS)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import Scaling, scalings
-from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, least_p, paired
+from tfkit.tools.sweep.statistics import ALPHA, Interval, Paired, holm, interval_of, least_p, paired
 from tfkit.tools.sweep.tuning import Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
@@ -173,8 +173,8 @@ def _notes(arms: Sequence[Result]) -> Iterator[str]:
     pairs = min((one.difference.pairs for one in compared if one.difference), default=0)
     if pairs == 1:
         yield "one seed: numbers without a verdict"
-    elif compared and (least := least_p(pairs) * len(compared)) > 1 - 0.95 + 1e-12:
-        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= 0.05)
+    elif compared and (least := least_p(pairs) * len(compared)) > ALPHA:
+        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
         yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
     for one in compared:
         assert one.difference is not None

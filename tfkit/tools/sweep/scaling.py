@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfkit.tools.sweep.statistics import LEVEL, Interval, scipy
+from tfkit.tools.sweep.statistics import Interval, half_width, scipy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,7 +127,7 @@ def _intervals(n: Numbers, values: Numbers, delta: float, found: Numbers) -> tup
         columns = random.integers(seeds, size=seeds)
         drawn.append(_fitted(n, values[:, columns], delta, (found[2],)))
     error = np.std(drawn, axis=0, ddof=1) * math.sqrt(seeds / (seeds - 1))
-    half = error * scipy().stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
+    half = error * half_width(seeds - 1)
     (floor, scale, exponent), (floor_to, scale_to, exponent_to) = found - half, found + half
     scales = (_power(scale), _power(scale_to))
     return (max(0.0, float(floor)), float(floor_to)), scales, (max(0.0, float(exponent)), float(exponent_to))

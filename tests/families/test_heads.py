@@ -1,0 +1,137 @@
+"""One body, several heads: every class that transformers has for a type, imported, run, compared and saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import tfkit
+from tfkit.tools.compare.compare import compare
+from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.write import eject
+from tfkit.tools.import_.importing import families, import_config
+
+from ..known import KNOWN
+from ..sampling import chosen, some
+from .case import Trial, reference
+from .cases import CASES
+from .changed_fields import quiet
+from .generated import HEADS, classes, prove, varied
+
+transformers.utils.logging.disable_progress_bar()
+QUICK = frozenset(
+    """
+    llama-sequence llama-token llama-question bert-sequence bert-question bert-causal roberta-sequence
+    modernbert-sequence electra-pretraining bart-causal bart-sequence t5-token eurobert-sequence
+    """.split()  # noqa: SIM905
+)
+"""One of each shared head, and of each that changes the body."""
+REFUSED = {
+    "opt_350m-sequence": "another width than the body's, which only the other heads project to",
+    "opt_350m-question": "the same",
+}
+
+
+@pytest.mark.parametrize("name", chosen(sorted({*HEADS} - {*REFUSED}), QUICK))
+def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
+    prove(HEADS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_body_that_a_head_cannot_read_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(tfkit.SpecError, match="`word_embed_proj_dim` is `16`, but `hidden_size` gives `32`"):
+        prove(HEADS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
+def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None:
+    case = varied(name, CASES[name], tmp_path / "config")
+    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) > 3
+    prove(case, tmp_path)
+
+
+@pytest.mark.parametrize("model_type", some(sorted(families(KNOWN)), 16))
+def test_a_family_serves_the_classes_that_transformers_has(model_type: str) -> None:
+    """No more and no less; what a type has besides, such as choices among several texts, is refused."""
+    family = tfkit.load(families(KNOWN)[model_type]).spec.family
+    assert family is not None
+    assert {*family.classes} == {*classes(model_type).values(), family.architecture}
+
+
+@pytest.mark.parametrize("name", ["llama-sequence", "bert-question", "electra-pretraining"])
+def test_compared_with_their_class(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(HEADS[name], tmp_path)
+    with quiet():
+        assert compare(trial.ours.meta["graph"], tmp_path / "theirs").equal
+
+
+@pytest.mark.parametrize(
+    "name", chosen(["bart-causal", "bert-sequence", "modernbert-token", "t5-token"], {"bert-sequence"})
+)
+@torch.no_grad()
+def test_ejected(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(HEADS[name], tmp_path)
+    ids = torch.randint(3, 61, (3, 9))
+    with loaded(eject(trial.ours.meta["graph"])) as module:
+        alone = made(module).eval()
+        alone.load_state_dict(trial.ours.state_dict())
+        torch.testing.assert_close(alone(ids), trial.ours(ids), rtol=0, atol=0)
+
+
+def test_compared_where_no_token_is_padding(tmp_path: Path) -> None:
+    theirs = reference(HEADS["gpt2-sequence"])
+    theirs.config.pad_token_id = None  # type: ignore[union-attr]
+    trial = Trial.read(HEADS["gpt2-sequence"], theirs, tmp_path)
+    with quiet():
+        assert compare(trial.ours.meta["graph"], tmp_path / "theirs").equal
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("bert", "seq_relationship_logits"), ("albert", "sop_logits")])
+@torch.no_grad()
+def test_a_second_output(name: str, theirs: str, tmp_path: Path) -> None:
+    trial = Trial.of(HEADS[f"{name}-pretraining"], tmp_path)
+    ids = torch.randint(3, 61, (3, 9))
+    torch.testing.assert_close(trial.ours(ids)[1], trial.theirs(ids)[theirs], rtol=1e-5, atol=1e-5)
+
+
+def test_the_names_of_classes_come_back(tmp_path: Path) -> None:
+    trial = Trial.of(HEADS["bert-sequence"], tmp_path)
+    tfkit.save(trial.ours, tmp_path / "back", layout="huggingface")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["id2label"] == {"0": "so", "1": "not so", "2": "unsaid"}
+
+
+@pytest.mark.parametrize("meaning", ["regression", "single_label_classification", "multi_label_classification"])
+def test_the_meaning_of_logits_comes_back(meaning: str, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**CASES["bert"].config, problem_type=meaning, num_labels=3)
+    config.architectures = ["BertForTokenClassification"]
+    config.save_pretrained(tmp_path)
+    graph = import_config(tmp_path).graph
+    assert graph.spec.model.graph["classes"].problem_type == meaning
+    tfkit.save(tfkit.build(graph), tmp_path / "back", layout="huggingface")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (written["problem_type"], written["id2label"]) == (meaning, {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["BertForMultipleChoice"]}, "a BertForMultipleChoice, which bert does not serve"),
+        ({"id2label": {"0": "a", "2": "b"}}, "not numbered from 0 to 1"),
+        ({"id2label": ["a"]}, "not names"),
+        ({"id2label": {}, "num_labels": 3}, "not names"),
+        ({"num_labels": "many"}, "not a number of classes"),
+        ({"problem_type": "guess"}, "does not support"),
+    ],
+)
+def test_a_config_that_makes_no_sense_of_its_classes(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**CASES["bert"].config).to_dict() | {"id2label": None}
+    given = config | {"architectures": ["BertForTokenClassification"]} | change
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    with pytest.raises(tfkit.SpecError, match=message):
+        import_config(tmp_path)

@@ -1,0 +1,110 @@
+"""Tensors of a file that a model computes: the file must have the values of the model, and they are not read.
+
+A family names the function and what it is about: `"*.attn.bias": = causal_mask(decoder)`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.checkpoint.config_json.writing import value_at
+from tfkit.checkpoint.names import numbered
+from tfkit.component import AttentionConfig, BlockConfig
+from tfkit.errors import Invalid, listing, quoted
+
+Expected = Callable[[str, Tensor], Tensor]
+"""The values that a tensor of the file must have, by its name and the tensor itself, which has their shape."""
+NEAR = 1e-3
+"""The rounding of a sine or cosine of a large angle, where the other side computed it in another precision."""
+MASKED = -1e4
+"""The highest score that stands for a masked one in published files."""
+_CALL = re.compile(r"(\w+)\(([\w.]*)\)")
+
+
+def computed(model: fx.GraphModule, text: str) -> Expected:
+    """The function that a family names in a text, `causal_mask(decoder)`; raises `Invalid` if there is none."""
+    call = _CALL.fullmatch(text)
+    if call is None or call[1] not in FUNCTIONS:
+        known = listing((f"{name}(...)" for name in FUNCTIONS), 10)
+        raise Invalid("", f"{quoted(text)} is not a function of the model", notes=[f"it can be {known}"])
+    return partial(FUNCTIONS[call[1]], model, call[2])
+
+
+def agrees(stored: Tensor, expected: Tensor) -> bool:
+    """True if a tensor of a file has the values that the model computes, up to the rounding of its type."""
+    if stored.shape != expected.shape:
+        return False
+    near = max(NEAR, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
+    return torch.allclose(stored.double(), expected.double(), rtol=near, atol=near)
+
+
+def _counts(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """Positions from 0."""
+    return torch.arange(stored.size(-1)).expand(stored.shape)
+
+
+def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """The mask of a layer of the stack at `path`, with its window: True where a position reads another."""
+    block = value_at(model.meta["graph"].spec.model, path)
+    stack = block.stack() if isinstance(block, BlockConfig) else None
+    number = next(iter(numbered(name)[1]), 0)
+    steps = stack.layers[number].steps if stack is not None and number < len(stack.layers) else ()
+    left = next((step.mask.left for step in steps if step.mask is not None), None)
+    n = stored.size(-1)
+    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    return (mask if left is None else mask.triu(-left)).expand(stored.shape)
+
+
+def _masked_score(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """Any number so low that a softmax makes 0 of it."""
+    return stored.clamp(max=MASKED)
+
+
+def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """The table of the positions at `path`; its rows before the first position are never read."""
+    if path not in model.meta["components"]:
+        return torch.empty(0)
+    offset = int(_number(model, f"{path}.offset", 0))
+    table: Tensor = model.get_submodule(path)(torch.arange(stored.size(0))[None] - offset)[0]
+    return torch.cat((stored[:offset].to(table), table[offset:]))
+
+
+def _rotary_table(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """The sines and then the cosines of the angles of the rotary positions at `path`, a row for each position."""
+    angles = torch.arange(stored.size(0))[:, None] * _frequencies(model, path)
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+def _rotary_frequencies(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """The frequencies of the rotary positions at `path`, before any scaling."""
+    return _frequencies(model, path)
+
+
+def _frequencies(model: fx.GraphModule, path: str) -> Tensor:
+    attention = value_at(model.meta["graph"].spec.model, path.rpartition(".")[0])
+    head = attention.head_width if isinstance(attention, AttentionConfig) else 0
+    width = _number(model, f"{path}.width", head)
+    return _number(model, f"{path}.theta") ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def _number(model: fx.GraphModule, path: str, default: float = math.nan) -> float:
+    """A number of the spec; unless given a default, not a number where the model lacks it, which equals nothing."""
+    value = value_at(model.meta["graph"].spec.model, path)
+    return value if isinstance(value, int | float) else default
+
+
+FUNCTIONS: Mapping[str, Callable[[fx.GraphModule, str, str, Tensor], Tensor]] = {
+    "counts": _counts,
+    "causal_mask": _causal_mask,
+    "masked_score": _masked_score,
+    "sinusoids": _sinusoids,
+    "rotary_table": _rotary_table,
+    "rotary_frequencies": _rotary_frequencies,
+}
+"""The functions that a family may name."""
