@@ -25,6 +25,7 @@ GOLDEN = Path(__file__).parent / "golden"
 discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
 manager.load_plugins = loaded_once(manager.load_plugins)
 source.parse = lru_cache(maxsize=1000)(source.parse)
+gc.disable()  # until all tests are collected
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,8 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests out of every later garbage collection: there are many, and they stay."""
+    """Leave modules and tests out of every collection of garbage, which begin now: there are many, and they stay."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
@@ -28,14 +28,15 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         return found
 
     @wraps(load)
-    def call(**given: Any) -> Plugins:
+    def call(*wrong: Any, **given: Any) -> Plugins:
         changed = os.environ.get(discover.PLUGIN_DIR) or discover.entry_points is not installed
         named = {name: value for name, value in given.items() if value != () and name != "entry_points"}
-        if changed or named:
-            return load(**given)
+        if changed or named or wrong:
+            return load(*wrong, **given)
         found = kept(given.get("entry_points", True), os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS))
-        hooks = copy(found.hooks)
+        registry, hooks = copy(found.registry), copy(found.hooks)
+        registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}
         hooks.calls = [*hooks.calls]
-        return replace(found, registry=deepcopy(found.registry), hooks=hooks)
+        return replace(found, registry=registry, hooks=hooks)
 
     return call

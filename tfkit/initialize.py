@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,8 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                 fill = init.tied_table if path in tied else init.table
                 fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif (reset := _reset_of(module)) is not None:
-                torch.manual_seed(_seed(seed, path))
+                first = next(chain(module.parameters(), module.buffers()), None)
+                seed_device(torch.device("cpu") if first is None else first.device, _seed(seed, path))
                 reset()
             elif _holds(module) and not _is_filled_above(model, path):
                 message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
@@ -67,6 +69,17 @@ def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
 
 def _seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Set the seed of the random numbers of a device, and of the CPU.
+
+    `torch.manual_seed` sets it for all devices, and for each that is not in use it writes down where it was called.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:

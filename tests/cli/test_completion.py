@@ -151,30 +151,26 @@ def tfkit_on_path(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.usefixtures("tfkit_on_path")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_bash() -> None:
+    """Bash hands `=` over as a word of its own, and replaces only what follows it."""
+    cases = [
         (["exp"], ["explain", "export"]),
         (["show", "mine"], ["mine.yaml"]),
         (["show", "gpt2", "--set", "decoder.ffn", "=", "rel"], ["relu", "relu2"]),
         (["show", "gpt2", "--set", "decoder.n_layers", "=", "2", "--set", "decoder.n_l"], ["decoder.n_layers="] * 2),
         (["params", "gpt2", "--by", "=", "l"], ["layer"]),
         (["show", "gpt2", "--set", "=", "decoder.norm.bias", "="], ["true", "false"]),
-    ],
-)
-def test_bash(words: list[str], expected: list[str]) -> None:
-    """Bash hands `=` over as a word of its own, and replaces only what follows it."""
-    line = " ".join(f"'{word}'" for word in ["tfkit", *words])
-    script = f"""
-        eval "$({VARIABLE}=bash_source tfkit)"
-        COMP_WORDS=({line}); COMP_CWORD={len(words)}
-        _tfkit_completion tfkit
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    found = done.stdout.splitlines()
+    ]
+    script = f'eval "$({VARIABLE}=bash_source tfkit)"\n'
+    for words, _ in cases:
+        line = " ".join(f"'{word}'" for word in ["tfkit", *words])
+        script += f"COMPREPLY=(); COMP_WORDS=({line}); COMP_CWORD={len(words)}; _tfkit_completion tfkit\n"
+        script += 'echo "${COMPREPLY[@]}"\n'
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == ""
-    assert [one[: len(start)] for one, start in zip(found, expected, strict=True)] == expected
+    for (words, expected), found in zip(cases, done.stdout.splitlines(), strict=True):
+        values = found.split()
+        assert [one[: len(start)] for one, start in zip(values, expected, strict=True)] == expected, words
 
 
 def asked(instruction: str, **environment: str) -> subprocess.CompletedProcess[str]:

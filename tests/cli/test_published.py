@@ -149,7 +149,7 @@ WRONG_CONFIGS = {
     "field_missing": {"n_head": ...},
     "relation": {"n_head": 5},
     "wrong_type": {"n_layer": "two"},
-    "another_head": {"architectures": ["GPT2ForSequenceClassification"]},
+    "another_head": {"architectures": ["GPT2ForMaskedLM"]},
 }
 
 

@@ -19,7 +19,9 @@ from tfkit.plugin import hookspecs
 from tfkit.plugin.hooks import HOOKS
 from tfkit.tools.eject.write import eject
 from tfkit.tools.list_.gallery import shipped
+from tfkit.tools.sweep import sweep
 
+from ..tools.sweep.in_process import InProcess
 from .page import ROOT, blocks, follow, matches, run
 
 DOCS = ROOT / "docs"
@@ -53,13 +55,16 @@ def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @named
 @pytest.mark.usefixtures("_as_a_reader")
-def test_a_page_does_what_it_says(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_does_what_it_says(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "work", InProcess())
     follow(page, tmp_path, lambda command: run(command, capsys.readouterr), hurry=True)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what exports and profiles
-@pytest.mark.parametrize("page", ["start", "check", "components", "export", "cost"])
+@pytest.mark.parametrize("page", ["start", "check", "components", "export", "cost", "sweeps"])
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     follow(DOCS / f"{page}.md", tmp_path, lambda command: run(command, capsys.readouterr))

@@ -125,7 +125,7 @@ class Trial:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", LeftOutWarning)
             ours = build_with_weights(graph, folder / "theirs").eval()
-        assert [one.category for one in said] == [LeftOutWarning] * case.leaves_out
+        assert [one.category for one in said] == [LeftOutWarning] * case.leaves_out, list(map(str, said))
         return cls(case, theirs, imported, ours, folder)
 
     @property

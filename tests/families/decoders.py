@@ -54,6 +54,7 @@ def add_alibi_once(model: Any) -> None:
 DECODERS: dict[str, Case] = {
     "gpt2": Case("gpt2", {**GPT2, "n_inner": 80}),
     "gpt2_untied": Case("gpt2", {**GPT2, "activation_function": "relu", "tie_word_embeddings": False}),
+    "gpt2_unscaled": Case("gpt2", {**GPT2, "scale_attn_weights": False}, std=0.2),
     "gpt_neo": Case("gpt_neo", GPT_NEO),
     "gptj": Case("gptj", {**GPT2, "rotary_dim": 6, "n_inner": 80}),
     "codegen": Case("codegen", {**GPT2, "n_head": 8, "rotary_dim": 2, "n_inner": 80}),

@@ -162,6 +162,7 @@ ENCODERS: dict[str, Case] = {
     "bert_generation": Case("bert-generation", BERT | {"is_decoder": True}, alone=True),
     "bert_generation_both_ways": Case("bert-generation", BERT, cached=False, alone=True),
     "xlm": masked("xlm", XLM, sides=COUNTS_PADDING),
+    "xlm_causal": masked("xlm", XLM | {"causal": True}, sides=COUNTS_PADDING),
     "flaubert": masked("flaubert", XLM | {"gelu_activation": False}, sides=COUNTS_PADDING),
     "flaubert_pre_norm": masked("flaubert", XLM | {"pre_norm": True}, sides=COUNTS_PADDING, repair=without_cache),
     "luke": masked(

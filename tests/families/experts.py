@@ -53,6 +53,7 @@ EXPERTS: dict[str, Case] = {
             "moe_intermediate_size": 12,
             "norm_topk_prob": True,
             "rms_norm_eps": 1e-4,
+            "mlp_only_layers": [1],
         },
     ),
     "mellum": Case(
@@ -94,6 +95,20 @@ EXPERTS: dict[str, Case] = {
             "max_window_layers": 1,
         },
     ),
+    "qwen2_moe_dense": Case(
+        "qwen2_moe",
+        {
+            **LLAMA,
+            **EXPERTS_OF,
+            **WINDOW,
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "shared_expert_intermediate_size": 20,
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+            "mlp_only_layers": [1, 2],
+        },
+    ),
     "granitemoe": Case(
         "granitemoe", {**LLAMA, **MULTIPLIERS, "attention_bias": True, "num_local_experts": 6, "num_experts_per_tok": 3}
     ),
@@ -112,6 +127,11 @@ EXPERTS: dict[str, Case] = {
         "dots1",
         {**PLAIN, **GROUPS, "first_k_dense_replace": 0, "sliding_window": None},
         buffers=correction(CORRECTION, 0, 1, 2),
+    ),
+    "dots1_windows": Case(
+        "dots1",
+        {**PLAIN, "sliding_window": 4, "max_window_layers": 1},
+        buffers=correction(CORRECTION, 1, 2),
     ),
     "glm4_moe": Case(
         "glm4_moe",

@@ -125,6 +125,17 @@ LLAMA_KIN: dict[str, Case] = {
     "granite": Case("granite", {**LLAMA, **MULTIPLIERS, **BIASES}),
     "smollm3": Case("smollm3", {**LLAMA, "num_hidden_layers": 5, **BIASES}),
     "smollm3_listed": Case("smollm3", {**LLAMA, "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]}),
+    "smollm3_windows": Case(
+        "smollm3",
+        {
+            **LLAMA,
+            **WINDOW,
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "no_rope_layers": [1, 0, 1, 0],
+            "layer_types": [*["sliding_attention"] * 2, *["full_attention"] * 2],
+        },
+    ),
     "nemotron": Case("nemotron", {**LLAMA, "head_dim": 12, **BIASES}, norm_mean=0.0),
     "glm": Case("glm", {**LLAMA, "head_dim": 12, "rms_norm_eps": 1e-4}),
     "glm_edge": Case("glm", {**LLAMA, "head_dim": 8, "attention_bias": False, "partial_rotary_factor": 1.0}),
@@ -145,7 +156,7 @@ LLAMA_KIN: dict[str, Case] = {
         cached=False,
     ),
     "cohere2": Case("cohere2", {**LLAMA, **WINDOW, "num_hidden_layers": 5, "attention_bias": True, "logit_scale": 0.3}),
-    "cohere2_listed": Case("cohere2", {**LLAMA, **MIXED}),
+    "cohere2_listed": Case("cohere2", {**LLAMA, **MIXED, "head_dim": 12}),
     "olmo": Case("olmo", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo_clip": Case("olmo", {**LLAMA, "clip_qkv": 0.5}),
     "olmo3": Case(

@@ -50,6 +50,21 @@ MIXED_EXPERTS: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
         },
     ),
+    "afmoe_one_dense": Case(
+        "afmoe",
+        {
+            **NAMED,
+            **WINDOW,
+            "num_hidden_layers": 5,
+            "num_dense_layers": 1,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+            "head_dim": 12,
+            "attention_bias": True,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
     "flint": Case(
         "flint",
         {
@@ -69,6 +84,7 @@ MIXED_EXPERTS: dict[str, Case] = {
     "flint_dense_windows": Case(
         "flint",
         {
+            "mlp_only_layers": [0, 2],
             **LLAMA,
             **EXPERTS_OF,
             **WINDOW,

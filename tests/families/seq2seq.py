@@ -113,6 +113,7 @@ SEQ2SEQ: dict[str, Case] = {
     "mvp": Case("mvp", BART, "seq2seq", alone=True),
     "blenderbot": Case("blenderbot", BART, "seq2seq", alone=True),
     "blenderbot_small": Case("blenderbot-small", BART, "seq2seq", alone=True),
+    "blenderbot_small_undropped": Case("blenderbot-small", {**BART, "dropout": 0.0}, "seq2seq", alone=True),
     "fsmt": Case("fsmt", FSMT, "seq2seq", uncounted=SINUSOIDS, repair=read_without_cache),
     "t5gemma": Case(
         "t5gemma",

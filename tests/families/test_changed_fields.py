@@ -27,7 +27,6 @@ EXCEPT = {
     "* topk_group=0": "experts of no group: theirs takes some of them all the same",
     "falcon* alibi=True": "their class adds ALiBi twice, see the repair of falcon_rw_1b",
     "ernie use_task_id=True": "one more input, which the test does not give",
-    "minimax_m2 rope_parameters=*": "not refused yet: a partial_rotary_factor that contradicts rotary_dim",
 }
 """Changes, with `*`, that give other logits or an error of the test; each with the reason."""
 
@@ -55,6 +54,29 @@ def test_fields_that_contradict_each_other(name: str, field: str, value: object,
     import_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(SpecError, match=f"`{field}` is .*, but .* gives"):
+        import_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "why"),
+    [
+        ("mpt", "logit_scale", 0.5, "the class in transformers does not scale logits"),
+        ("bart", "tie_word_embeddings", False, "the table of an untied model has another name in its file"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "each layer would need a scale of its own"),
+        ("roformer", "rotary_value", True, "attention in tfkit rotates queries and keys only"),
+        ("albert", "inner_group_num", 2, "layers of a group cannot differ"),
+        ("gemma3_text", "use_bidirectional_attention", True, "a decoder of tfkit reads no later tokens"),
+        ("qwen3_moe", "decoder_sparse_step", 2, "layers without experts are those in `mlp_only_layers`"),
+        ("solar_open", "first_k_dense_replace", 1, "its class has experts in every layer"),
+        ("ernie4_5_moe", "moe_layer_end_index", 1, "`num_hidden_layers - 1` gives `2`"),
+    ],
+)
+def test_what_no_spec_can_say_is_refused_with_its_reason(
+    name: str, field: str, value: object, why: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(CASES[name].model_type, **CASES[name].config).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(SpecError, match=f"`{field}` (must be|is) .*{why}"):
         import_config(tmp_path)
 
 

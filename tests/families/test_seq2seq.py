@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,28 @@ def test_a_file_without_the_head_has_no_bias_of_the_logits(tmp_path: Path) -> No
     torch.testing.assert_close(ours(source, target), expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bart", "mbart", "blenderbot", "pegasus", "plbart", "mvp"])
+def test_a_bias_of_the_logits_is_in_the_spec_if_the_file_has_one(name: str, tmp_path: Path) -> None:
+    theirs = reference(replace(SEQ2SEQ[name], buffers={"final_logits_bias": "not zero"}))
+    theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    ours = build_with_weights(import_config(tmp_path / "theirs").graph, tmp_path / "theirs").eval()
+    source, target = torch.randint(3, 61, (2, 7)), torch.randint(3, 61, (2, 5))
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    torch.testing.assert_close(ours(source, target), expected, rtol=1e-5, atol=1e-5)
+    tfkit.save(ours, tmp_path / "back", layout="huggingface")
+    before, after = (load_file(tmp_path / one / HEADLESS) for one in ("theirs", "back"))
+    assert torch.equal(after["final_logits_bias"], before["final_logits_bias"])
+
+
 def test_a_bias_of_the_logits_is_refused_where_the_spec_has_none(tmp_path: Path) -> None:
     graph = headless(tmp_path)
     save_file({**load_file(tmp_path / HEADLESS), "final_logits_bias": torch.zeros(1, 61)}, tmp_path / HEADLESS)
     build_with_weights(graph, tmp_path)
     save_file({**load_file(tmp_path / HEADLESS), "final_logits_bias": torch.ones(1, 61)}, tmp_path / HEADLESS)
-    with pytest.raises(tfkit.SpecError, match="`final_logits_bias` has other values than 0"):
+    with pytest.raises(
+        tfkit.SpecError, match=r"`final_logits_bias` has other values than 0(.|\n)*--set logits\.bias=true"
+    ):
         build_with_weights(graph, tmp_path)
 
 

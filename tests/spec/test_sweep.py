@@ -148,6 +148,7 @@ def test_trials_have_their_own_seeds_and_length() -> None:
 
 
 SIZES = {
+    "architecture": {913_601, 912_833, 913_056, 912_424},
     "calculator": {905_109, 892_821},
     "ladder": {16_129, 28_001, 59_633, 112_913},
     "minigpt": {913_601},

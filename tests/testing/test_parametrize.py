@@ -11,6 +11,7 @@ import pytest
 
 import tfkit
 from tfkit.testing import parametrize_with_checks
+from tfkit.tools.check.components import models_of
 
 from .wrong import FFNConfig
 
@@ -37,6 +38,26 @@ def test_a_property_that_holds_or_breaks() -> None:
         tests["alone"].values[0]()
     with pytest.raises(pytest.skip.Exception, match="every position may read all others"):
         tests["look-ahead"].values[0]()
+
+
+def test_every_value_of_an_option_has_a_model() -> None:
+    tests = checks_of(options={"wrong": ["Wrong", "LooksBack"]})
+    with pytest.raises(AssertionError, match=r'^in an encoder, wrong: "LooksBack": ffn kind `wrong`, .* looks back'):
+        tests["alone"].values[0]()
+
+
+def test_options_that_are_refused_together_are_left_out() -> None:
+    config = PLUGINS.registry.find("attention", "mha")
+    assert config is not None
+    options = {"qk_norm": [None, "rmsnorm"], "qk_norm_weight": ["shared", "per_head"]}
+    models = models_of(config.config, PLUGINS, options=options, within=["encoder"])
+    assert list(models) == [
+        'an encoder, qk_norm: null, qk_norm_weight: "shared"',
+        'an encoder, qk_norm: "rmsnorm", qk_norm_weight: "shared"',
+        'an encoder, qk_norm: "rmsnorm", qk_norm_weight: "per_head"',
+    ]
+    with pytest.raises(tfkit.SpecError, match="`qk_norm_weight` has no effect"):
+        models_of(config.config, PLUGINS, options={}, fields={"qk_norm_weight": "per_head"})
 
 
 def test_known_failures_are_strict_and_have_a_reason() -> None:

@@ -20,6 +20,8 @@ from tfkit.checkpoint.pattern import Pattern
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
 
+MAPPED = "map it under `tensors`, to a tensor of the graph"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -79,7 +81,7 @@ class WeightMap:
     ignored: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
-    zeros: tuple[str, ...] = ()
+    zeros: Mapping[str, str | None] = field(default_factory=dict)
     computed: Mapping[str, Expected] = field(default_factory=dict)
 
     @classmethod
@@ -119,7 +121,7 @@ class WeightMap:
         constants = {bare(name): value for name, value in self.constants.items()}
         computed = {bare(name): expected for name, expected in self.computed.items()}
         own = replace(self, links=links, copies=copies, ignored=ignored, constants=constants, computed=computed)
-        return replace(own, zeros=tuple(map(bare, self.zeros)), prefix="")
+        return replace(own, zeros={bare(name): path for name, path in self.zeros.items()}, prefix="")
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -168,7 +170,7 @@ class WeightMap:
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
             if name in checkpoint.names and name not in linked:
-                _check_constant(name, checkpoint.read(name), value)
+                _check_constant(name, checkpoint.read(name), value, self.zeros.get(name))
         for pattern, expected in self.computed.items():
             for name in filter(matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
                 stored = checkpoint.read(name)
@@ -197,7 +199,8 @@ class WeightMap:
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
-def _check_constant(name: str, tensor: Tensor, value: float) -> None:
+def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
         message = f"tensor {quoted(name)} has other values than {value:g}, but the spec has no place for them"
-        raise SpecError(Diagnostic(message, help="map it under `tensors`, to a tensor of the graph"))
+        help = f"a spec with `{place}=true` has it: --set {place}=true" if place else MAPPED
+        raise SpecError(Diagnostic(message, help=help))

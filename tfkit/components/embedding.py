@@ -93,7 +93,7 @@ class EmbeddingConfig(BlockConfig):
     def _check_stages(self) -> None:
         if self.stages is None:
             return
-        wanted = set(self._default_stages())
+        wanted = {*self._default_stages(), "dropout"}  # its place may be said where it is 0
         for index, stage in enumerate(self.stages):
             if stage in self.stages[:index]:
                 raise Invalid(f"stages.{index}", f"stage `{stage}` is listed twice")

@@ -69,8 +69,7 @@ def _project(part: Part, x: Array, read: Array, q_width: int, kv_width: int) -> 
 def _temperature(part: Part, positions: Array) -> Array:
     """1 + beta ln(1 + floor((position + offset) / original_max_len)). https://arxiv.org/abs/2501.19399."""
     config = part.config.temperature
-    factors: Array = 1 + config.beta * np.log1p((positions + config.offset) // config.original_max_len)
-    return factors
+    return 1 + np.log1p((positions + config.offset) // config.original_max_len) * config.beta
 
 
 def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: Array) -> Array:
@@ -118,7 +117,7 @@ def own_scope(
     positions = count(real)
     left, right = (None, 0 if causal else None) if config.mask is None else (config.mask.left, config.mask.right)
     ahead = positions - positions[:, None]
-    visible = (ahead >= -np.inf if left is None else ahead >= -left) & (ahead <= (np.inf if right is None else right))
+    visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
     return Scope(x, (visible | (positions < prefix)) & real, positions, right == 0, position)
 
 

@@ -45,20 +45,16 @@ ACTIVATIONS: dict[str, Function] = {
 # ---- norms: x [..., width] -> the same ----
 
 
-def layernorm(part: Part, x: Array) -> Array:
-    """(x - mean) / sqrt(variance + eps) * (offset + weight) + bias. https://arxiv.org/abs/1607.06450."""
-    centred = x - x.mean(-1, keepdims=True)
-    y = _weighed(part, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + part.config.eps))
-    return y + _of_heads(part.weight("bias")) if part.config.bias else y
-
-
 def rmsnorm(part: Part, x: Array) -> Array:
     """Return x / sqrt(mean of squares + eps) * (offset + weight). https://arxiv.org/abs/1910.07467."""
-    return _weighed(part, x / np.sqrt((x**2).mean(-1, keepdims=True) + part.config.eps))
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + part.config.eps)
+    return y * (part.config.offset + _of_heads(part.weight())) if part.config.scale else y
 
 
-def _weighed(part: Part, x: Array) -> Array:
-    return x * (part.config.offset + _of_heads(part.weight())) if part.config.scale else x
+def layernorm(part: Part, x: Array) -> Array:
+    """The same of x - mean, and then a bias. https://arxiv.org/abs/1607.06450."""
+    y = rmsnorm(part, x - x.mean(-1, keepdims=True))
+    return y + _of_heads(part.weight("bias")) if part.config.bias else y
 
 
 def _of_heads(weight: Array) -> Array:
@@ -76,14 +72,16 @@ def any_activation(part: Part, x: Array) -> Array:
 
 def mlp(part: Part, x: Array, activation: Function = any_activation) -> Array:
     """down(norm(activation(up(x)))). https://arxiv.org/abs/1706.03762."""
-    hidden = activation(part, part.at("up").linear(x, bias_of(part, "up")))
-    return part.at("down").linear(part.optional("inner_norm", part.config.inner_norm, hidden), bias_of(part, "down"))
+    return _down(part, activation(part, part.at("up").linear(x, bias_of(part, "up"))))
 
 
 def glu(part: Part, x: Array, activation: Function = any_activation) -> Array:
     """down(norm(activation(gate(x)) * up(x))); one matrix is gate, then up. https://arxiv.org/abs/2002.05202."""
     gate, up = np.split(part.at("gate_up").linear(x, bias_of(part, "up")), 2, axis=-1)
-    hidden = activation(part, gate) * up
+    return _down(part, activation(part, gate) * up)
+
+
+def _down(part: Part, hidden: Array) -> Array:
     return part.at("down").linear(part.optional("inner_norm", part.config.inner_norm, hidden), bias_of(part, "down"))
 
 

@@ -59,15 +59,13 @@ def linear(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[A
 
 def ntk(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
     """Theta grows until the last pair turns `factor` times slower. https://arxiv.org/abs/2309.00071, section 3.1."""
-    i, last = np.arange(len(frequencies)), len(frequencies) - 1
-    return frequencies * part.config.factor ** (-i / last), 1.0
+    return frequencies * part.config.factor ** -np.linspace(0, 1, len(frequencies)), 1.0
 
 
 def dynamic(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
     """NTK by factor * n_keys / original_max_len - (factor - 1). https://arxiv.org/abs/2309.00071, section 3.3."""
     factor, longer = part.config.factor, max(1.0, n_keys / part.config.original_max_len)
-    i, last = np.arange(len(frequencies)), len(frequencies) - 1
-    return frequencies * (factor * longer - (factor - 1)) ** (-i / last), 1.0
+    return frequencies * (factor * longer - (factor - 1)) ** -np.linspace(0, 1, len(frequencies)), 1.0
 
 
 def proportional(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
@@ -123,7 +121,7 @@ def alibi(part: Part, attention: Any, queries: Array, keys: Array, causal: bool)
     exponents = [*range(2, 2 * n + 1, 2), *range(1, 2 * n, 2)][: attention.n_heads]
     slopes = 2.0 ** (-part.config.max_slope_exponent * np.array(exponents) / (2 * n))
     if part.config.scaled:
-        slopes = slopes * (attention.d_head or attention.d_model // attention.n_heads) ** -0.5
+        slopes /= math.sqrt(attention.d_head or attention.d_model // attention.n_heads)
     return -slopes[:, None, None] * np.abs(queries[:, None] - keys)
 
 

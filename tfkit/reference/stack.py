@@ -51,9 +51,8 @@ def _stack(part: Part, stream: Value, beside: Beside) -> Value:
         changed = config if name == "base" else config.layers.variants[name]
         for _ in range(config.n_layers // len(names)):
             x = _layer(part.at(f"layers.{number}", changed), x, beside)
-    return Value(
-        part.optional("final_norm", _norm(config, config.final_norm, config.placement != "post"), x), stream.real
-    )
+    final_norm = _norm(config, config.final_norm, config.placement != "post")
+    return Value(part.optional("final_norm", final_norm, x), stream.real)
 
 
 def _variants(config: Any) -> Iterator[str]:
@@ -111,17 +110,17 @@ def _sublayers(config: Any, beside: Beside) -> list[dict[str, Any]]:
 
 
 def _sublayer(part: Part, kind: str, name: str, x: Array, beside: Beside) -> Array:
-    config, scope = part.config, []
-    if kind == "cross_attention":
-        component = config.cross_attention or config.attention
-        assert beside.memory is not None
-        scope = [Scope(beside.memory.x, np.tile(beside.memory.real, (len(x), 1)))]
+    config, memory = part.config, beside.memory
+    y: Array
+    if kind == "ffn":
+        y = part.at(name, config.ffn)(x)
     elif kind == "attention":
-        component = config.attention
-        scope = [own_scope(component, x, beside.real, beside.causal, beside.prefix, _position(part))]
+        scope = own_scope(config.attention, x, beside.real, beside.causal, beside.prefix, _position(part))
+        y = part.at(name, config.attention)(x, scope)
     else:
-        component = config.ffn
-    y: Array = part.at(name, component)(x, *scope)
+        assert memory is not None
+        scope = Scope(memory.x, np.tile(memory.real, (len(x), 1)))
+        y = part.at(name, config.cross_attention or config.attention)(x, scope)
     return y
 
 

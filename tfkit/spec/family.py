@@ -28,8 +28,7 @@ EXPANDED = ("extra", "fields", "defaults", "when")
 """The sections whose names expand, with the text beside them."""
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The end of a class that says which head it has."""
-
-
+_ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
 OLDER = {
     "set": "`at`",
     "default": "an entry of the family's `defaults`",
@@ -55,7 +54,8 @@ class FamilyConfig(Config):
     before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
-    it repeats that tensor; `= 0`, it must be zero; `= function(path)`, it must be what the model computes there; a
+    it repeats that tensor; `= 0`, it must be zero; `= 0 without logits.bias`, it must be zero unless the spec has
+    true there, which no field says; `= function(path)`, it must be what the model computes there; a
     number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
     """The meaning of each field of config.json: a kind of the slot `field`."""
@@ -123,13 +123,18 @@ class FamilyConfig(Config):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        texts = {name: text for name, text in self._marked("=").items() if text != "0" and not text.endswith(")")}
-        return {self.in_file(name): self.in_file(text) for name, text in texts.items()}
+        others = [*self.zeros, *self.computed]
+        texts = {self.in_file(name): self.in_file(text) for name, text in self._marked("=").items()}
+        return {name: text for name, text in texts.items() if name not in others}
 
     @property
-    def zeros(self) -> tuple[str, ...]:
-        """Tensors of the file that are zero."""
-        return tuple(self.in_file(name) for name, text in self._marked("=").items() if text == "0")
+    def zeros(self) -> dict[str, str | None]:
+        """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
+        texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
+        return {name: self._unless_removed(found["path"]) for name, found in texts.items() if found is not None}
+
+    def _unless_removed(self, path: str | None) -> str | None:
+        return None if path is None or path.partition(".")[0] in self.removed else path
 
     @property
     def computed(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
+from tfkit.initialize import seed_device
 from tfkit.nn import whole
 from tfkit.placement import threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
@@ -180,7 +181,7 @@ class Trainer:
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
-        torch.manual_seed(mix(self.seed, "noise", step, self._processes.rank))
+        seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
         sequences, count = len(batch.targets), self._processes.sum(torch.tensor(batch.count)).clamp(min=1).item()
         total = torch.zeros((), device=self.device)

@@ -60,7 +60,7 @@ def by_tfkit(run: Run, turns: Turns) -> None:
     from tfkit.training.loop import Trainer
 
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(run, RunFolder(Path(folder), run, bits_of(run), {}), watchers=[turns]).train()
+        Trainer(run, RunFolder(Path(folder), run, bits_of(run, 1), {}), watchers=[turns]).train()
 
 
 def by_hand(run: Run, model: nn.Module, turns: Turns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from tfkit.tools.common.cache import cache_size
 from tfkit.tools.cost import observe
 from tfkit.tools.cost.count import cost
 from tfkit.tools.cost.kernels import OwnKernels
-from tfkit.tools.cost.shapes import rule_of
+from tfkit.tools.cost.shapes import dense, rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params.count import count_params
 
@@ -103,6 +104,27 @@ def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pyte
 
 def looks(out: Any) -> list[Any]:
     return [(one.shape, one.dtype) for one in tree_leaves(out) if isinstance(one, Tensor)]
+
+
+def test_results_have_the_memory_order_that_torch_gives_them() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        shape = draw.choices([1, 2, 3], k=draw.randint(1, 4))
+        given = [view(draw, shape) for _ in range(draw.randint(1, 3))]
+        wanted = (torch.exp, torch.add, torch.addcmul)[len(given) - 1](*given)
+        found = dense(wanted.shape, [one.to("meta") for one in given], wanted.dtype)
+        assert memory_order(found) == memory_order(wanted), [one.stride() for one in given]
+
+
+def view(draw: random.Random, shape: list[int]) -> Tensor:
+    """A tensor that broadcasts to a shape, with its axes in any order in memory, and gaps between them."""
+    order, sizes = draw.sample(range(len(shape)), len(shape)), [draw.choice([size, size, 1]) for size in shape]
+    whole = torch.empty([sizes[axis] + draw.choice([0, 0, 1]) for axis in order])
+    return whole.permute(torch.tensor(order).argsort().tolist())[tuple(slice(size) for size in sizes)]
+
+
+def memory_order(one: Tensor) -> list[int]:
+    return [stride for stride, size in zip(one.stride(), one.shape, strict=True) if size > 1]
 
 
 @pytest.mark.parametrize("name", quick(*FEW[::2]))

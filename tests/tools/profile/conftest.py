@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,12 @@ graph:
   logits: {block: lm_head}
 """
 SPECS = {"small": DECODER, "pair": PAIR, "shared": SHARED}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_others_left() -> None:
+    """Leave what other tests left out of the garbage collections of profiles, which begin with one."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -23,14 +23,13 @@ from safetensors.torch import load_file
 from tests.training.cpu import times_torch
 from tests.training.runs import RUN, same, write_run
 from tfkit.cli import main
-from tfkit.spec.folder import RUN as TEXT
-from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.sweep import scaling, work
+from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.scaling import law_of
 from tfkit.tools.train.record import locked
 from tfkit.training import memory
+
+from .in_process import InProcess
 
 SWEEP = """\
 tfkit: 1
@@ -56,22 +55,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs are made in this process, which is quicker; the folders of those that were."""
-    found: list[str] = []
-
-    def at_once(cells: Sequence[Cell], **_: Any) -> dict[str, str]:
-        failed = {}
-        for cell in work.missing(cells):
-            cell.folder.mkdir(parents=True)
-            write_file(cell.folder / TEXT, work._text(cell.run))
-            if main(["train", str(cell.folder), "--json"]) == 1:
-                failed[cell.run.digest] = "not finite"
-            found.append(cell.folder.name)
-        return failed
-
-    monkeypatch.setattr(module, "work", at_once)
+    """Runs are made in this process; the folders of those that were."""
+    here = InProcess()
+    monkeypatch.setattr(module, "work", here)
     monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
-    return found
+    return here.made
 
 
 def write(text: str, folder: Path = Path()) -> None:
@@ -291,6 +279,16 @@ def wait(ready: Callable[[], bool]) -> None:
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
+    assert sweep("--set", "steps=4", "--jobs", "3") == 1
+    out, err = capsys.readouterr()
+    assert re.search(r"^relu +\d\.\d+ ", out, re.MULTILINE), err
+    assert "not finite" in err
+    assert sorted(sessions().values()) == [1, 1, 1]
+    assert len([*Path("out").glob("runs/*/step-4")]) == 2
 
 
 @pytest.mark.slow

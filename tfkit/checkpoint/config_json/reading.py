@@ -43,6 +43,7 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
     reading = FieldReading(config, spec, family)
     for name in family.fields:
         reading.read(name)
+    reading.drop_unused_variants()
     reading.check_all_known()
     if reading.errors:
         raise SpecError(*reading.errors)
@@ -109,7 +110,10 @@ class FieldReading:
         return name in self._family.fields
 
     def used(self, names: Iterable[str]) -> None:
+        given = [name for name in names if name in self._values]
         self._used |= set(names)
+        if self._span is self._top and given:  # a field in its older form
+            self._span = self._values[given[0]].span
 
     def compute(self, text: str) -> Number:
         return _rounded(evaluate(text, self._number))
@@ -188,6 +192,12 @@ class FieldReading:
         field = self._family.listing(stack)
         return field is not None and self.value(field) is not None
 
+    def drop_unused_variants(self) -> None:
+        """Remove the variants that no layer has, whatever fields said of them after the layers were known."""
+        for stack, (names, _) in list(self._stacks.items()):
+            if self.at(f"{stack}.layers") is not None:
+                self.arrange(stack, names)
+
     def check_all_known(self) -> None:
         """Note an error for every unknown field of the family that may affect the model."""
         for name, node in self._values.items():
@@ -198,11 +208,16 @@ class FieldReading:
             if leaf in USUAL and plain(node) == USUAL[leaf]:
                 continue
             near = closest(name, self._family.fields)
-            help = f"the family knows {quoted(near)}" if near else f"if it has no effect, write `{leaf}: unused`"
+            help = f"the family knows {quoted(near)}" if near else self._way_out(name)
             self._error(f"{self.model_type} does not know the field {quoted(name)}", name, help=help)
 
+    def _way_out(self, name: str) -> str:
+        """The family of one's own in which a field has no effect."""
+        family = f"checkpoint: {{extends: {self.model_type}, fields: {{{name}: unused}}}}"
+        return f"if it has no effect: --family FILE, a spec with `extends: {self.at('name')}` and `{family}`"
+
     def _error(self, message: str, name: str, *notes: str, help: str | None = None) -> None:
-        span = self._values[name].span if name in self._values else self._top
+        span = self._values[name].span if name in self._values else self._span
         self.errors.append(Diagnostic(message, span, name, notes, help))
 
 

@@ -9,6 +9,8 @@ from tfkit.components.fields.layers import spelt_out
 from tfkit.errors import Invalid, quoted
 
 EQUAL = "= "
+MORE = "a spec whose family extends this one may give it a meaning, see specs/README.md: --family FILE"
+"""The way out of a value that a family does not support."""
 
 
 class OnlyConfig(FieldConfig):
@@ -19,6 +21,10 @@ class OnlyConfig(FieldConfig):
     """The value, which is written too, unless it is null. A text that begins with `= ` is another field or arithmetic
     over fields, `= local_attention // 2`: the two must agree, and nothing is written. `{= other: {its value: value}}`
     has a word for each value of the other."""
+    also: Any = None
+    """Another value that means the same."""
+    because: str | None = None
+    """The reason why it can have no other value."""
 
     @property
     def _other(self) -> tuple[str, dict[str, Any]] | None:
@@ -28,13 +34,16 @@ class OnlyConfig(FieldConfig):
 
     def read(self, name: str, file: Reading) -> None:
         value = file.given(name).get("")
+        if value == self.also:
+            return
         if self._other is not None:
             self._agree(name, value, file, *self._other)
             return
         wanted = list(self.only) if isinstance(self.only, tuple) else self.only
         if value not in (wanted, None):
             must = f"{quoted(name)} must be {quoted(case_of(wanted))}"
-            raise Invalid("", f"{must}: {file.model_type} supports no other value")
+            why = self.because or f"{file.model_type} supports no other value"
+            raise Invalid("", f"{must}: {why}", help=None if self.because else MORE)
 
     def _agree(self, name: str, value: Any, file: Reading, other: str, words: dict[str, Any]) -> None:
         given = file.value(other) if other.isidentifier() else file.compute(other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
@@ -68,9 +68,18 @@ class CountConfig(FieldConfig):
     at: str
     """The path of the stack."""
 
-    def names(self, number: int, n_layers: int) -> list[str]:
-        """The variant of each layer if the field is that number."""
+    @property
+    def refines(self) -> bool:
+        """True if the variant of a layer depends on the one that an earlier field gave it."""
+        return False
+
+    def names(self, number: int, before: Sequence[str]) -> list[str]:
+        """The variant of each layer if the field is that number; `before` are those of earlier fields."""
         raise NotImplementedError
+
+    def before(self, names: Sequence[str]) -> list[str]:
+        """The variants of earlier fields from which this one makes those in `names`."""
+        return [BASE] * len(names)
 
     def count(self, names: Sequence[str]) -> int:
         """The number that these layers suggest; `names` tells if it is right."""
@@ -78,19 +87,20 @@ class CountConfig(FieldConfig):
 
     def read(self, name: str, file: Reading) -> None:
         number = file.value(name) or 0
-        layers = None if file.listed(self.at) else file.layers(self.at)  # a list gives each layer
+        skipped = file.listed(self.at) and not self.refines  # a list gives each layer
+        layers = None if skipped else file.layers(self.at)
         if layers is None:
             return
         if type(number) is not int or number < 0:
             raise Invalid("", f"{quoted(str(number))} is not a number of layers")
-        file.arrange(self.at, self.names(number, len(layers)))
+        file.arrange(self.at, self.names(number, layers))
 
     def write(self, name: str, file: Writing) -> None:
-        if file.listed(self.at):
+        if file.listed(self.at) and not self.refines:
             return
         layers = file.layers(self.at)
         number = self.count(layers)
-        if self.names(number, len(layers)) != layers:
+        if self.names(number, self.before(layers)) != layers:
             raise Invalid("", f"no value of {quoted(name)} expresses the variants of the layers")
         file.put(name, number)
 
@@ -99,16 +109,27 @@ class FirstLayersConfig(CountConfig):
     """The number of layers at the beginning that are of another variant: `{first_layers: dense, at: decoder}`."""
 
     kind: Literal["first_layers"] = "first_layers"
-    first_layers: str | tuple[str, str]
-    """Their variant; or theirs and that of the others, which is `base` unless given."""
+    first_layers: str | tuple[str, str] | dict[str, str]
+    """Their variant; or theirs and that of the others, which is `base` unless given; or the variant of each by the one
+    that an earlier field gave it, `{base: dense, full: dense_full}`, where the others stay as they are."""
 
-    def names(self, number: int, n_layers: int) -> list[str]:
+    @property
+    def refines(self) -> bool:
+        return isinstance(self.first_layers, dict)
+
+    def names(self, number: int, before: Sequence[str]) -> list[str]:
+        if isinstance(self.first_layers, dict):
+            return _refined(before, range(number), self.first_layers)
         first, others = _pair(self.first_layers)
-        return [first if i < number else others for i in range(n_layers)]
+        return [first if i < number else others for i in range(len(before))]
+
+    def before(self, names: Sequence[str]) -> list[str]:
+        return _unrefined(names, self.first_layers) if isinstance(self.first_layers, dict) else super().before(names)
 
     def count(self, names: Sequence[str]) -> int:
-        first, _ = _pair(self.first_layers)
-        return next((i for i, one in enumerate(names) if one != first), len(names))
+        table = self.first_layers
+        first = set(table.values()) if isinstance(table, dict) else {_pair(table)[0]}
+        return next((i for i, one in enumerate(names) if one not in first), len(names))
 
 
 class EveryNthConfig(CountConfig):
@@ -118,13 +139,35 @@ class EveryNthConfig(CountConfig):
     every_nth: str | tuple[str, str]
     """Their variant; or theirs and that of the others, which is `base` unless given."""
 
-    def names(self, number: int, n_layers: int) -> list[str]:
+    def names(self, number: int, before: Sequence[str]) -> list[str]:
         nth, others = _pair(self.every_nth)
-        return [nth if number and (i + 1) % number == 0 else others for i in range(n_layers)]
+        return [nth if number and (i + 1) % number == 0 else others for i in range(len(before))]
 
     def count(self, names: Sequence[str]) -> int:
         nth, _ = _pair(self.every_nth)
         return next((i + 1 for i, one in enumerate(names) if one == nth), 0)
+
+
+class LayerNumbersConfig(FieldConfig):
+    """A list with the numbers of the layers that differ: `{layer_numbers: {base: dense}, at: decoder}`."""
+
+    kind: Literal["layer_numbers"] = "layer_numbers"
+    layer_numbers: dict[str, str]
+    """Their variant by the one that an earlier field gave them."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        numbers, layers = file.value(name) or [], file.layers(self.at)
+        if layers is None:
+            return
+        if not isinstance(numbers, list) or any(type(one) is not int or one < 0 for one in numbers):
+            raise Invalid("", f"{quoted(str(numbers))} is not a list with numbers of layers")
+        file.arrange(self.at, _refined(layers, numbers, self.layer_numbers))
+
+    def write(self, name: str, file: Writing) -> None:
+        differ = self.layer_numbers.values()
+        file.put(name, [i for i, one in enumerate(file.layers(self.at)) if one in differ])
 
 
 class PerLayerConfig(FieldConfig):
@@ -183,6 +226,16 @@ class PerLayerConfig(FieldConfig):
 
 def _pair(variants: str | tuple[str, str]) -> tuple[str, str]:
     return (variants, BASE) if isinstance(variants, str) else variants
+
+
+def _refined(before: Sequence[str], numbers: Container[int], table: Mapping[str, str]) -> list[str]:
+    """The variants of layers, of which those with these numbers are changed as the table says."""
+    return [table.get(one, one) if i in numbers else one for i, one in enumerate(before)]
+
+
+def _unrefined(names: Sequence[str], table: Mapping[str, str]) -> list[str]:
+    back = {new: old for old, new in table.items()}
+    return [back.get(one, one) for one in names]
 
 
 def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:

@@ -18,6 +18,7 @@ THETAS = {
     "sliding_attention": ("rope_local_base_freq", "local_rope_theta"),
 }
 ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
 
 SCALINGS: dict[str, dict[str, str]] = {
@@ -65,6 +66,10 @@ class RopeConfig(FieldConfig):
         return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
     def read(self, name: str, file: Reading) -> None:
+        beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
+        file.used([name, *(f"{_around(name)}{one}" for one in beside)])
+        _check_one_form(file, name)
+        _check_width(file, name)
         default = file.default(name) or {}
         for kind, paths in self.paths.items():
             parameters = _parameters(file, name, kind)
@@ -82,8 +87,6 @@ class RopeConfig(FieldConfig):
             for path in filter(file.reaches, paths):
                 file.put(path, {"scaling": None})  # nothing of the family's own model is to remain
                 file.put(path, patch)
-        beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
-        file.used([name, *(f"{_around(name)}{one}" for one in beside)])
 
     def write(self, name: str, file: Writing) -> None:
         found = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
@@ -103,6 +106,26 @@ class RopeConfig(FieldConfig):
 def _around(name: str) -> str:
     """The prefix of fields beside this one: a file may have them in a mapping."""
     return name[: name.rfind(".") + 1]
+
+
+def _check_one_form(file: Reading, name: str) -> None:
+    """Raise `Invalid` if a file has the older form of a scaling beside the newer one, and they differ."""
+    values, name = file.given(_around(name)), name.removeprefix(_around(name))
+    older, newer = values.get("rope_scaling"), values.get(name)
+    if older and newer and older != newer:
+        message = f"{quoted(name)} and `rope_scaling` both describe the rotary positions, and differ"
+        raise Invalid("", message, help="leave out the wrong one: `rope_scaling` is the older form")
+
+
+def _check_width(file: Reading, name: str) -> None:
+    """Raise `Invalid` if a file gives the share of a head that is rotated, and another number of dimensions."""
+    share = _mapping(file.given(_around(name)), name.removeprefix(_around(name))).get("partial_rotary_factor")
+    width = file.given(WIDTH).get("") if file.knows(WIDTH) else None
+    if width is not None and share is not None and width != file.compute(f"head_dim * {share}"):
+        message = (
+            f"`partial_rotary_factor` is {quoted(str(share))} of a head, but {quoted(WIDTH)} is {quoted(str(width))}"
+        )
+        raise Invalid("", message, help="transformers believes the first: leave the wrong one out")
 
 
 def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     show(_head(checked), "", table(["property", "result", "worst", "the model"], rows, right=["worst"]), "")
     failed = [one for one in found if one.status == "failed"]
     for one in failed:
-        place = f"{one.component}: " if one.component else ""
+        place = f"{one.component}: " if one.component not in one.detail else ""
         show(f"{one.name}: {place}{one.detail}")
     if failed:
         show("", f"again: {again(arguments, failed)}")

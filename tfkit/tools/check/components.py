@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -57,4 +58,4 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    return "".join(f", {name}: {str(value).lower()}" for name, value in row.items())
+    return "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())

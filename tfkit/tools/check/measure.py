@@ -116,11 +116,11 @@ def outcome_of(check: Property, subject: Subject) -> Outcome:
     except DoesNotApplyError as reason:
         return replace(outcome, status="does not apply", worst=None, detail=str(reason))
     except Exception as wrong:
-        return replace(outcome, status="failed", worst=float("inf"), component=_place(wrong), detail=in_words(wrong))
+        return replace(outcome, status="failed", worst=float("inf"), component=place_of(wrong), detail=in_words(wrong))
     return outcome
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """The module that a model's error names in its notes."""
     notes = getattr(error, "__notes__", [])
     return next((note.removeprefix("in ") for note in notes if note.startswith("in ")), "")

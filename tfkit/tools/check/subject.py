@@ -26,7 +26,7 @@ from tfkit.reference import Kinds
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import document
-from tfkit.tools.check.changes import every
+from tfkit.tools.check.changes import every, leaves
 from tfkit.tools.check.inputs import Inputs, Padding, call, example_inputs
 
 LENGTH = 12
@@ -94,6 +94,18 @@ class Subject:
         """The graph with other values; raises SpecError if they are wrong."""
         data = document(change(self.graph.spec.model.model_copy(update={"checkpoint": None, "parameters": None})))
         return expand(take_spec(data, self.plugins))
+
+    @property
+    def values(self) -> dict[tuple[str, ...], Any]:
+        """The values of the spec by their paths, without those that no layer has because variants replace them all."""
+        replaced = {
+            ("graph", node.name, name)
+            for node in self.graph.nodes
+            if node.stack is not None and "base" not in node.stack.variants
+            for name in type(node.stack.layers[0].config).model_fields
+            if name != "norm"  # the stack's own norm has it
+        }
+        return {path: value for path, value in leaves(self.graph.spec.model) if path[:3] not in replaced}
 
     @property
     def length(self) -> int:

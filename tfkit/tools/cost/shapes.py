@@ -38,14 +38,36 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def like(one: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of the same shape without gaps, with its axes in the same memory order."""
-    dtype, strides = dtype or one.dtype, one.stride()
-    if one.is_contiguous() or 0 in strides:
-        return empty(one.shape, dtype)
-    found, expected = [1] * one.dim(), 1
-    for axis in sorted(range(one.dim()), key=lambda axis: (strides[axis], -axis)):
-        found[axis] = expected
-        expected *= one.size(axis)
-    return torch.empty_strided(one.shape, found, dtype=dtype, device="meta")
+    return dense(one.shape, [one], dtype or one.dtype)
+
+
+def dense(shape: Sequence[int], given: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The result of arguments that broadcast to a shape: its axes have the memory order of the first that has one."""
+    if given[0].shape == shape and given[0].is_contiguous():
+        return empty(shape, dtype)
+    all_strides = [one.expand(shape).stride() for one in given]
+
+    def is_outer(axis: int, other: int) -> bool | None:
+        """True if an axis is the slower one, False if the other is, None if nothing tells."""
+        for strides in all_strides:
+            mine, its = strides[axis], strides[other]
+            if mine and its and (mine != its or shape[axis] > shape[other]):
+                return mine > its or mine == its
+        return None
+
+    order = [*range(len(shape))][::-1]  # sorted by insertion, as torch does: nothing may tell two axes apart
+    for last in range(1, len(order)):
+        at = last
+        for before in reversed(range(last)):
+            outer = is_outer(order[before], order[at])
+            if outer is False:
+                break
+            if outer:
+                order[before], order[at], at = order[at], order[before], before
+    strides, step = [1] * len(order), 1
+    for axis in order:
+        strides[axis], step = step, step * shape[axis]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 class _Pointwise:
@@ -58,8 +80,7 @@ class _Pointwise:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         shape, dtype = _common(tensors), self._dtype(tensors, args, whole="rounding_mode" in kwargs)
-        model = next((one for one in tensors if one.shape == shape), None)
-        return empty(shape, dtype) if model is None else like(model, dtype)
+        return dense(shape, [one for one in tensors if one.dim()], dtype) if shape else empty(shape, dtype)
 
     def _dtype(self, tensors: list[Tensor], args: Any, *, whole: bool) -> torch.dtype:
         if self.compares:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.reading import read_fields
-from tfkit.checkpoint.config_json.writing import write_fields
-from tfkit.component import Config
+from tfkit.checkpoint.config_json.writing import value_at, write_fields
+from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin import elsewhere
@@ -23,7 +24,7 @@ from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
-from tfkit.spec.merge import merge
+from tfkit.spec.merge import merge, nested
 from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
@@ -83,6 +84,8 @@ def import_config(
     if head is not None:
         tree, rules = _family(family, plugins, head)
     tree = read_fields(config, tree, rules)
+    for place in _given_by_weights(rules, path.parent):
+        tree = _with(tree, place, True)
     called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
@@ -90,8 +93,38 @@ def import_config(
         Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
     )
     tree = without_idle(tree, plugins)
-    graph = expand(resolve_spec(tree, plugins, file=str(path)))
+    with _blaming(config.span):
+        graph = expand(resolve_spec(tree, plugins, file=str(path)))
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+@contextmanager
+def _blaming(config: Span | None) -> Iterator[None]:
+    """Errors whose place is in no config.json, but in the spec that it is read into, are about the config.json."""
+    try:
+        yield
+    except SpecError as wrong:
+        there = [
+            one.span is not None and config is not None and one.span.source is config.source
+            for one in wrong.diagnostics
+        ]
+        pairs = zip(wrong.diagnostics, there, strict=True)
+        raise SpecError(*(one if ok else replace(one, span=config) for one, ok in pairs)) from None
+
+
+def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
+    """The values of the spec that are true because the weights in a folder need a place, and that no field says."""
+    places = {name: place for name, place in family.zeros.items() if place is not None}
+    if places and has_weights(folder):
+        from tfkit.checkpoint.files import Checkpoint
+
+        with suppress(SpecError), Checkpoint.open(folder) as opened:
+            yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
+
+
+def _with(tree: Mapping, place: str, value: bool) -> Mapping:
+    """The tree of a spec with another value in its graph."""
+    return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
 def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
@@ -196,9 +229,15 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     fields = write_fields(graph.spec, family)
     config = _mapping(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
+    free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
     for tree in _proving_trees(graph, family, plugins):
-        read_again = without_idle(read_fields(config, tree, family), plugins)
-        again = resolve_spec(read_again, plugins, file=CONFIG).model
+        with _blaming(None):
+            tree = read_fields(config, tree, family)
+        for place, value in free.items():
+            tree = _with(tree, place, value)
+        read_again = without_idle(tree, plugins)
+        with _blaming(None):
+            again = resolve_spec(read_again, plugins, file=CONFIG).model
         changed = list(_differences(model.graph, again.graph, ""))
         if not changed:
             return fields
@@ -227,13 +266,24 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
 
 
+def _in_short(value: Any) -> str:
+    """A value in a few words: of a component its kind, of other configs that they are there."""
+    return (
+        value.kind_name()
+        if isinstance(value, Component)
+        else "a mapping"
+        if isinstance(value, Config)
+        else text_of(value)
+    )
+
+
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
     """The differences between two resolved values: the path, and both values there."""
     if ours == theirs:
         return
     parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
-        yield path, text_of(ours), text_of(theirs)
+        yield path, _in_short(ours), _in_short(theirs)
         return
     for key in {**parts[0], **parts[1]}:
         yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))

@@ -52,6 +52,18 @@ def rounded(self: Any, x: Tensor) -> Tensor:
     return forward_of_rmsnorm(self, x.to(torch.bfloat16).to(x.dtype))
 
 
+@plant(
+    "a norm doubles the gradient of its input",
+    "a backward that is written by hand",
+    "llama",
+    "derivatives",
+    norm.RMSNorm,
+    "forward",
+)
+def doubled_gradient(self: Any, x: Tensor) -> Tensor:
+    return forward_of_rmsnorm(self, 2 * x - x.detach())
+
+
 @plant("the final norm is missing", "a stack without its last norm", "llama", "silent", stack.Stack, "forward")
 def no_final_norm(self: Any, *args: Any, **given: Any) -> Tensor:
     final, self.final_norm = self.final_norm, None

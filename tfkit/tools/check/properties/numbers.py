@@ -79,7 +79,8 @@ def rounding(subject: Subject) -> Iterator[Measured]:
         for want, found in zip(wanted, run(model, dtype), strict=True):
             error = _relative(found.double(), want)
             name = str(dtype).removeprefix("torch.")
-            yield Measured(error, f"{name} differs from float64 by {error:.1e}", limit, where)
+            detail = f"{name} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
+            yield Measured(error, detail, limit, where)
             if dtype == torch.float32 and want.dim() == 3 and want.size(1) > 4:
                 yield _growth(found.double(), want)
 

@@ -18,7 +18,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.inputs import Inputs, call
-from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, property_of
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
@@ -39,9 +39,9 @@ def cached_steps(subject: Subject) -> Iterator[Measured]:
     model = _decodable(subject)
     try:
         yield from read_in_steps(model, subject.inputs())
-    except Exception as error:
-        error.args = (f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}",)
-        raise
+    except Exception as wrong:
+        detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(wrong)}"
+        yield Measured.fault(detail, place_of(wrong))
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
@@ -271,8 +271,9 @@ class _Reading:
         last = self.cached.used - 1
         for one, want in zip(found, self.want, strict=True):
             error = distance(one[tokens], _pick(want, columns)[tokens])
-            place = f"columns {last - columns.size(1) + 1} to {last}"
-            yield Measured(error, f"read {self.way}, {place} differ from the whole by {error:.1e}", self.tolerance)
+            first = last - columns.size(1) + 1
+            place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
+            yield Measured(error, f"read {self.way}, {place} from the whole by {error:.1e}", self.tolerance)
 
     def repeat(self, rows: _Rows) -> None:
         """Go on with `rows`, twice as many, that begin with the tokens read so far."""

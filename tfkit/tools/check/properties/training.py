@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
-from tfkit.tools.check.changes import leaves
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
@@ -169,7 +168,7 @@ def train_mode(subject: Subject) -> Iterator[Measured]:
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
 def dropout(subject: Subject) -> Iterator[Measured]:
     """Each rate of the spec by itself, the others 0."""
-    rates = {path: value for path, value in leaves(subject.graph.spec.model) if path[-1] == "dropout" and value}
+    rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     if not rates:
         raise DoesNotApplyError("every rate of dropout is 0")
     for path, rate in rates.items():

@@ -21,7 +21,7 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.changes import Path, every, leaves, put
+from tfkit.tools.check.changes import Path, every, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import first_difference
@@ -100,7 +100,7 @@ def _allowed(subject: Subject, path: Path, value: float) -> Iterator[Graph]:
 
 def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
     """The values that are numbers or true or false, that another value could replace."""
-    for path, value in leaves(subject.graph.spec.model):
+    for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
         if isinstance(value, int | float) and not named and not stretched:
@@ -183,15 +183,14 @@ Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 
 def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Weights]]:
     """A description, the model with the neutral value and without it, and the weights of the second from the first."""
-    values = dict(leaves(subject.graph.spec.model))
-    for path, value in values.items():
+    for path, value in subject.values.items():
         if path[-1] == "softcap" and value is not None:
             yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
         elif path[-2:] == ("mask", "left") and value is not None:
             yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
         elif path[-1] == "sinks" and value:
             yield f"`{_dotted(path)}`, each minus a billion,", (_put(path, True), _put(path, False)), _without_sinks
-        elif path[-1] == "n_kv_heads" and value < (heads := values[*path[:-1], "n_heads"]):
+        elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
             changes = _put(path, value), _put(path, heads)
             yield f"`{_dotted(path)}: {heads}`, with equal weights,", changes, partial(_repeated, subject)
         elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):

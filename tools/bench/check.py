@@ -1,0 +1,51 @@
+"""The cost of `tfkit check`: of GPT-2, of Llama 3 405B with everything, and of other specs.
+
+    python tools/bench/check.py [SPEC ...] [--all]
+
+CPU time and peak memory of fresh processes, one after the other, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import date
+
+from build_time import Target
+from measure import machine, run_once, version
+
+FIRST = {"gpt2": ("quick", 10.0), "llama3_405b": ("full", 60.0)}
+"""The specs that are always measured: level, and CPU seconds to reach."""
+SECONDS, MEGABYTES = 10.0, 2000.0
+"""The targets of every other spec at level quick, and of the memory of each."""
+
+
+def measured(spec: str, level: str, limit: float) -> list[Target]:
+    """CPU seconds and megabytes of a check. Raises RuntimeError if a property is broken."""
+    run = run_once([sys.executable, "-m", "tfkit", "check", spec, "--level", level], timeout=600)
+    what = f"{spec}, level {level}"
+    return [Target(f"{what}, CPU seconds", limit, run["cpu"]), Target(f"{what}, MB", MEGABYTES, run["rss"])]
+
+
+def main() -> None:
+    """Measure, and compare with the targets."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="further specs, at level quick")
+    parser.add_argument("--all", action="store_true", help="every spec with a bare name")
+    options = parser.parse_args()
+    specs = options.specs
+    if options.all:
+        from tfkit.plugin.manager import available
+
+        specs = [name for name in available().specs.files if name not in FIRST]
+    print(date.today(), machine(), f"torch {version('torch')}, CPU seconds on one thread", sep="\n")
+    given = {**FIRST, **dict.fromkeys(specs, ("quick", SECONDS))}
+    found = []
+    for name, (level, limit) in given.items():
+        found += measured(name, level, limit)
+        print(*found[-2:], sep="\n", flush=True)
+    sys.exit(not all(one.met for one in found))
+
+
+if __name__ == "__main__":
+    main()
