@@ -52,7 +52,7 @@ def rmsnorm(part: Part, x: Array) -> Array:
 
 
 def layernorm(part: Part, x: Array) -> Array:
-    """The same of x - mean, and then a bias. https://arxiv.org/abs/1607.06450."""
+    """Return (x - mean) / sqrt(variance + eps) * (offset + weight) + bias. https://arxiv.org/abs/1607.06450."""
     y = rmsnorm(part, x - x.mean(-1, keepdims=True))
     return y + _of_heads(part.weight("bias")) if part.config.bias else y
 

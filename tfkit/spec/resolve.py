@@ -86,7 +86,7 @@ class Resolver:
             if name in node.items:
                 given[name] = Given(node.items[name], here, inner)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
-            elif name in scope and marker(info, SharedMarker):
+            elif name in scope and marker(info, SharedMarker) is not None:
                 given[name] = scope[name]
                 self.used.add(scope[name].path)
                 self.provenance.origins[here] = Origin("inherited", scope[name].node.span)
