@@ -58,6 +58,7 @@ SIZES: Mapping[str, list[Any]] = {
     "eps": [1e-6, 1e-2],
     "factor": [1.0, 4.0],
     "kv_rank": [8],
+    "left": [1, 3],  # a query that reads itself alone has no use for heads
     "long_factor": [[2.0, 4.0]],
     "max_distance": [16],
     "n_buckets": [8],
