@@ -65,7 +65,7 @@ def test_a_width_that_contradicts_the_share_of_a_head(tmp_path: Path) -> None:
         if agrees:
             import_config(tmp_path)
             continue
-        with pytest.raises(tfkit.SpecError, match="`partial_rotary_factor` is `0.25` of a head, but `rotary_dim` is `8`"):
+        with pytest.raises(tfkit.SpecError, match=r"`0\.25` of a head, but `rotary_dim` is `8`"):
             import_config(tmp_path)
 
 

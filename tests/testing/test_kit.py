@@ -224,7 +224,7 @@ class WholeConfig(MultiHeadConfig):
 
 
 def test_what_is_kept_is_checked() -> None:
-    with pytest.raises(AssertionError, match=r"- cached, in a decoder: read in uneven steps, columns 3"):
+    with pytest.raises(AssertionError, match=r"- cached, in a decoder: read in uneven steps, column 3 "):
         check_component(ForgetfulConfig, within=["decoder"], only=["cached"])
 
 

@@ -102,10 +102,9 @@ class Resolver:
         return given, inner
 
     def _field(self, name: str, info: FieldInfo, given: Given | None, path: Path, scope: Scope) -> Any:
-        shape = shape_of(info.annotation)
-        here = (*path, name)
+        here, default_kind = (*path, name), extra(info, "default_kind")
+        shape = None if given is None and default_kind is None else shape_of(info.annotation)
         if given is None:
-            default_kind = extra(info, "default_kind")
             if shape is None or default_kind is None:
                 return _ABSENT
             span = self.provenance.span(path)

@@ -44,7 +44,7 @@ GRAPHS: list[Data] = [
 ]
 FIXED = frozenset("block d_model input inputs kind max_len memory prefix select tables tie vocab_size".split())  # noqa: SIM905
 """Keys that stay as they are: the graph and its widths."""
-FIRST = ("attention", "ffn", "position", "mask")
+FIRST = ("attention", "ffn", "position", "scaling", "mask")
 """Keys that are changed before others are."""
 SIZES: Mapping[str, list[Any]] = {
     "beta_fast": [8, 32],
@@ -58,6 +58,7 @@ SIZES: Mapping[str, list[Any]] = {
     "eps": [1e-6, 1e-2],
     "factor": [1.0, 4.0],
     "kv_rank": [8],
+    "left": [1, 3],  # a query that reads itself alone has no use for heads
     "long_factor": [[2.0, 4.0]],
     "max_distance": [16],
     "n_buckets": [8],
@@ -68,6 +69,7 @@ SIZES: Mapping[str, list[Any]] = {
     "pattern": [["other", "base"], {"0": "other", "rest": "base"}],
     "q_rank": [8],
     "short_factor": [[1.0, 1.5]],
+    "std": [0.02, 0.1],
     "theta": [10.0, 10000.0],
     "width": [2, 4],
 }
@@ -78,6 +80,7 @@ SIZES: Mapping[str, list[Any]] = {
 def specs(draw: st.DrawFn) -> Data:
     """A legal spec."""
     spec: Data = {"tfkit": 1, "name": "random", "d_model": 16, "vocab_size": 29, "max_len": 24}
+    spec["init"] = _value(draw, DEFS["init"], "init")
     spec["graph"] = json.loads(json.dumps(draw(st.sampled_from(GRAPHS))))  # no stack shares a mapping with another
     if "source_embedding" in spec["graph"]:
         spec["inputs"] = ["source", "target"]

@@ -23,9 +23,10 @@ graph:
   logits: {block: lm_head, tie: embedding}
 """
 ROPE = "stack.attention.position={kind: rope, scaling: {kind: dynamic, factor: 2, original_max_len: LENGTH}}"
-VARIANTS = """
-stack.layers={pattern: [one, two], variants: {one: {attention: {mask: {left: 3, right: 0}}}, two: {placement: sandwich}}}
-""".strip()
+VARIANTS = (
+    "stack.layers={pattern: [one, two], "
+    "variants: {one: {attention: {mask: {left: 3, right: 0}}}, two: {placement: sandwich}}}"
+)
 RIGHT = {
     "a stage for dropout": ("embedding.stages=[dropout]", ("train-mode", "dropout")),
     "values that all variants replace": (VARIANTS, ("values", "dropout")),

@@ -77,7 +77,11 @@ class Subject:
         """The model of the graph, or of another one with the same weights as far as their shapes fit, in eval mode."""
         if graph is None and self.weights is not None:
             return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
-        model = redrawn(build(graph or self.graph, seed=self.seed, **options), self.seed).eval()
+        return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
+
+    def fill(self, model: fx.GraphModule) -> fx.GraphModule:
+        """Give a model the weights of this one, in place; random ones where it has none of that name and shape."""
+        redrawn(model, self.seed)
         if self.weights is not None:
             state, own = model.state_dict(), self.model.state_dict()
             for name in state.keys() & own.keys():

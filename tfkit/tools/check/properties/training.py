@@ -185,9 +185,19 @@ def dropout(subject: Subject) -> Iterator[Measured]:
 
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
 def finite_differences(subject: Subject) -> Iterator[Measured]:
-    """Gradients are those of the function: equal to finite differences, in float64."""
-    tied = _tied(subject)
-    yield from _differences(subject, lambda name: name not in tied)
+    """Gradients are those of the function: equal to finite differences, in float64; of equal layers, in the first."""
+    tied, equal = _tied(subject), _equal_layers(subject)
+    yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
+
+
+def _equal_layers(subject: Subject) -> tuple[str, ...]:
+    """The beginnings of the names of parameters in layers that are like an earlier one."""
+    return tuple(
+        f"{node.name}.layers.{number}."
+        for node in subject.graph.nodes
+        for numbers in (node.stack.variants.values() if node.stack else ())
+        for number in numbers[1:]
+    )
 
 
 @property_of("ties", "sums the gradients of a tie", follows=("gradients",))

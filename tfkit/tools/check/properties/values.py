@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import assemble, build
+from tfkit.builder import allocate, assemble
 from tfkit.checkpoint.weights import places
 from tfkit.component import Component, RopeScalingConfig
 from tfkit.errors import Invalid, SpecError
@@ -25,7 +25,7 @@ from tfkit.tools.check.changes import Path, every, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import first_difference
-from tfkit.tools.check.subject import Subject, redrawn
+from tfkit.tools.check.subject import Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
 """Functions that read all fields of a config at once."""
@@ -121,10 +121,17 @@ class _Seen:
 
     def __init__(self, subject: Subject, graph: Graph) -> None:
         self.subject = subject
-        model = build(graph, seed=subject.seed)
-        self.first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self.model = redrawn(model, subject.seed) if subject.weights is None else subject.build(graph)
+        with torch.device("meta"):
+            self.new = assemble(graph)
+        allocate(self.new, "cpu")
+        initialize(self.new, graph, subject.seed)
+        self.first = {name: parameter.detach().clone() for name, parameter in self.new.named_parameters()}
         self.found: dict[bool, list[Tensor]] = {}
+
+    @cached_property
+    def model(self) -> fx.GraphModule:
+        """The model with the weights of the subject."""
+        return self.subject.fill(self.new)
 
     def outputs(self, *, train: bool) -> list[Tensor]:
         """The outputs for a long sequence; of train mode with equal random numbers."""
