@@ -23,7 +23,7 @@ class InProcess:
     def __call__(self, cells: Sequence[Cell], **_: Any) -> dict[str, str]:
         failed = {}
         for cell in work.missing(cells):
-            cell.folder.mkdir(parents=True)
+            cell.folder.mkdir(parents=True, exist_ok=True)
             write_file(cell.folder / RUN, work._text(cell.run))
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 if main(["train", str(cell.folder), "--json"]) == 1:

@@ -23,8 +23,10 @@ from safetensors.torch import load_file
 from tests.training.cpu import times_torch
 from tests.training.runs import RUN, same, write_run
 from tfkit.cli import main
-from tfkit.tools.sweep import scaling
+from tfkit.tools.common.workshop import held
+from tfkit.tools.sweep import scaling, work
 from tfkit.tools.sweep import sweep as module
+from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.scaling import law_of
 from tfkit.tools.train.record import locked
 from tfkit.training import memory
@@ -290,6 +292,29 @@ def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.Captur
     assert "not finite" in err
     assert sorted(sessions().values()) == [1, 1]
     assert len([*Path("out").glob("runs/*/step-4")]) == 1
+
+
+def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its lock is free, and it is complete, nothing is left to do."""
+    here = InProcess()
+
+    def beside_another(cells: Sequence[Cell], **options: Any) -> dict[str, str]:
+        cells[0].folder.mkdir(parents=True)
+        lock = os.open(cells[0].folder / work.LOCK, os.O_CREAT | os.O_RDWR)
+        assert held(lock)
+
+        def told(complete: int, steps: int) -> None:
+            if work.missing(cells):
+                here(cells)
+                os.close(lock)
+
+        return work.work(cells[:1], **{**options, "told": told})
+
+    monkeypatch.setattr(module, "work", beside_another)
+    monkeypatch.setattr(work, "subprocess", None)  # no process is to be started
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    assert sweep() == 0
+    assert len(here.made) == 2
 
 
 @pytest.mark.slow
