@@ -24,6 +24,7 @@ ENTITIES = {
     "*e2w_query.*": "queries of and for entities",
     "luke.pooler.*": "not read by this head",
 }
+CONTACTS = {"esm.contact_head.*": "its head"}
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
 
@@ -210,6 +211,22 @@ ENCODERS: dict[str, Case] = {
     "eurobert_tied": masked(
         "eurobert",
         BERT | NO_PADDING | {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "esm": masked(
+        "esm", BERT | {"pad_token_id": 1, "emb_layer_norm_before": True}, leaves_out=True, uncounted=CONTACTS
+    ),
+    "esm_rotary": masked(
+        "esm",
+        BERT
+        | {
+            "pad_token_id": 1,
+            "position_embedding_type": "rotary",
+            "rope_theta": 1000.0,
+            "max_position_embeddings": 32,
+            "tie_word_embeddings": False,
+        },
+        leaves_out=True,
+        uncounted=CONTACTS,
     ),
     "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
 }
