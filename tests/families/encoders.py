@@ -25,6 +25,12 @@ ENTITIES = {
     "luke.pooler.*": "not read by this head",
 }
 CONTACTS = {"esm.contact_head.*": "its head"}
+NO_SHAPES = {"enable_shape": False, "enable_pronunciation": False}
+SHAPES = {
+    "roc_bert.embeddings.shape_embed.*": "not read",
+    "roc_bert.embeddings.pronunciation_embed.*": "not read",
+    "roc_bert.pooler.*": "not read by this head",
+}
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
 
@@ -157,6 +163,9 @@ ENCODERS: dict[str, Case] = {
         BERT | {"input_embedding_size": 24, "output_embedding_size": 40},
         sides=COUNTS_PADDING,
         token_types=2,
+    ),
+    "roc_bert": masked(
+        "roc_bert", BERT | NO_SHAPES, sides=COUNTS_PADDING, token_types=2, uncounted=SHAPES, leaves_out=True
     ),
     "roformer": masked("roformer", BERT | {"embedding_size": 24}, token_types=2, uncounted=ANGLES),
     "roformer_wide": masked("roformer", BERT, token_types=2, uncounted=ANGLES),
