@@ -268,6 +268,7 @@ def check_saved(trial: Trial) -> None:
     save(trial.ours, back, layout="huggingface", allow_drop=trial.case.leaves_out)
     before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
     family = trial.ours.meta["graph"].spec.family
+    before = {_today(name, family.older): tensor for name, tensor in before.items()}
     left = matcher([*family.copies, *family.ignored, *family.zeros, *family.computed])
     assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
     for name in after:
@@ -281,3 +282,8 @@ def check_saved(trial: Trial) -> None:
     expected = _theirs(trial, ids, masks, "none", [])
     found = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def _today(name: str, older: Mapping[str, str]) -> str:
+    """A name with its ending of today; transformers still writes some older ones."""
+    return next((name.removesuffix(old) + new for old, new in older.items() if name.endswith(old)), name)

@@ -24,6 +24,13 @@ ENTITIES = {
     "*e2w_query.*": "queries of and for entities",
     "luke.pooler.*": "not read by this head",
 }
+CONTACTS = {"esm.contact_head.*": "its head"}
+NO_SHAPES = {"enable_shape": False, "enable_pronunciation": False}
+SHAPES = {
+    "roc_bert.embeddings.shape_embed.*": "not read",
+    "roc_bert.embeddings.pronunciation_embed.*": "not read",
+    "roc_bert.pooler.*": "not read by this head",
+}
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
 
@@ -157,6 +164,9 @@ ENCODERS: dict[str, Case] = {
         sides=COUNTS_PADDING,
         token_types=2,
     ),
+    "roc_bert": masked(
+        "roc_bert", BERT | NO_SHAPES, sides=COUNTS_PADDING, token_types=2, uncounted=SHAPES, leaves_out=True
+    ),
     "roformer": masked("roformer", BERT | {"embedding_size": 24}, token_types=2, uncounted=ANGLES),
     "roformer_wide": masked("roformer", BERT, token_types=2, uncounted=ANGLES),
     "bert_generation": Case("bert-generation", BERT | {"is_decoder": True}, alone=True),
@@ -210,6 +220,22 @@ ENCODERS: dict[str, Case] = {
     "eurobert_tied": masked(
         "eurobert",
         BERT | NO_PADDING | {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "esm": masked(
+        "esm", BERT | {"pad_token_id": 1, "emb_layer_norm_before": True}, leaves_out=True, uncounted=CONTACTS
+    ),
+    "esm_rotary": masked(
+        "esm",
+        BERT
+        | {
+            "pad_token_id": 1,
+            "position_embedding_type": "rotary",
+            "rope_theta": 1000.0,
+            "max_position_embeddings": 32,
+            "tie_word_embeddings": False,
+        },
+        leaves_out=True,
+        uncounted=CONTACTS,
     ),
     "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
 }

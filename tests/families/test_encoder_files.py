@@ -44,3 +44,22 @@ def test_a_name_of_both_spellings_is_one_too_many(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "both.safetensors")
     with pytest.raises(tfkit.SpecError, match=r"bert\.embeddings\.LayerNorm\.gamma"):
         build_with_weights(trial.imported.graph, tmp_path / "both.safetensors")
+
+
+@torch.no_grad()
+def test_frequencies_in_every_layer_and_newer_names_of_norms(tmp_path: Path) -> None:
+    """Published files of ESM: transformers itself writes the older names and the frequencies once."""
+    trial = Trial.of(ENCODERS["esm_rotary"], tmp_path)
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    (shared,) = [name for name in tensors if name.endswith("inv_freq")]
+    frequencies = tensors.pop(shared)
+    newer = {n.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias"): t for n, t in tensors.items()}
+    layers = [f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq" for i in range(2)]
+    save_file({**newer, **{name: frequencies.clone() for name in layers}}, tmp_path / "published.safetensors")
+    with pytest.warns(tfkit.LeftOutWarning, match="the head for contacts"):
+        model = build_with_weights(trial.imported.graph, tmp_path / "published.safetensors").eval()
+    ids = torch.randint(3, 61, (2, 9))
+    torch.testing.assert_close(model(ids), trial.ours(ids), rtol=0, atol=0)
+    save_file({**newer, layers[1]: 0.5 * frequencies}, tmp_path / "other.safetensors")
+    with pytest.raises(tfkit.SpecError, match=r"layer\.1.*has other values than those that the model computes"):
+        build_with_weights(trial.imported.graph, tmp_path / "other.safetensors")
