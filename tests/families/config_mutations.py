@@ -30,7 +30,7 @@ from tfkit.tools.import_.importing import export_config, import_config
 from .cases import CASES
 from .changed_fields import NOT_THE_MODEL, others
 
-PLUGINS = tfkit.load_plugins(entry_points=False)
+PLUGINS = tfkit.load_plugins()
 ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, 1e300, -1e-9, 10**30, "", "gelu", "é\n", "x" * 300]
 ODD += [[], {}, [1, "a"], {"a": 1}, [0] * 40, [[1]] * 40, ["full_attention"], [["global", "local"], 2]]
 ODD += [{"rope_type": "yarn"}, {"type": "dynamic", "factor": "two"}]
@@ -42,8 +42,6 @@ ROPE_KEYS = """
     beta_slow attention_factor mscale mscale_all_dim truncate short_factor long_factor partial_rotary_factor
     full_attention mrope_section
 """.split()  # noqa: SIM905
-
-USUAL_ROPE = {"rope_type": "default"}
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
         or any(
             said(after, (key,), family) != wanted for one in known for key, wanted in family.when.get(one, {}).items()
         )
-        or bool(said(before, change.place, family) == said(after, change.place, family))
+        or alike(said(before, change.place, family), said(after, change.place, family))
     )
 
 
@@ -221,10 +219,20 @@ def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, 
     return nowhere or isinstance(rule, UnusedConfig | OnlyConfig)  # `only` refuses every value that means another thing
 
 
+def alike(old: Any, new: Any) -> bool:
+    """True if two values are equal; of two lists, the shorter one repeats."""
+    if isinstance(old, list) and isinstance(new, list) and old and new:
+        short, long = sorted((old, new), key=len)
+        return [short[i % len(short)] for i in range(len(long))] == long
+    return bool(old == new)
+
+
 def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig) -> Any:
     """The value at a place of a config.json, or the default of the field."""
     value = at(config, place)
     usual = family.defaults.get(place[0])
+    if place[0] == "rope_parameters" and isinstance(usual, Mapping):
+        usual = {"rope_type": "default", **usual}
     for key in place[1:]:
-        usual = usual.get(key, USUAL_ROPE.get(key)) if isinstance(usual, Mapping) else None
+        usual = usual.get(key) if isinstance(usual, Mapping) else None
     return usual if value in (None, {}) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from tfkit.component import ABSENT, FieldConfig, Reading, Writing
+from tfkit.component import ABSENT, FieldConfig, Reading, Writing, case_of
 from tfkit.errors import Invalid, listing, quoted
 
 THETAS = {
@@ -155,11 +155,13 @@ def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
 
 
 def _check_numbers(parameters: Mapping[str, Any]) -> None:
-    """Raise `Invalid` if text stands for a number: it would be read as arithmetic."""
+    """Raise `Invalid` if text stands for a number, which would be read as arithmetic, or true for 1."""
     for key, value in parameters.items():
-        texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
-        if texts and key != "rope_type":
-            raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(texts[0])}")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and key != "rope_type":
+                raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(one)}")
+            if isinstance(one, bool) and key != "truncate":
+                raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(one))}")
 
 
 def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
