@@ -23,7 +23,7 @@ OF_OTHERS = {
     "tools/common/atomic_files.py": "error",
     "tools/common/exchange.py": "library",
     "tools/common/workshop.py": "os",
-    "tools/compare/other_model.py": "transformers, found",
+    "tools/compare/other_model.py": "transformers, found, theirs.config",
     "tools/check/measure.py": "error",
     "tools/components/component_docs.py": "one",
     "tools/draw/svg.py": "shape",
