@@ -50,10 +50,11 @@ def changes(case: Case) -> Iterator[Change]:
     config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(case.config)))
     for field, value in config.to_dict().items():
         if field not in NOT_THE_MODEL:
-            yield from (Change(field, other) for other in _others(field, value))
+            yield from (Change(field, other) for other in others(field, value))
 
 
-def _others(field: str, value: Any) -> Iterator[Any]:
+def others(field: str, value: Any) -> Iterator[Any]:
+    """One or two other values of a field, of the same type."""
     match value:
         case bool():
             yield not value
@@ -71,7 +72,7 @@ def _others(field: str, value: Any) -> Iterator[Any]:
             yield value[:-1]
         case dict():
             for key, inner in ((key, inner) for key, inner in value.items() if isinstance(key, str)):
-                for other in _others(key, inner):
+                for other in others(key, inner):
                     yield {**value, key: other}
         case None:
             yield from (True, 2, 0.5)

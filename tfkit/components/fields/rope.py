@@ -6,10 +6,10 @@ for each layer type if these differ. Both forms are read, the newer one is writt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from tfkit.component import ABSENT, FieldConfig, Reading, Writing
+from tfkit.component import ABSENT, FieldConfig, Reading, Writing, case_of
 from tfkit.errors import Invalid, listing, quoted
 
 THETAS = {
@@ -69,10 +69,13 @@ class RopeConfig(FieldConfig):
         beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
         file.used([name, *(f"{_around(name)}{one}" for one in beside)])
         _check_one_form(file, name)
+        _check_beside(file, name)
         _check_width(file, name)
+        _check_entries(file, name, self.paths)
         default = file.default(name) or {}
         for kind, paths in self.paths.items():
             parameters = _parameters(file, name, kind)
+            _check_numbers(parameters)
             patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(file, parameters)}
             own = file.knows(f"{name}.partial_rotary_factor")  # if only some dimensions of a head are rotated
             share = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
@@ -117,6 +120,20 @@ def _check_one_form(file: Reading, name: str) -> None:
         raise Invalid("", message, help="leave out the wrong one: `rope_scaling` is the older form")
 
 
+def _check_beside(file: Reading, name: str) -> None:
+    """Raise `Invalid` if a file has a parameter beside the mapping of all, and they differ."""
+    values, name = file.given(_around(name)), name.removeprefix(_around(name))
+    for mapping in ("rope_scaling", name):
+        inner = _mapping(values, mapping)
+        for field in ("rope_theta", "partial_rotary_factor"):
+            beside = values.get(field)
+            if beside is not None and inner.get(field, beside) != beside:
+                message = (
+                    f"{quoted(field)} is {quoted(str(beside))}, but {quoted(mapping)} gives {quoted(str(inner[field]))}"
+                )
+                raise Invalid("", message, help="transformers believes the second: leave the wrong one out")
+
+
 def _check_width(file: Reading, name: str) -> None:
     """Raise `Invalid` if a file gives the share of a head that is rotated, and another number of dimensions."""
     share = _mapping(file.given(_around(name)), name.removeprefix(_around(name))).get("partial_rotary_factor")
@@ -126,6 +143,25 @@ def _check_width(file: Reading, name: str) -> None:
             f"`partial_rotary_factor` is {quoted(str(share))} of a head, but {quoted(WIDTH)} is {quoted(str(width))}"
         )
         raise Invalid("", message, help="transformers believes the first: leave the wrong one out")
+
+
+def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
+    """Raise `Invalid` if a mapping with an entry for each layer type has something else, which nothing would read."""
+    given = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
+    flat = "rope_type" in given and given.keys().isdisjoint(kinds)
+    others = [] if flat or "" in kinds else [key for key in given if key not in kinds]
+    if others:
+        raise Invalid("", f"{quoted(others[0])} is not a type of layer", notes=[f"of {listing(kinds)}"])
+
+
+def _check_numbers(parameters: Mapping[str, Any]) -> None:
+    """Raise `Invalid` if text stands for a number, which would be read as arithmetic, or true for 1."""
+    for key, value in parameters.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and key != "rope_type":
+                raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(one)}")
+            if isinstance(one, bool) and key != "truncate":
+                raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(one))}")
 
 
 def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
@@ -151,7 +187,7 @@ def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The value of a mapping field, without its null entries; empty if there is none."""
-    found = values.get(name) or {}
+    found = values.get(name, {})
     if not isinstance(found, dict):
         raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
     return {key: value for key, value in found.items() if value is not None}

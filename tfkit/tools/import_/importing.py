@@ -203,6 +203,9 @@ def _mapping(data: dict[str, Any], span: Span) -> Mapping:
 def _head(config: Mapping, family: FamilyConfig) -> str | None:
     """The head of a family that the class in a config.json has; None for the family's own."""
     given = config.items.get("architectures")
+    if given is not None and not isinstance(given, Sequence) and plain(given) is not None:
+        message = "`architectures` takes a list with the name of a class"
+        raise SpecError(Diagnostic(message, given.span, "architectures", help='write `["GPT2LMHeadModel"]`'))
     names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
     heads = {name.casefold(): head for name, head in family.classes.items()}
     found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files

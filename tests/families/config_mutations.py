@@ -1,0 +1,244 @@
+"""Changes of a config.json at random, and what may become of one: a spec that says what the file says, or an error.
+
+The spec of a file with a change is not that of the file without it, unless a reason is known (`meaningless`), and
+the config.json that is written for it says the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import transformers
+
+import tfkit
+from tfkit.checkpoint.config_json.reading import SILENT, USUAL
+from tfkit.checkpoint.config_json.writing import FieldWriting
+from tfkit.component import ABSENT, FieldConfig
+from tfkit.components.fields.fixed import OnlyConfig, UnusedConfig
+from tfkit.components.fields.layers import CountConfig
+from tfkit.errors import SpecError
+from tfkit.spec.family import FamilyConfig
+from tfkit.tools.import_.importing import export_config, import_config
+
+from .cases import CASES
+from .changed_fields import NOT_THE_MODEL, others
+
+NEEDED = {"youtu": {"initializer_range"}}
+"""Fields that say nothing of a model with given weights, and that a family asks for."""
+PLUGINS = tfkit.load_plugins()
+ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, 1e300, -1e-9, 10**30, "", "gelu", "é\n", "x" * 300]
+ODD += [[], {}, [1, "a"], {"a": 1}, [0] * 40, [[1]] * 40, ["full_attention"], [["global", "local"], 2]]
+ODD += [{"rope_type": "yarn"}, {"type": "dynamic", "factor": "two"}]
+UNKNOWN = ["n_experts", "hidden_sizes", "attention", "rope.theta", "é"]
+ROPE = ["rope_parameters", "rope_scaling"]
+ROPE_TYPES = ["default", "linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk", "mrope"]
+ROPE_KEYS = """
+    rope_theta rope_type type factor alpha original_max_position_embeddings low_freq_factor high_freq_factor beta_fast
+    beta_slow attention_factor mscale mscale_all_dim truncate short_factor long_factor partial_rotary_factor
+    full_attention mrope_section
+""".split()  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Another value at a place of a config.json, or none."""
+
+    place: tuple[str, ...]
+    value: Any
+
+    def __str__(self) -> str:
+        said = "nothing" if self.value is ABSENT else repr(self.value)
+        return f"{'.'.join(self.place)}={said if len(said) < 60 else said[:60] + '...'}"
+
+    def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config with it."""
+        key, *rest = self.place
+        if rest:
+            inner = config.get(key)
+            return {**config, key: Mutation(tuple(rest), self.value).of(inner if isinstance(inner, dict) else {})}
+        return {name: one for name, one in config.items() if name != key} | (
+            {} if self.value is ABSENT else {key: self.value}
+        )
+
+
+@cache
+def config_of(name: str) -> dict[str, Any]:
+    """The config.json of a case, as transformers writes it."""
+    case = CASES[name]
+    config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(case.config)))
+    fields = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in NOT_THE_MODEL - NEEDED.get(case.model_type, set())
+    }
+    return json.loads(json.dumps({"model_type": case.model_type, **fields}))
+
+
+def mutations(name: str, random: Random) -> list[Mutation]:
+    """One or two changes of a case."""
+    config = config_of(name)
+    return [random.choice(KINDS)(config, random) for _ in range(random.randint(1, 2))]
+
+
+def similar(config: Mapping[str, Any], random: Random) -> Mutation:
+    """Another value of the same type."""
+    field = random.choice(sorted(config))
+    found = list(others(field, config[field]))
+    return Mutation((field,), random.choice(found)) if found else odd(config, random)
+
+
+def odd(config: Mapping[str, Any], random: Random) -> Mutation:
+    """A value of any type, or none."""
+    field = random.choice(sorted(config))
+    return Mutation((field,), random.choice([ABSENT, *wrong(config[field]), *ODD]))
+
+
+def inside(config: Mapping[str, Any], random: Random) -> Mutation:
+    """A value in a mapping."""
+    field = random.choice([key for key, one in config.items() if isinstance(one, dict) and one] or ROPE)
+    inner = config.get(field) or {"factor": 2.0}
+    key = random.choice(sorted(inner))
+    return Mutation((field, key), random.choice([ABSENT, *wrong(inner[key]), *ODD]))
+
+
+def unknown(config: Mapping[str, Any], random: Random) -> Mutation:
+    """A key that no family knows."""
+    return Mutation((random.choice(UNKNOWN),), random.choice(ODD))
+
+
+def foreign(config: Mapping[str, Any], random: Random) -> Mutation:
+    """A key of another family."""
+    other = config_of(random.choice(sorted(CASES)))
+    key = random.choice(sorted(other))
+    return Mutation((key,), other[key])
+
+
+def rope(config: Mapping[str, Any], random: Random) -> Mutation:
+    """A rotary position with another entry, or of another type."""
+    key = random.choice(ROPE_KEYS)
+    values = ROPE_TYPES if key in ("rope_type", "type") else [2.0, 8, 1.5, [1.0] * 4, ABSENT, *ODD]
+    return Mutation((random.choice(ROPE), key), random.choice(values))
+
+
+def wrong(value: Any) -> list[Any]:
+    """Values of another type, or beyond every bound, that are made from this one."""
+    number = [-value, value * 10**9, value + 0.5] if isinstance(value, int | float) else []
+    return [str(value), [value], {"a": value}, *number]
+
+
+KINDS = [similar, odd, odd, inside, unknown, foreign, rope]
+
+
+def findings(name: str, changes: Sequence[Mutation], folder: Path) -> Iterator[str]:
+    """What is wrong with the outcome of these changes."""
+    config = mutated(name, changes)
+    try:
+        graph = imported(name, config, folder)
+    except SpecError as error:
+        yield from faults(error, folder)
+        return
+    for change in changes:
+        without = mutated(name, [other for other in changes if other is not change])
+        silent = without == config or meaningless(change, without, config, graph)
+        if not silent and gives(name, without, graph, folder):
+            yield f"{change} is passed over"
+    try:
+        again = export_config(graph, PLUGINS)
+    except SpecError as error:
+        yield f"not written: {error}"
+        return
+    for change in changes:
+        there = at(again, change.place)
+        written = Mutation(change.place, there).of(config)
+        if there is not None and written != config and not gives(name, written, graph, folder):
+            yield f"{change} is written as {there!r}"
+
+
+def mutated(name: str, changes: Sequence[Mutation]) -> dict[str, Any]:
+    """The config.json of a case with changes."""
+    config = config_of(name)
+    for change in changes:
+        config = change.of(config)
+    return config
+
+
+def at(config: Any, place: tuple[str, ...]) -> Any:
+    """The value at a place of a config.json; None without one."""
+    for key in place:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def gives(name: str, config: Mapping[str, Any], graph: tfkit.Graph, folder: Path) -> bool:
+    """True if a config.json is that of this model."""
+    try:
+        return bool(imported(name, config, folder).spec.model.graph == graph.spec.model.graph)
+    except SpecError:
+        return False
+
+
+def imported(name: str, config: Mapping[str, Any], folder: Path) -> tfkit.Graph:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return import_config(path, family=CASES[name].family, plugins=PLUGINS).graph
+
+
+def faults(error: SpecError, folder: Path) -> Iterator[str]:
+    """What is wrong with an error."""
+    if not all(line.isprintable() for line in str(error).split("\n")):
+        yield f"not printable: {str(error)!r}"
+    for one in error.diagnostics:
+        if not one.message or one.span is None or one.span.source.name != str(folder / "config.json"):
+            yield f"without a place in the file: {one.message!r}"
+
+
+def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str, Any], graph: tfkit.Graph) -> bool:
+    """True if the family says that a change makes no difference."""
+    family = graph.spec.family
+    assert family is not None
+    name, leaf = ".".join(change.place), change.place[-1]
+    known = {one: family.fields[one] for one in (name, change.place[0]) if one in family.fields}
+    if not known:
+        return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == USUAL.get(leaf)
+    return (
+        any(_is_unread(rule, after, graph, family) for rule in known.values())
+        or any(
+            said(after, (key,), family) != wanted for one in known for key, wanted in family.when.get(one, {}).items()
+        )
+        or alike(said(before, change.place, family), said(after, change.place, family))
+    )
+
+
+def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, family: FamilyConfig) -> bool:
+    """True if no value of a field changes the model."""
+    if isinstance(rule, CountConfig):
+        return bool(after.get(family.listing(rule.at) or ""))  # a list gives each layer
+    values = FieldWriting(graph.spec, family).values(rule.expressions).values()
+    nowhere = bool(values) and all(value is ABSENT for value in values)
+    return nowhere or isinstance(rule, UnusedConfig | OnlyConfig)  # `only` refuses every value that means another thing
+
+
+def alike(old: Any, new: Any) -> bool:
+    """True if two values are equal; of two lists, the shorter one repeats."""
+    if isinstance(old, list) and isinstance(new, list) and old and new:
+        short, long = sorted((old, new), key=len)
+        return [short[i % len(short)] for i in range(len(long))] == long
+    return bool(old == new)
+
+
+def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig) -> Any:
+    """The value at a place of a config.json, or the default of the field."""
+    value = at(config, place)
+    usual = family.defaults.get(place[0])
+    if place[0] == "rope_parameters" and isinstance(usual, Mapping):
+        usual = {"rope_type": "default", **usual}
+    for key in place[1:]:
+        usual = usual.get(key) if isinstance(usual, Mapping) else None
+    return usual if value in (None, {}) else value

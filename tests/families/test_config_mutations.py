@@ -1,0 +1,123 @@
+"""Whatever a config.json holds: a spec that says what the file says, or clear errors; and it can be written again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tfkit.component import Reading
+from tfkit.components.fields.value import ValueConfig
+from tfkit.errors import SpecError
+from tfkit.tools.import_.importing import import_config
+
+from ..sampling import some, spread
+from .cases import CASES
+from .config_mutations import Mutation, config_of, findings, imported, mutations
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+NAMES = sorted(CASES)
+EXCEPT = {
+    "granite_swa* rope_parameters.rope_theta=*": "`layer_rope_theta` gives that of each layer",
+    "umt5* tie_word_embeddings=*": "its head has a table of its own whatever the field says",
+    "*original_max_position_embeddings=* is passed over": "read beside a scaling alone",
+    "* use_sliding_window=* is passed over": "`layer_types` gives each layer",
+    "glm4_moe intermediate_size='48' is passed over": "text for a value of a variant is read as arithmetic",
+    "hunyuan* rope_parameters.beta_*": "`alpha` is beside it, and their class reads that alone",
+    "* rope_parameters.factor=* is passed over": "null: it follows from two lengths",
+}
+"""Findings, with `*`, that are right; each with the reason."""
+
+
+def found(names: list[str], seeds: Iterable[int], folder: Path) -> str:
+    """The findings of mutations of cases, a line for each, with its seed."""
+    lines: list[str] = []
+    for seed in seeds:
+        random = Random(seed)
+        name = random.choice(names)
+        changes = mutations(name, random)
+        unexpected = [one for one in findings(name, changes, folder) if not excepted(f"{name} {one}")]
+        lines += [f"{seed} {name} {', '.join(map(str, changes))}: {one}" for one in unexpected]
+    return "\n".join(lines)
+
+
+def excepted(finding: str) -> bool:
+    return any(fnmatchcase(finding, pattern) for pattern in EXCEPT)
+
+
+@pytest.mark.parametrize("name", some(NAMES, 5))
+def test_what_the_mutants_are_made_from_is_right(name: str, tmp_path: Path) -> None:
+    imported(name, config_of(name), tmp_path)
+
+
+def test_mutations(tmp_path: Path) -> None:
+    assert found(spread(NAMES, 15), range(60), tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_many_mutations(tmp_path: Path) -> None:
+    assert found(NAMES, range(2000), tmp_path) == ""
+
+
+@pytest.mark.parametrize("factor", [0, 2])
+def test_the_oracle_sees_a_field_that_is_read_wrong(
+    factor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, right = Mutation(("layer_norm_epsilon",), 0.5), ValueConfig.read
+
+    def read(self: ValueConfig, name: str, file: Reading) -> None:
+        if name != change.place[0]:
+            right(self, name, file)
+        elif factor:
+            file.solve(self.expressions[0], file.value(name) * factor)
+
+    assert list(findings("gpt2", [change], tmp_path)) == []
+    monkeypatch.setattr(ValueConfig, "read", read)
+    assert len(list(findings("gpt2", [change], tmp_path))) == 1
+
+
+def published(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_null_in_a_mapping_says_nothing(tmp_path: Path) -> None:
+    config, path = published("deepseek_v3"), tmp_path / "config.json"
+    graphs = []
+    for scaling in (config["rope_scaling"], {**config["rope_scaling"], "rope_theta": None}):
+        path.write_text(json.dumps({**config, "rope_scaling": scaling}), encoding="utf-8")
+        graphs.append(import_config(path).graph.spec.model.graph)
+    assert graphs[0] == graphs[1]
+
+
+@pytest.mark.parametrize("empty", [[], [[[], 3]]])
+@pytest.mark.parametrize("name", ["laguna", "gemma3_1b"])
+def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(published(name) | {"layer_types": empty}), encoding="utf-8")
+    with pytest.raises(SpecError, match="the list of layer types is empty"):
+        import_config(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "why"),
+    [
+        ("llama31_8b", "rope_scaling", False, "`rope_scaling` takes a mapping, not `False`"),
+        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": "2 * 3"}, "takes a number, not the text `2 [*] 3`"),
+        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": True}, "takes a number, not `true`"),
+        ("gpt_oss_20b", "rope_theta", 5, "`rope_theta` is `5`, but `rope_scaling` gives `150000`"),
+        ("mellum", "rope_parameters", {"full_attention": {}, "rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
+        ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
+        ("bert_base", "architectures", "BertForTokenClassification", "`architectures` takes a list"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(name: str, field: str, value: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(published(name) | {field: value}), encoding="utf-8")
+    with pytest.raises(SpecError, match=why):
+        import_config(path)
