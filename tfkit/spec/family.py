@@ -110,11 +110,11 @@ class FamilyConfig(Config):
         """The classes that the family serves, and the head of each; None for its own."""
         return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
 
-    @property
-    def removed(self) -> frozenset[str]:
-        """The nodes of the family's first spec that its head leaves out."""
+    def removes(self, path: str) -> bool:
+        """True if a path leads into a node of the family's first spec that its head leaves out."""
         nodes = self.spec.get("graph")
-        return frozenset(name for name, one in nodes.items() if one is None) if isinstance(nodes, dict) else frozenset()
+        name = path.partition(".")[0]
+        return isinstance(nodes, dict) and name in nodes and nodes[name] is None
 
     def listing(self, stack: str) -> str | None:
         """The field that lists the types of a stack's layers, if there is one."""
@@ -131,10 +131,8 @@ class FamilyConfig(Config):
     def zeros(self) -> dict[str, str | None]:
         """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
         texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
-        return {name: self._unless_removed(found["path"]) for name, found in texts.items() if found is not None}
-
-    def _unless_removed(self, path: str | None) -> str | None:
-        return None if path is None or path.partition(".")[0] in self.removed else path
+        places = {name: found["path"] for name, found in texts.items() if found is not None}
+        return {name: None if path is None or self.removes(path) else path for name, path in places.items()}
 
     @property
     def computed(self) -> dict[str, str]:

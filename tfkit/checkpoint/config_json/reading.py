@@ -133,7 +133,7 @@ class FieldReading:
         return None if node is None else plain(node)
 
     def reaches(self, path: str) -> bool:
-        if path.partition(".")[0] in self._family.removed:
+        if self._family.removes(path):
             return False
         node: Node | None = self.tree
         before = ""
@@ -146,7 +146,7 @@ class FieldReading:
         return True
 
     def put(self, path: str, value: Any) -> None:
-        if path.partition(".")[0] not in self._family.removed:
+        if not self._family.removes(path):
             self._merge(path, self._node(value))
 
     def _merge(self, path: str, node: Node) -> None:

@@ -92,7 +92,7 @@ class FieldWriting:
         return value
 
     def says(self, path: str, wanted: Any) -> bool:
-        return path.partition(".")[0] in self._family.removed or says(self.value(path), wanted)
+        return self._family.removes(path) or says(self.value(path), wanted)
 
     def layers(self, stack: str) -> list[str]:
         block = self.value(stack)

@@ -236,11 +236,9 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     for tree in _proving_trees(graph, family, plugins):
         with _blaming(None):
             tree = read_fields(config, tree, family)
-        for place, value in free.items():
-            tree = _with(tree, place, value)
-        read_again = without_idle(tree, plugins)
-        with _blaming(None):
-            again = resolve_spec(read_again, plugins, file=CONFIG).model
+            for place, value in free.items():
+                tree = _with(tree, place, value)
+            again = resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG).model
         changed = list(_differences(model.graph, again.graph, ""))
         if not changed:
             return fields
@@ -271,13 +269,9 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
 
 def _in_short(value: Any) -> str:
     """A value in a few words: of a component its kind, of other configs that they are there."""
-    return (
-        value.kind_name()
-        if isinstance(value, Component)
-        else "a mapping"
-        if isinstance(value, Config)
-        else text_of(value)
-    )
+    if isinstance(value, Component):
+        return value.kind_name()
+    return "a mapping" if isinstance(value, Config) else text_of(value)
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
