@@ -18,9 +18,9 @@ from tests.tools.check.models import subject  # noqa: E402
 from tests.tools.check.planted import BUGS, Bug  # noqa: E402
 from tfkit.tools.check.check import outcomes  # noqa: E402
 from tfkit.tools.check.known import OWN  # noqa: E402
+from tools.pages import write_table  # noqa: E402
 
 PAGE = ROOT / "docs" / "check.md"
-START, END = "<!-- bugs -->\n", "<!-- end of bugs -->\n"
 HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 
@@ -53,6 +53,4 @@ if __name__ == "__main__":
     for bug in BUGS:
         rows.append(row(bug))
         print(rows[-1], end="", flush=True)
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{START}{HEAD}{''.join(rows)}{END}{after}", encoding="utf-8")
+    write_table(PAGE, "bugs", HEAD + "".join(rows))

@@ -24,9 +24,9 @@ from tests.families.case import Kind  # noqa: E402
 from tests.families.cases import CASES  # noqa: E402
 from tests.families.changed_fields import quiet  # noqa: E402
 from tests.families.generated import HEADS, Outcome, outcome, varied  # noqa: E402
+from tools.pages import write_table  # noqa: E402
 
 PAGE = ROOT / "specs" / "README.md"
-START, END = "<!-- classes -->\n", "<!-- end of classes -->\n"
 HEAD = "| classes | types | models | passed | refused |\n|---|---|---|---|---|\n"
 WORDS: dict[Kind, str] = {
     "causal": "causal language models",
@@ -74,5 +74,4 @@ if __name__ == "__main__":
             found[kind].append((rest[0], rest[1], rest[2]))
             print(name, *rest, flush=True)
     rows = "".join(row(kind, one) for kind, one in found.items())
-    before, _, after = PAGE.read_text(encoding="utf-8").partition(START)
-    PAGE.write_text(f"{before}{START}{HEAD}{rows}{END}{after.partition(END)[2]}", encoding="utf-8")
+    write_table(PAGE, "classes", HEAD + rows)

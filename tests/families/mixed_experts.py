@@ -6,6 +6,18 @@ from .case import Case
 from .experts import CORRECTION, EXPERTS_OF, GROUPS, NAMED, YARN, correction
 from .llama_kin import LLAMA, MIXED, MULTIPLIERS, ROPE, WINDOW
 
+AFMOE = {
+    **NAMED,
+    **WINDOW,
+    "num_hidden_layers": 5,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+    "head_dim": 12,
+    "attention_bias": True,
+    "route_scale": 1.5,
+    "mup_enabled": True,
+    "rms_norm_eps": 1e-4,
+}
+
 MIXED_EXPERTS: dict[str, Case] = {
     "gpt_oss": Case(
         "gpt_oss",
@@ -35,36 +47,8 @@ MIXED_EXPERTS: dict[str, Case] = {
         },
         buffers=correction(CORRECTION, 1, 3, 4),
     ),
-    "afmoe": Case(
-        "afmoe",
-        {
-            **NAMED,
-            **WINDOW,
-            "num_hidden_layers": 5,
-            "num_dense_layers": 2,
-            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
-            "head_dim": 12,
-            "attention_bias": True,
-            "route_scale": 1.5,
-            "mup_enabled": True,
-            "rms_norm_eps": 1e-4,
-        },
-    ),
-    "afmoe_one_dense": Case(
-        "afmoe",
-        {
-            **NAMED,
-            **WINDOW,
-            "num_hidden_layers": 5,
-            "num_dense_layers": 1,
-            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
-            "head_dim": 12,
-            "attention_bias": True,
-            "route_scale": 1.5,
-            "mup_enabled": True,
-            "rms_norm_eps": 1e-4,
-        },
-    ),
+    "afmoe": Case("afmoe", {**AFMOE, "num_dense_layers": 2}),
+    "afmoe_one_dense": Case("afmoe", {**AFMOE, "num_dense_layers": 1}),
     "flint": Case(
         "flint",
         {
