@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+import transformers
 
 import tfkit
 from tfkit.cli import cli
@@ -44,6 +45,7 @@ named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In an empty folder, at 80 columns, with none of our plugins; those of the page are forgotten."""
     before = set(sys.modules)
+    transformers.utils.logging.disable_progress_bar()
     monkeypatch.chdir(tmp_path)
     for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS}.items():
         monkeypatch.setenv(name, value)
