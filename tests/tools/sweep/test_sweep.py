@@ -1,58 +1,30 @@
-"""A sweep makes what is missing, once, whatever happens to its processes; and compares what it made."""
+"""A sweep makes what is missing, once, and compares what it made."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from tests.training.cpu import times_torch
-from tests.training.runs import RUN, same, write_run
-from tfkit.cli import main
-from tfkit.tools.common.workshop import held
-from tfkit.tools.sweep import scaling, work
+from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.scaling import law_of
-from tfkit.tools.train.record import locked
 from tfkit.training import memory
 
 from .in_process import InProcess
+from .small import SWEEP, sweep, write
 
-SWEEP = """\
-tfkit: 1
-base: small.yaml
-variants:
-  relu: {}
-  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}
-  gelu: {model.decoder.ffn.kind: gelu}
-seeds: [0, 1, 2]
-compare: {to: relu, on: val.loss}
-"""
+pytestmark = pytest.mark.usefixtures("here")
+
 TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
 MEMORY = 2**28
-COMMAND = [sys.executable, "-m", "tfkit", "sweep", "sweep.yaml", "-o", "out", "--no-plugins"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path, RUN + "eval: {every: 4, splits: {val: {batches: 2}}}\n")
-    write(SWEEP, tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -64,14 +36,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return here.made
 
 
-def write(text: str, folder: Path = Path()) -> None:
-    (folder / "sweep.yaml").write_text(text, encoding="utf-8")
-
-
-def sweep(*options: str) -> int:
-    return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
-
-
 def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
     """The result as data."""
     capsys.readouterr()
@@ -79,13 +43,6 @@ def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
     text = capsys.readouterr().out
     found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
     return found
-
-
-def sessions() -> dict[str, int]:
-    """The processes that worked on each run."""
-    return {
-        path.parent.name: len(json.loads(path.read_text())["sessions"]) for path in Path("out").glob("runs/*/*.json")
-    }
 
 
 def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
@@ -274,138 +231,3 @@ def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str], made: list[str
 
 
 # ---- real processes ----
-
-
-def wait(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    variants = "variants: {relu: {}, wild: {optimizer.lr: 1e38}}"
-    write(f"tfkit: 1\nbase: small.yaml\n{variants}\nseeds: [0]\ncompare: {{to: relu, on: val.loss}}\n")
-    assert sweep("--set", "steps=4", "--jobs", "2") == 1
-    out, err = capsys.readouterr()
-    assert re.search(r"^relu +\d\.\d+ ", out, re.MULTILINE), err
-    assert "not finite" in err
-    assert sorted(sessions().values()) == [1, 1]
-    assert len([*Path("out").glob("runs/*/step-4")]) == 1
-
-
-def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its lock is free, and it is complete, nothing is left to do."""
-    here = InProcess()
-
-    def beside_another(cells: Sequence[Cell], **options: Any) -> dict[str, str]:
-        cells[0].folder.mkdir(parents=True)
-        lock = os.open(cells[0].folder / work.LOCK, os.O_CREAT | os.O_RDWR)
-        assert held(lock)
-
-        def told(complete: int, steps: int) -> None:
-            if work.missing(cells):
-                here(cells)
-                os.close(lock)
-
-        return work.work(cells[:1], **{**options, "told": told})
-
-    monkeypatch.setattr(module, "work", beside_another)
-    monkeypatch.setattr(work, "subprocess", None)  # no process is to be started
-    write(SWEEP.replace("[0, 1, 2]", "[0]"))
-    assert sweep() == 0
-    assert len(here.made) == 2
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
-    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice."""
-    wild = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:")
-    write(wild.replace("[0, 1, 2]", "[0]"))
-    first = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(lambda: any(Path("out").glob("runs/*/run.json")))
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    both = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [one.communicate(timeout=200) for one in both]
-    assert [one.returncode for one in both] == [1, 1]
-    for out, err in texts:
-        assert re.search(r"^gelu +\d\.\d+ +1 +[+-]", out, re.MULTILINE)
-        assert re.search(r"^wild +- +0 ", out, re.MULTILINE)
-        assert err.count("error: ") == 2
-        assert "not finite" in err
-    good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
-    assert len(good) == 2
-    assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
-
-
-@pytest.mark.slow
-def test_a_finished_sweep_takes_little_more_time_than_torch() -> None:
-    subprocess.run(COMMAND, check=True, capture_output=True)
-    assert times_torch(COMMAND) <= 1.4
-
-
-def kill_all(first: subprocess.Popen[bytes]) -> None:
-    """Kill a sweep and its processes, as a machine does that loses its power."""
-    children = [int(one) for one in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
-    for number in (first.pid, *children):
-        with suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-    first.wait()
-
-
-def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -> None:
-    """A sweep that is killed a little after its next checkpoint."""
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(lambda: kept().keys() > before.keys() or first.poll() is not None)
-    time.sleep(pause)
-    if first.poll() is None:
-        kill_all(first)
-
-
-def kept() -> dict[Path, int]:
-    """The checkpoints that are complete, up to the one that `latest` names, and when each was written."""
-    found = {}
-    for latest in Path("out").glob("runs/*/latest"):
-        last = int(latest.read_text(encoding="utf-8").removeprefix("step-"))
-        states = [latest.parent / f"step-{step}" / "state.json" for step in range(5, last + 1, 5)]
-        found |= {state: state.stat().st_mtime_ns for state in states}
-    return found
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_the_same_bytes() -> None:
-    """No checkpoint is written a second time: what is lost are the steps since the last one."""
-    long = ["--set", "steps=60", "--set", "checkpoint={every: 5, last: 100}", "--jobs", "2"]
-    write(SWEEP.replace("[0, 1, 2]", "[0]"))
-    subprocess.run([*(word if word != "out" else "whole" for word in COMMAND), *long], check=True, capture_output=True)
-    before = dict[Path, int]()
-    draw = random.Random(0)
-    for _ in range(5):
-        interrupted([*COMMAND, *long], before, pause=draw.random() / 2)
-        assert before.items() <= kept().items()
-        before = kept()
-    subprocess.run([*COMMAND, *long], check=True, capture_output=True)
-    assert before.items() <= kept().items()
-    files = [path.relative_to("whole") for path in Path("whole").glob("runs/*/**/*")]
-    numbers = [path for path in files if path.name == "metrics.jsonl"]
-    weights = [path for path in files if path.suffix == ".safetensors"]
-    assert (len(numbers), len(weights)) == (2, 2 * 2 * 12)
-    for path in numbers:
-        assert Path("whole", path).read_bytes() == Path("out", path).read_bytes(), path
-    for path in weights:  # the order of what their headers say of them is free
-        assert same(load_file(Path("whole", path)), load_file(Path("out", path))), path
-
-
-@pytest.mark.slow
-def test_a_sweep_asked_to_end_asks_its_processes() -> None:
-    write(SWEEP.replace("[0, 1, 2]", "[0]"))
-    long = [*COMMAND, "--set", "steps=100000", "--set", "eval.every=100000"]
-    first = subprocess.Popen(long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(lambda: any(Path("out").glob("runs/*/run.json")))
-    time.sleep(0.5)
-    first.terminate()
-    assert first.wait(timeout=60) == 128 + signal.SIGTERM
-    (folder,) = Path("out").glob("runs/*")
-    with locked(folder):  # nobody trains in it
-        assert json.loads((folder / "run.json").read_text())["ended"] is None

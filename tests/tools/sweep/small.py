@@ -1,0 +1,26 @@
+"""A sweep of small runs, made in the current folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfkit.cli import main
+
+SWEEP = """\
+tfkit: 1
+base: small.yaml
+variants:
+  relu: {}
+  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}
+  gelu: {model.decoder.ffn.kind: gelu}
+seeds: [0, 1, 2]
+compare: {to: relu, on: val.loss}
+"""
+
+
+def write(text: str, folder: Path = Path()) -> None:
+    (folder / "sweep.yaml").write_text(text, encoding="utf-8")
+
+
+def sweep(*options: str) -> int:
+    return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
