@@ -185,7 +185,7 @@ def _made(what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], t
 
 
 def _row(name: str, cells: Sequence[Cell], size: Plan, like: Mapping[Path, Cell], *, runs: int | None = None) -> Row:
-    """The runs of an arm, `runs` if there are more than those `cells`; `like` are the complete ones, with its trials."""
+    """The runs of an arm, `runs` if there are more than `cells`; `like` are the complete ones, trials included."""
     runs = runs or len(cells)
     steps = cells[0].run.steps * runs
     return Row(
