@@ -122,7 +122,7 @@ def test_variants_are_the_runs_that_set_and_extends_make() -> None:
 def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() -> None:
     arms = arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model.decoder.ffn.kind: gelu}"))
     gelu = arms.cells(arms.arm("gelu"))[0].run
-    assert gelu.meaning["model.graph.decoder.ffn.d_ff"] == 32
+    assert gelu.meaning.values["model.graph.decoder.ffn.d_ff"] == 32
     with pytest.raises(SpecError, match="d_ff"):
         arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model: {graph: {decoder: {ffn: {kind: swiglu}}}}}")
                 .replace("ffn: {kind: swiglu}", "ffn: {kind: gelu, d_fff: 2}"))  # fmt: skip

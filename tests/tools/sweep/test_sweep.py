@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.training.runs import PLUGINS
+from tfkit.graph.run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
@@ -78,6 +80,31 @@ def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made:
     assert len(made) == 2
     assert sweep("--set", "machine.threads=2") == 0
     assert len(made) == 2
+
+
+def test_a_run_with_another_default_is_not_taken_and_not_touched(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    result(capsys)
+    facts = Path("out/runs", made[-1], "run.json")
+    text = facts.read_text(encoding="utf-8")
+    facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    assert sweep() == 1
+    assert f"`out/runs/{made[-1]}` has another run" in (said := capsys.readouterr().err)
+    assert "optimizer.eps: 1e-06 -> 1e-08" in said
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_runs_that_were_named_while_defaults_counted_are_found(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    found = result(capsys)
+    for folder in [Path("out/runs", name) for name in made]:
+        folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
+    made.clear()
+    assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
+    assert made == []
 
 
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
