@@ -11,9 +11,10 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import merged
+from tfkit.console.output import merged, percent, print_json, retitled, show, table
 from tfkit.console.reader import Reader
 from tfkit.errors import ranges
+from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.cache import CacheSize
@@ -45,14 +46,12 @@ SIDE_BY_SIDE = 2
 )
 @json_option
 def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
-    from tfkit.console import output as out
-
     graphs = [reader.load(spec) for spec in specs]
     from tfkit.tools.params.count import count_params
 
-    counts = [count_params(graph, by) for graph in out.retitled(graphs, specs)]
+    counts = [count_params(graph, by) for graph in retitled(graphs, specs)]
     if json:
-        out.print_json(counts)
+        print_json(counts)
     elif len(counts) == 1:
         _show_count(counts[0])
     else:
@@ -60,8 +59,6 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
 
 
 def _show_count(count: Params) -> None:
-    from tfkit.console.output import percent, show, table
-
     rows = [_cells(shown, count) for shown in collapsed(count)]
     rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
@@ -72,14 +69,10 @@ def _show_count(count: Params) -> None:
 
 
 def _total(count: Params) -> list[str]:
-    from tfkit.console.output import percent
-
     return ["total", f"{count.total:,}", percent(count.total, count.total)]
 
 
 def _cells(shown: Shown, count: Params) -> list[str]:
-    from tfkit.console.output import percent
-
     each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
     apart = shown.parameters and not shown.non_embedding
     other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
@@ -88,8 +81,6 @@ def _cells(shown: Shown, count: Params) -> list[str]:
 
 
 def _summary(count: Params) -> str:
-    from tfkit.tools.common.units import short
-
     return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
 
 
@@ -105,8 +96,6 @@ def _notes(count: Params) -> Iterator[str]:
 
 
 def _cache_note(size: CacheSize) -> str:
-    from tfkit.tools.common.units import bytes_text
-
     each = f"{bytes_text(size.per_token)} per token"
     if size.per_memory_token:
         each += f", {bytes_text(size.per_memory_token)} per token of the memory"
@@ -117,8 +106,6 @@ def _cache_note(size: CacheSize) -> str:
 def _show_side_by_side(counts: Sequence[Params]) -> None:
     """Specs as columns, as many as fit into 80 columns, then the next ones."""
     from rich.padding import Padding
-
-    from tfkit.console.output import show, table
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
         some = counts[start : start + SIDE_BY_SIDE]

@@ -9,6 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
 from tfkit.errors import listing
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 @click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
-
     found = reader.found
     if trace:
         _show_trace(reader, json=json)
@@ -56,7 +55,6 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
 
 
 def _show_trace(reader: Reader, *, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
     from tfkit.plugin.commands import plugin_commands
     from tfkit.tools.plugins.trace import trace
 
