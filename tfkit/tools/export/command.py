@@ -86,7 +86,6 @@ def export(
     weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
-    from tfkit.builder import build
     from tfkit.tools.common.weights import build_with_weights
     from tfkit.tools.export.export import check_format
     from tfkit.tools.export.export import export as write
@@ -96,10 +95,7 @@ def export(
         check_format(graph, chosen)
         stage("building")
         kind = None if dtype is None else getattr(torch, dtype)
-        if weights is None:
-            model = build(graph, dtype=kind)
-        else:
-            model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
+        model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         exported = write(model, output, format=chosen.name, stage=stage, plugins=reader.plugins)
     if chosen.name == "torchscript":
         click.echo(DEPRECATED, err=True)
