@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,9 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import batch_option, by_option, dtype_option, json_option
-from tfkit.console.output import percent, print_json, show, table
+from tfkit.console.output import layers_in_one, percent, print_json, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import Invalid, SpecError, ranges
+from tfkit.errors import Invalid, SpecError
 from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
 from tfkit.tools.common.units import bytes_text, flops_text, short
 
@@ -151,7 +150,8 @@ def _show(found: Cost, by: By, device: Device | None) -> None:
         seconds = None if device is None else found.floor(device, parts).seconds
         rows.append([row.label, *_cells(found, row, seconds)])
     if by == "layer":
-        rows = list(_collapsed(rows))
+        alike = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
+        rows = [[label, *some[0]] for label, some in alike]
     total = None if device is None else found.floor(device).seconds
     rows.append(["total", *_cells(found, found.total, total)])
     show(_title(found), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(found, device))
@@ -171,19 +171,6 @@ def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
     cells += [_bytes(row.saved if train else row.traffic)]
     cells += [f"{row.intensity:,.{0 if row.intensity >= 100 else 1}f}" if row.flops else "-"]
     return cells if seconds is None else [*cells, time_text(seconds)]
-
-
-def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Consecutive layers of equal cost in one row."""
-    groups: dict[tuple[str, ...], list[tuple[str, int | None]]] = {}
-    for label, *cells in rows:
-        match = re.search(r"\blayers\.(\d+)", label)
-        key = label if match is None else re.sub(r"\blayers\.\d+", "layers.*", label)
-        groups.setdefault((key, *cells), []).append((label, int(match[1]) if match else None))
-    for (label, *cells), members in groups.items():
-        numbers = [number for _, number in members if number is not None]
-        name = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label
-        yield [name, *cells]
 
 
 def _bytes(n: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,14 +10,13 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import merged, percent, print_json, retitled, show, table
+from tfkit.console.output import layers_in_one, merged, percent, print_json, retitled, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import ranges
 from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.cache import CacheSize
-    from tfkit.tools.params.count import By, Params, Row
+    from tfkit.tools.params.count import By, Params
 
 SIDE_BY_SIDE = 2
 
@@ -122,9 +120,6 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
         show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
 
 
-_INDEX = re.compile(r"\blayers\.(\d+)")
-
-
 class Shown(NamedTuple):
     """A row as it is printed: one of the count's, or several of equal layers."""
 
@@ -137,13 +132,9 @@ class Shown(NamedTuple):
 
 def collapsed(count: Params) -> list[Shown]:
     """The rows of a count, equal layers in one: `decoder.layers.0-11`."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in count.rows:
-        groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)
     shown = []
-    for (label, parameters), rows in groups.items():
-        numbers = [int(match[1]) for row in rows if (match := _INDEX.search(row.label))]
-        label = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else rows[0].label
+    for label, rows in layers_in_one((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
-        shown.append(Shown(name, label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
+        sizes = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
+        shown.append(Shown(name, label, *sizes, len(rows)))
     return shown
