@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tfkit.component import Reading
+from tfkit.component import ABSENT, Reading
 from tfkit.components.fields.value import ValueConfig
 from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
@@ -79,6 +79,20 @@ def test_the_oracle_sees_a_field_that_is_read_wrong(
     assert list(findings("gpt2", [change], tmp_path)) == []
     monkeypatch.setattr(ValueConfig, "read", read)
     assert len(list(findings("gpt2", [change], tmp_path))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mpt", Mutation(("attn_config",), {**config_of("mpt")["attn_config"], "return_dict": False})),
+        ("exaone_moe", Mutation(("rope_parameters",), {"rope_theta": 10000.0, "partial_rotary_factor": 1.0})),
+        ("modernbert_decoder", Mutation(("layer_types",), ABSENT)),
+        ("laguna", Mutation(("rope_parameters",), {"rope_type": "default", "rope_theta": 1000.0})),
+    ],
+    ids=str,
+)
+def test_another_text_of_the_same_is_no_finding(name: str, change: Mutation, tmp_path: Path) -> None:
+    assert list(findings(name, [change], tmp_path)) == []
 
 
 def published(name: str) -> dict[str, Any]:
