@@ -11,8 +11,10 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, device_of, dtype_option, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, said, show, stages, table
 from tfkit.console.reader import Reader, warn
-from tfkit.errors import printable
+from tfkit.errors import FirstLossWarning, printable
+from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.build.first_run import FirstRun
@@ -56,8 +58,6 @@ def build(
     seed: int,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
-    from tfkit.errors import FirstLossWarning
     from tfkit.tools.common.plugin_checks import warnings_of
 
     if force and output is None:
@@ -77,7 +77,7 @@ def build(
 
     if output is not None:
         check_folder(output, force=force, beside=weights)
-    with out.said(FirstLossWarning), out.stages() as stage:
+    with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
         model, run = first_run(graph, device=device_of(device), stage=stage, **options)
@@ -86,15 +86,12 @@ def build(
             stage(f"writing {output}")
             files = [str(path) for path in save(model, output, force=force, beside=weights)]
     if json:
-        out.print_json({**vars(run), "files": files})
+        print_json({**vars(run), "files": files})
     else:
         _show_run(run, files)
 
 
 def _show_run(run: FirstRun, files: Sequence[str]) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.common.units import bytes_text, short
-
     rows = [
         (
             node.name,

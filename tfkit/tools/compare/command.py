@@ -11,6 +11,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, device_of, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -74,8 +75,6 @@ def compare(
     device: str,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
-
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
     graph, other = reader.load(a), _other(reader, b)
@@ -83,7 +82,7 @@ def compare(
     source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
     from tfkit.tools.compare.compare import compare as run
 
-    with out.stages() as stage:
+    with stages() as stage:
         stage("running both")
         found = run(
             graph,
@@ -99,7 +98,7 @@ def compare(
             device=device_of(device),
         )
     if json:
-        out.print_json({**vars(found), "equal": found.equal})
+        print_json({**vars(found), "equal": found.equal})
     else:
         _show_comparison(found)
     if not found.equal:
@@ -118,8 +117,6 @@ def _other(reader: Reader, b: str) -> Graph | Path:
 
 
 def _show_comparison(found: Comparison) -> None:
-    from tfkit.console.output import show, table
-
     first = found.first
     at = found.parts.index(first) if first is not None else len(found.parts)
     shown = found.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else found.parts[-ROWS:]

@@ -10,10 +10,11 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import batch_option, by_option, dtype_option, json_option
+from tfkit.console.output import layers_in_one, percent, print_json, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, SpecError
 from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
-from tfkit.tools.common.units import flops_text, short
+from tfkit.tools.common.units import bytes_text, flops_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
@@ -84,8 +85,6 @@ def cost(
     optimizer: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
-
     limits = None if device is None else _limits(reader, device)
     for name, given in (("recompute", recompute), ("optimizer", optimizer)):
         if given and mode != "train":
@@ -110,13 +109,11 @@ def cost(
             recompute=recompute,
         )
     except ValueError as wrong:
-        from tfkit.errors import SpecError
-
         if isinstance(wrong, SpecError):
             raise
         raise click.UsageError(str(wrong)) from None
     if json:
-        out.print_json(_as_data(found, by, limits))
+        print_json(_as_data(found, by, limits))
     else:
         _show(found, by, limits)
 
@@ -147,15 +144,14 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 def _show(found: Cost, by: By, device: Device | None) -> None:
-    from tfkit.console.output import show, table
-
     columns = ["each layer" if by == "layer" else by, *_columns(found, device)]
     rows = []
     for row, parts in found.groups(by):
         seconds = None if device is None else found.floor(device, parts).seconds
         rows.append([row.label, *_cells(found, row, seconds)])
     if by == "layer":
-        rows = list(_collapsed(rows))
+        alike = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
+        rows = [[label, *some[0]] for label, some in alike]
     total = None if device is None else found.floor(device).seconds
     rows.append(["total", *_cells(found, found.total, total)])
     show(_title(found), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(found, device))
@@ -168,8 +164,6 @@ def _columns(found: Cost, device: Device | None) -> list[str]:
 
 
 def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
-    from tfkit.console.output import percent
-
     train = found.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, found.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []
@@ -179,26 +173,7 @@ def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
     return cells if seconds is None else [*cells, time_text(seconds)]
 
 
-def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Consecutive layers of equal cost in one row."""
-    import re
-
-    from tfkit.errors import ranges
-
-    groups: dict[tuple[str, ...], list[tuple[str, int | None]]] = {}
-    for label, *cells in rows:
-        match = re.search(r"\blayers\.(\d+)", label)
-        key = label if match is None else re.sub(r"\blayers\.\d+", "layers.*", label)
-        groups.setdefault((key, *cells), []).append((label, int(match[1]) if match else None))
-    for (label, *cells), members in groups.items():
-        numbers = [number for _, number in members if number is not None]
-        name = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label
-        yield [name, *cells]
-
-
 def _bytes(n: int) -> str:
-    from tfkit.tools.common.units import bytes_text
-
     return bytes_text(n) if n else "-"
 
 
@@ -215,8 +190,6 @@ def _title(found: Cost) -> str:
 
 def _notes(found: Cost, device: Device | None) -> Iterator[str]:
     """The notes below the table."""
-    from tfkit.console.output import percent
-
     total = found.total
     share = percent(total.scores_forward, total.flops_forward)
     visible = f"{flops_text(total.visible)} visible"

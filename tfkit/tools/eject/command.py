@@ -9,6 +9,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
@@ -39,8 +40,6 @@ from tfkit.errors import printable
 )
 @json_option
 def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
-    from tfkit.console.output import print_json, stages
-
     if output is not None and output.suffix != ".py":
         raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
     from tfkit.tools.common.atomic_files import check_file, write_file

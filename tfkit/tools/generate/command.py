@@ -14,6 +14,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, device_of, dtype_option, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Asked, Job, job_of
@@ -94,8 +95,6 @@ TITLE = 40
 @dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
-    from tfkit.console import output as out
-
     asked = Asked(**options)
     _check_usage(asked)
     graph = reader.load(spec)
@@ -103,7 +102,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     asked = replace(asked, weights=weights)
     try:
         job = job_of(asked, graph)
-        with out.stages() as stage:
+        with stages() as stage:
             model = _model(asked, graph, stage)
         live = None if json else Live(_titles(job, asked.samples))
         texts, found, seconds = _run(model, job, asked, live)
@@ -112,7 +111,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     except ValueError as wrong:  # of the prompt: too long, not in the vocabulary
         raise SpecError(Diagnostic(str(wrong))) from wrong
     if json:
-        out.print_json(_result(job, texts, found, asked, seconds))
+        print_json(_result(job, texts, found, asked, seconds))
     else:
         click.echo(_speed(found, seconds), err=True)
 

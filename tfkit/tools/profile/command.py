@@ -22,6 +22,7 @@ from tfkit.console.options import (
     json_option,
     weights_option,
 )
+from tfkit.console.output import console, print_json, retitled, show
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import mode_option
@@ -93,15 +94,13 @@ def profile(
     json: bool,
     **options: Any,
 ) -> None:
-    from tfkit.console import output as out
-
     if len(specs) > MOST:
         raise click.UsageError(f"{len(specs)} specs: one is profiled, or two side by side")
     if weights is not None and len(specs) > 1:
         raise click.UsageError("--weights are those of one model")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
-    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    graphs = retitled([reader.load(spec) for spec in specs], specs)
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
@@ -122,12 +121,12 @@ def profile(
             **options,
         )
     if json:
-        out.print_json([to_dict(one) for one in found])
+        print_json([to_dict(one) for one in found])
         return
     show_profiles(found, by)
     if output is not None:
         shown = printable(str(output))
-        out.show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
+        show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
 
 
 def _device(name: str | None) -> Any:
@@ -146,8 +145,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from tfkit.console.output import console
 
     columns = TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:

@@ -13,7 +13,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import dtype_option, json_option
-from tfkit.console.output import WIDTH
+from tfkit.console.output import WIDTH, print_json, show, stages, table
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import OPTIMIZERS, mode_option
@@ -92,7 +92,6 @@ _NEEDS = {
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
 @json_option
 def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
-    from tfkit.console.output import print_json, stages
     from tfkit.tools.common.atomic_files import check_file
 
     _check(given)
@@ -155,8 +154,6 @@ def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
 
 
 def _show(spec: str, solved: Solved, output: Path | None) -> None:
-    from tfkit.console.output import show, table
-
     params = solved.budget.of == "params"
     columns = ["layers", "d_model", "heads", "d_ff", "parameters", *([] if params else [solved.budget.of]), "off by"]
     rows = [_cells(solved, size) for size in solved.sizes]

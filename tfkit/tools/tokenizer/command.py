@@ -8,6 +8,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
 
@@ -39,8 +40,6 @@ from tfkit.console.reader import Reader
 def tokenizer(
     reader: Reader, files: tuple[Path, ...], output: Path, vocab_size: int, special: tuple[str, ...], json: bool
 ) -> None:
-    from tfkit.console.output import print_json, show, stages, table
-
     if output.suffix != ".json":
         raise click.BadParameter(f"`{output.name}` must end in .json", param_hint="--output")
     if len(set(special)) < len(special) or "" in special:
