@@ -12,19 +12,28 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file", "writing"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file completely or not at all; raises SpecError if it cannot be written."""
     data = content.encode() if isinstance(content, str) else content
     check_file(path)
-    with _told(path):
+    with writing(path):
         if _is_device(path):  # a device or a pipe is written to, not replaced
             path.write_bytes(data)
             return
         with fresh_file(path) as new:
             new.write_bytes(data)
+
+
+@contextmanager
+def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
+    """A block that writes to a path: an error of the system in it, or another one, becomes a SpecError of that path."""
+    try:
+        yield
+    except (OSError, other) as error:
+        raise _cannot_write(path, error) from error
 
 
 @contextmanager
@@ -99,7 +108,7 @@ def names_in(path: Path) -> list[str] | None:
         SpecError: it is a file, or cannot be read.
     """
     place = _place(path)
-    with _told(path):
+    with writing(path):
         sweep(place)
         if not place.exists():
             return None
@@ -132,15 +141,6 @@ def _flush(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """The system's error in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def _cannot_write(path: Path, error: Exception) -> SpecError:

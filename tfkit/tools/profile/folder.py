@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.tools.common.atomic_files import fresh_folder, names_in
+from tfkit.tools.common.atomic_files import fresh_folder, names_in, writing
 from tfkit.tools.profile.result import Profile, rows
 
 DATA, REPORT = "profile.json", "report.html"
@@ -49,11 +49,8 @@ def profile_folder(folder: Path) -> Iterator[Path]:
     Raises:
         SpecError: it cannot be written: the disk is full, or the place is not allowed.
     """
-    try:
-        with fresh_folder(folder) as new:
-            yield new
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
+    with writing(folder), fresh_folder(folder) as new:
+        yield new
 
 
 def folders_of(names: Sequence[str]) -> list[str]:
