@@ -215,6 +215,7 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     Path("full").mkdir()
     Path("full/thesis.tex").touch()
     golden("runs/not_a_run", error("-o", "full"))
+    assert os.listdir("full") == ["thesis.tex"]
     Path("sheep.txt").write_text(TEXT, encoding="utf-8")
     weights = Path("out/step-3/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -50,10 +50,7 @@ class Facts:
 
 
 class RunFolder:
-    """A run on the disk; see `tfkit.training.checkpoint.Record`.
-
-    Raises SpecError if the folder holds another run, or something else.
-    """
+    """A run on the disk; see `tfkit.training.checkpoint.Record`. Raises SpecError if the folder holds another run."""
 
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -70,7 +67,6 @@ class RunFolder:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
         found = facts_of(self.folder, self._run)
         if found is None:
-            _check_new(self.folder)
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
             return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
         changed = [name for name in bits if found.bits.get(name) != bits[name]]
@@ -227,9 +223,10 @@ def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder of a run, for this process alone; made if it does not exist."""
+    """The folder of a run, for this process alone, made if there is none; raises SpecError for any other folder."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _check_folder(folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
         _lock(number, folder)
@@ -245,8 +242,10 @@ def _lock(number: int, folder: Path) -> None:
             raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o"))
 
 
-def _check_new(folder: Path) -> None:
-    """Raise SpecError if a folder holds other things than a run that did not begin."""
+def _check_folder(folder: Path) -> None:
+    """Raise SpecError if a folder holds other things than a run, begun or not."""
+    if (folder / FACTS).exists():
+        return
     others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
     if others:
         message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(others[:4])}"
