@@ -12,7 +12,7 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file", "written_folder"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -70,6 +70,13 @@ def fresh_folder(path: Path) -> Iterator[Path]:
         for parent in [] if done else missing:
             with suppress(OSError):
                 parent.rmdir()
+
+
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """`fresh_folder`, whose errors of the system are SpecErrors: the disk is full, or the place is not allowed."""
+    with _told(path), fresh_folder(path) as new:
+        yield new
 
 
 def check_file(path: Path, *, device: bool = True) -> None:
