@@ -203,6 +203,11 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     """True if the family says that a change makes no difference."""
     family = graph.spec.family
     assert family is not None
+    old, new = at(before, change.place), at(after, change.place)
+    if isinstance(old, dict) and isinstance(new, dict) and old and new:
+        pairs = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}}
+        inner = [Mutation((*change.place, key), now) for key, (then, now) in pairs.items() if now != then]
+        return all(meaningless(one, before, after, graph) for one in inner)
     name, leaf = ".".join(change.place), change.place[-1]
     known = {one: family.fields[one] for one in (name, change.place[0]) if one in family.fields}
     if not known:
@@ -227,7 +232,7 @@ def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, 
 
 def alike(old: Any, new: Any) -> bool:
     """True if two values are equal; of two lists, the shorter one repeats."""
-    if isinstance(old, list) and isinstance(new, list) and old and new:
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and old and new:
         short, long = sorted((old, new), key=len)
         return [short[i % len(short)] for i in range(len(long))] == long
     return bool(old == new)

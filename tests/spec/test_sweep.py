@@ -148,7 +148,7 @@ def test_trials_have_their_own_seeds_and_length() -> None:
 
 
 SIZES = {
-    "architecture": {913_601, 912_833, 913_056, 912_424},
+    "architecture": {913_601, 912_424},
     "calculator": {905_109, 892_821},
     "ladder": {16_129, 28_001, 59_633, 112_913},
     "minigpt": {913_601},
@@ -213,3 +213,10 @@ def test_the_base_may_be_the_only_variant() -> None:
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, PLUGINS, Path("out")).outline().rows
     assert {one.parameters for one in rows} == SIZES[name]
+
+
+def test_two_sweeps_share_a_run() -> None:
+    """The first trial of `architecture` is the run of `minigpt` on its seed."""
+    first, second = (Sweep(name, PLUGINS, Path("out")).arms for name in ("minigpt", "architecture"))
+    (trial,) = Tuning.of(second, second.arm("swiglu")).trials[0].cells
+    assert trial.folder in {cell.folder for cell in first.cells(first.arm("swiglu"))}

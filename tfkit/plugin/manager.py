@@ -35,6 +35,8 @@ class Plugin:
     name: str
     version: str
     origin: str
+    label: str
+    """Its name in messages, as `Candidate.label`."""
     components: tuple[Registered, ...]
 
 
@@ -180,7 +182,7 @@ class _Loader:
             except SpecError as error:
                 self.problems += error.diagnostics
         components = tuple(Registered(config, candidate.label) for config in configs)
-        self.loaded.append(Plugin(candidate.name, candidate.version, candidate.origin, components))
+        self.loaded.append(Plugin(candidate.name, candidate.version, candidate.origin, candidate.label, components))
 
 
 def _nothing(returned: object) -> None:

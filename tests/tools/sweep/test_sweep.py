@@ -45,6 +45,14 @@ def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
     return found
 
 
+def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The rows of the plan."""
+    capsys.readouterr()
+    assert sweep("--plan", "--json") == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
 def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
     found = result(capsys)
     assert len(made) == len(set(made)) == 6  # `again` is `relu`, and has its runs
@@ -86,6 +94,11 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[2][:5] == ["relu,", "tuning", "5.5K", "2", "2"]
     assert rows[7][:4] == ["gelu", "5.5K", "3", "3"]
+    for name in made[-6:]:
+        shutil.rmtree(Path("out/runs", name))
+    tuning, runs, *_ = planned(capsys)
+    assert (tuning["there"], runs["there"]) == (2, 0)
+    assert runs["seconds"] / runs["steps"] == pytest.approx(tuning["seconds"] / tuning["steps"])
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
     assert not any("not tuned" in note for note in result(capsys)["notes"])
 

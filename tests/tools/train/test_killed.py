@@ -13,7 +13,7 @@ from tests.tools.common.moments import moments, restored
 from tests.training.runs import write_run
 from tfkit.cli import main
 
-from .killed import check_latest
+from .killed import check_saved
 from .test_folder import SETS, contents
 
 ROOT = Path(__file__).parents[3]
@@ -37,10 +37,11 @@ def check_moments(most: int | None) -> None:
         assert train("whole") == 0
     wanted = contents("whole")
     assert len(found) > 40
+    for state in found:
+        check_saved(state)
     chosen = found if most is None else random.Random(len(found)).sample(found, most)
     for number, state in enumerate(chosen):
         folder = restored(state, Path(f"again-{number}"))
-        check_latest(folder)
         assert train(str(folder)) == 0
         assert contents(str(folder)) == wanted, sorted(state)
 

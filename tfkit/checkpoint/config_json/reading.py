@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfkit.checkpoint.config_json.layer_pattern import BASE, layers_of
+from tfkit.checkpoint.config_json.layer_pattern import BASE, pattern_of
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, quoted
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.inverse import Expression
-from tfkit.spec.merge import merge, nested
+from tfkit.spec.merge import merge, nested, without
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
@@ -65,7 +65,7 @@ class FieldReading:
         self._family = family
         self._used: set[str] = set()
         self._values: dict[str, Node] = {}
-        self._stacks: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        self._stacks: dict[str, tuple[list[str], Mapping]] = {}
         self._top = self._span = config.span
         self._flatten(config, "")
 
@@ -127,10 +127,14 @@ class FieldReading:
         return value
 
     def at(self, path: str) -> Any:
+        node = self._found(path)
+        return None if node is None else plain(node)
+
+    def _found(self, path: str) -> Node | None:
         node: Node | None = self.tree
         for key in self._keys(path):
             node = node.items.get(key) if isinstance(node, Mapping) else None
-        return None if node is None else plain(node)
+        return node
 
     def reaches(self, path: str) -> bool:
         if self._family.removes(path):
@@ -174,19 +178,19 @@ class FieldReading:
         n_layers = self.at(f"{stack}.n_layers")
         if type(n_layers) is not int or not 0 < n_layers <= MAX_LAYERS:
             return None  # an error of the field that gives it
-        return self._stacks.get(stack, ([BASE] * n_layers, {}))[0]
+        return self._stacks[stack][0] if stack in self._stacks else [BASE] * n_layers
 
     def arrange(self, stack: str, names: Sequence[str]) -> None:
-        known = {**self._family.variants, **self._stacks.get(stack, ([], {}))[1]}
-        here = self._node(self.at(f"{stack}.layers.variants") or {})
-        assert isinstance(here, Mapping)
-        merged = merge(self._node(known), here)  # type: ignore[arg-type]
-        variants = plain(merged)
+        variants = self._stacks[stack][1] if stack in self._stacks else self._node(self._family.variants)
+        here = self._found(f"{stack}.layers.variants")
+        assert isinstance(variants, Mapping)
+        if isinstance(here, Mapping):
+            variants = merge(variants, here)
         self._stacks[stack] = list(names), variants
-        layers = layers_of(names, variants)
         self.put(f"{stack}.layers", None)
-        if layers is not None:
-            self.put(f"{stack}.layers", layers)
+        if any(name != BASE for name in names):
+            self._merge(f"{stack}.layers.variants", without(variants, variants.items.keys() - set(names)))
+            self.put(f"{stack}.layers.pattern", pattern_of(names))
 
     def listed(self, stack: str) -> bool:
         field = self._family.listing(stack)
