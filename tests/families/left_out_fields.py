@@ -49,7 +49,7 @@ def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, s
     except Exception as error:  # transformers says in many ways that it cannot
         return "illegal", repr(error)
     found, why = meaning(name, config, folder)
-    if f"`{place[-1]}` is missing" in why:
+    if f"{place[-1]}` is missing" in why:
         return "required", why
     expected, why_not = meaning(name, full, folder)
     if found != expected:
