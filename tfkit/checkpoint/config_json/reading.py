@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfkit.checkpoint.config_json.layer_pattern import BASE, pattern_of
+from tfkit.component import case_of
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.family import FamilyConfig
@@ -66,6 +67,7 @@ class FieldReading:
         self._name = ""
         self._used: set[str] = set()
         self._values: dict[str, Node] = {}
+        self._solved: dict[str, tuple[str, Any]] = {}
         self._stacks: dict[str, tuple[list[str], Mapping]] = {}
         self._around: dict[str, Span] = {}
         self._top = self._span = config.span
@@ -178,8 +180,17 @@ class FieldReading:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ExpressionError(f"the value is {quoted(str(value))}, not a number")
             value = _rounded(solved.inverse(value, self._number))
+        self._check_agreement(solved.path, value)
         node = Scalar(value, self._span, quoted=True) if isinstance(value, str) else self._node(value)
         self._merge(solved.path, node)
+
+    def _check_agreement(self, path: str, value: Any) -> None:
+        """Raise `Invalid` if two fields, one of them in the file, give different values of one place."""
+        other, before = self._solved.setdefault(path, (self._name, value))
+        if before != value and not self._values.keys().isdisjoint((self._name, other)):
+            left_out = "" if self._name in self._values else ", which is left out,"
+            message = f"{quoted(self._name)}{left_out} gives {quoted(case_of(value))}, but {quoted(other)} gives"
+            raise Invalid("", f"{message} {quoted(case_of(before))}", help="leave the wrong one out")
 
     def layers(self, stack: str) -> list[str] | None:
         n_layers = self.at(f"{stack}.n_layers")
