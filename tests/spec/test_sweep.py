@@ -17,6 +17,8 @@ from tfkit.tools.sweep.arms import Arms
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
+from ..sampling import chosen
+
 EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
 SWEEP = """\
 tfkit: 1
@@ -209,7 +211,7 @@ def test_the_base_may_be_the_only_variant() -> None:
     assert arms.cells(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"ladder", "minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, PLUGINS, Path("out")).outline().rows
     assert {one.parameters for one in rows} == SIZES[name]

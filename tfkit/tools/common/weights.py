@@ -30,8 +30,7 @@ def build_with_weights(
 ) -> fx.GraphModule:
     """`tfkit.build` with the weights of a file, or with random ones of that seed if there is none.
 
-    Raises:
-        SpecError: as there; or, before any memory is taken, there is not enough for those of the file.
+    Raises SpecError as it does; or, before any memory is taken, if there is not enough for those of the file.
     """
     if path is None:
         return build(graph, device=device, dtype=dtype, seed=seed)

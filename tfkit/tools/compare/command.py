@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, device_of, json_option, seed_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
@@ -43,13 +43,11 @@ ROWS = 12
 )
 @click.argument("a", metavar="A", shell_complete=complete_spec)
 @click.argument("b", metavar="B", shell_complete=complete_spec)
-@weights_option("The weights of both.")
-@allow_change_option
-@click.option(
-    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or as many as both can]"
-)
-@click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
-@seed_option("Seed of the tokens.")
+@options.weights_option("The weights of both.")
+@options.allow_change_option
+@options.count_option("--length", "Tokens to read.  [default: 16, or as many as both can]")
+@options.count_option("--batch", "Sequences.", default=2)
+@options.seed_option("Seed of the tokens.")
 @click.option(
     "--tolerance",
     default=1e-5,
@@ -59,21 +57,18 @@ ROWS = 12
     help="Largest difference that counts as equal.",
 )
 @click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64, too.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
-@json_option
+@options.device_option("cpu or cuda.")
+@options.json_option
 def compare(
     reader: Reader,
     a: str,
     b: str,
     weights: Path | None,
     allow_change: bool,
-    length: int | None,
-    batch: int,
-    seed: int,
-    tolerance: float,
     reference: str | None,
     device: str,
     json: bool,
+    **given: Any,
 ) -> None:
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
@@ -90,12 +85,9 @@ def compare(
             weights=source or own,
             other_weights=own,
             allow_change=allow_change or source is None,
-            length=length,
-            batch=batch,
-            seed=seed,
-            tolerance=tolerance,
             float64=reference is not None,
-            device=device_of(device),
+            device=options.device_of(device),
+            **given,
         )
     if json:
         print_json({**vars(found), "equal": found.equal})

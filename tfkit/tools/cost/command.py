@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import batch_option, by_option, dtype_option, json_option
+from tfkit.console.options import batch_option, by_option, count_option, dtype_option, json_option
 from tfkit.console.output import layers_in_one, percent, print_json, show, table
 from tfkit.console.reader import Reader
 from tfkit.errors import Invalid, SpecError
@@ -51,15 +51,8 @@ if TYPE_CHECKING:
 )
 @click.argument("spec", shell_complete=complete_spec)
 @batch_option
-@click.option(
-    "--length",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]",
-)
-@click.option(
-    "--memory-length", type=click.IntRange(1), metavar="N", help="Tokens of the encoder's input.  [default: as many]"
-)
+@count_option("--length", "Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]")
+@count_option("--memory-length", "Tokens of the encoder's input.  [default: as many]")
 @mode_option("train, prefill (read a prompt) or decode (one more token).", default="train")
 @dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
@@ -74,9 +67,6 @@ if TYPE_CHECKING:
 def cost(
     reader: Reader,
     spec: str,
-    batch: int,
-    length: int | None,
-    memory_length: int | None,
     mode: Mode,
     dtype: str,
     device: str | None,
@@ -84,10 +74,11 @@ def cost(
     recompute: bool,
     optimizer: str | None,
     json: bool,
+    **given: Any,
 ) -> None:
     limits = None if device is None else _limits(reader, device)
-    for name, given in (("recompute", recompute), ("optimizer", optimizer)):
-        if given and mode != "train":
+    for name, value in (("recompute", recompute), ("optimizer", optimizer)):
+        if value and mode != "train":
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
         known = ", ".join(limits.tera_flops)
@@ -100,13 +91,11 @@ def cost(
     try:
         found = count(
             graph,
-            batch=batch,
-            length=length,
             mode=mode,
             dtype=getattr(torch, dtype),
             optimizer=optimizer,  # type: ignore[arg-type]
-            memory_length=memory_length,
             recompute=recompute,
+            **given,
         )
     except ValueError as wrong:
         if isinstance(wrong, SpecError):

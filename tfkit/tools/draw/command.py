@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.options import json_option, output_option
 from tfkit.console.output import print_json, retitled, show
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
@@ -37,14 +37,7 @@ ENDINGS = (".svg", ".png", ".html")
     """,
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The file: a name that ends in .svg, .png or .html.",
-)
+@output_option("FILE", "The file: a name that ends in .svg, .png or .html.", required=True, dir_okay=False)
 @click.option(
     "--theme",
     default="auto",

@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec, reader_of
-from tfkit.console.options import allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader, warn
 from tfkit.errors import SpecError, printable
@@ -47,7 +47,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     """,
 )
 @click.argument("spec", required=False, shell_complete=complete_spec)
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
+@output_option("FILE", "The file to write.")
 @click.option(
     "--format",
     metavar="NAME",

@@ -23,14 +23,7 @@ ANSI = re.compile(r"\x1b\[\d*m")
 
 
 def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
-    """The error to raise when an exporter fails.
-
-    Args:
-        model: the model to be exported.
-        path: that of the module at fault; None if it is not known.
-        error: the exporter's error.
-        exporter: its name.
-    """
+    """The error to raise when an exporter fails on a module; its path is None if it is not known."""
     part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"

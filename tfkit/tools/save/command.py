@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
@@ -36,9 +36,7 @@ from tfkit.errors import printable
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
-)
+@output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: as they are]")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @json_option

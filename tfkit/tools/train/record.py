@@ -25,7 +25,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, WEIGHTS
 from tfkit.spec.render import render_run
-from tfkit.tools.common.atomic_files import fresh_folder, write_file, writing
+from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.save.save import write_model
 from tfkit.training.checkpoint import Checkpoint, Restored
@@ -138,7 +138,7 @@ class RunFolder:
             "skipped": checkpoint.skipped,
             "callbacks": checkpoint.callbacks,
         }
-        with writing(place, SafetensorError), fresh_folder(place) as target:
+        with written_folder(place, SafetensorError) as target:
             write_model(checkpoint.model, target)
             save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
             shutil.copymode(target / WEIGHTS, target / OPTIMIZER)

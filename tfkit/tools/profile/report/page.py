@@ -19,13 +19,7 @@ def report(profiles: Sequence[Profile]) -> str:
     """A page about one profile, or about several side by side, with the ratios to the first.
 
     The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
-    spec is in it as text.
-
-    Args:
-        profiles: at least one.
-
-    Raises:
-        ValueError: there is no profile.
+    spec is in it as text. Raises ValueError without a profile.
     """
     if not profiles:
         raise ValueError("a report needs at least one profile")
