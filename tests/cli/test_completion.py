@@ -44,6 +44,13 @@ def test_commands() -> None:
     assert completions("no_such_command", "exp") == ["explain", "export"]
 
 
+def test_commands_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path(__file__).parent.parent / "plugin" / "everything"))
+    assert completions("de") == ["depth"]
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", "no/absolute/path")
+    assert completions("exp") == ["explain", "export"]
+
+
 def test_the_options_of_every_command() -> None:
     for name in completions(""):
         assert {"--help", "--plugin-dir"} <= {*completions(name, "--")}

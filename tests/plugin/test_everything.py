@@ -91,7 +91,7 @@ def test_it_is_small() -> None:
         (["export", "--formats"], "the weights as an archive"),
         (["generate", SPEC, "--tokens", "1,2", "--max-new-tokens", "3"], "3 tokens"),
         (["depth", SPEC], "tower: 2\n"),
-        (["plugins"], "tfkit-everything   0.1.0"),
+        (["plugins"], "3 components, 1 spec, 1"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else None,
 )

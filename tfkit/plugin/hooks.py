@@ -93,13 +93,7 @@ class Hooks:
         return [(one.name, label) for part, label in parts for one in self._manager.get_hookcallers(part) or ()]
 
     def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
-        """Call a hook of every plugin.
-
-        Args:
-            hook: its name.
-            read: makes what is used of what a plugin returned; raises TypeError where it cannot.
-            **arguments: those of the hook.
-        """
+        """Call a hook of every plugin; `read` makes what is used of a returned value, or raises TypeError."""
         given, faults = [], []
         for candidate in dict.fromkeys(owner for _, owner in self._parts):
             try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.training.runs import PLUGINS
+from tfkit.graph.run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
@@ -65,6 +67,14 @@ def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
     return found
 
 
+def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The rows of the plan."""
+    capsys.readouterr()
+    assert sweep("--plan", "--json") == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
 def test_a_sweep_makes_what_is_missing(
     capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
 ) -> None:
@@ -93,6 +103,29 @@ def test_a_sweep_makes_what_is_missing(
     assert len(made) == 2
 
 
+def test_a_run_with_another_default_is_not_taken_and_not_touched(
+    capsys: pytest.CaptureFixture[str], finished: list[str]
+) -> None:
+    facts = Path("out/runs", finished[-1], "run.json")
+    text = facts.read_text(encoding="utf-8")
+    facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    assert sweep() == 1
+    assert f"`out/runs/{finished[-1]}` has another run" in (said := capsys.readouterr().err)
+    assert "optimizer.eps: 1e-06 -> 1e-08" in said
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_runs_that_were_named_while_defaults_counted_are_found(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    found = result(capsys)
+    for folder in [Path("out/runs", name) for name in finished]:
+        folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
+    assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
+    assert made == []
+
+
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     capsys: pytest.CaptureFixture[str], made: list[str]
 ) -> None:
@@ -107,6 +140,11 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[2][:5] == ["relu,", "tuning", "5.5K", "2", "2"]
     assert rows[7][:4] == ["gelu", "5.5K", "3", "3"]
+    for name in made[-6:]:
+        shutil.rmtree(Path("out/runs", name))
+    tuning, runs, *_ = planned(capsys)
+    assert (tuning["there"], runs["there"]) == (2, 0)
+    assert runs["seconds"] / runs["steps"] == pytest.approx(tuning["seconds"] / tuning["steps"])
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
     assert not any("not tuned" in note for note in result(capsys)["notes"])
 

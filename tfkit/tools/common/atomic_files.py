@@ -12,7 +12,7 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
+__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file", "written_folder"]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -29,14 +29,11 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was.
+    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was. Raises OSError.
 
     The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
     file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
     this one.
-
-    Raises:
-        OSError: it cannot be written.
     """
     place = _place(path)
     with workshop(place) as folder:
@@ -49,11 +46,7 @@ def fresh_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """A new folder that replaces `path` on success; otherwise `path` stays as it was.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """A new folder that replaces `path` on success; otherwise `path` stays as it was. Raises OSError."""
     place = _place(path)
     missing = [parent for parent in place.parents if not parent.exists()]
     done = False
@@ -72,13 +65,15 @@ def fresh_folder(path: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def check_file(path: Path, *, device: bool = True) -> None:
-    """Raise SpecError if a file cannot be written, before work is done for it.
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """`fresh_folder`, whose errors of the system are SpecErrors: the disk is full, or the place is not allowed."""
+    with _told(path), fresh_folder(path) as new:
+        yield new
 
-    Args:
-        path: the file.
-        device: True if a pipe or a device is accepted.
-    """
+
+def check_file(path: Path, *, device: bool = True) -> None:
+    """Raise SpecError if a file cannot be written, before work is done for it; `device` allows pipes and devices."""
     place, shown = _place(path), quoted(str(path))
     if place.is_dir():
         raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
@@ -95,8 +90,7 @@ def check_file(path: Path, *, device: bool = True) -> None:
 def names_in(path: Path) -> list[str] | None:
     """The names in a folder that is to be replaced, sorted; None if there is no folder yet.
 
-    Raises:
-        SpecError: it is a file, or cannot be read.
+    Raises SpecError for a file, and for a folder that cannot be read.
     """
     place = _place(path)
     with _told(path):

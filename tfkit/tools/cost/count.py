@@ -21,6 +21,7 @@ from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.cache import cached_values
 from tfkit.tools.common.choices import LENGTH, Mode, Optimizer
+from tfkit.tools.common.memory import size_of
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import ComponentCost, Cost, Memory
@@ -183,7 +184,7 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
 
 def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optimizer: str | None) -> Memory:
     """The memory; `optimizer` is None unless training."""
-    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    weights = size_of(model)
     trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
     gradients = sum(one.nbytes for one in trained)
     states = 0 if optimizer is None else sum(one.numel() * _bytes_kept(optimizer, one.itemsize) for one in trained)

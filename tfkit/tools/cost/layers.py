@@ -88,11 +88,7 @@ class Gradients(NamedTuple):
 
 
 class Layers:
-    """Runs the layers of a model, equal ones once.
-
-    Args:
-        watch: observes the run.
-        merge: True to run equal layers once.
+    """Runs the layers of a model, equal ones once if `merge`.
 
     Attributes:
         calls: every call of a layer, and the call that was observed for it.

@@ -68,11 +68,7 @@ class Place(NamedTuple):
 
 
 class Watch(dispatch.DispatchMode):
-    """Observes every operation of a run, forward and backward.
-
-    Args:
-        weights: the parameters of the model.
-    """
+    """Observes every operation of a run, forward and backward, of a model with these weights."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()

@@ -22,13 +22,7 @@ from tfkit.tools.cost.steps import Step
 
 @dataclass
 class Seen:
-    """The observations about each component, by its path.
-
-    Attributes:
-        tallies: one for each of its runs.
-        extra: further bytes that it keeps for the backward.
-        layers: the observations about memory.
-    """
+    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
 
     layers: Layers
     tallies: dict[str, list[Tally]] = field(default_factory=dict)
@@ -36,14 +30,9 @@ class Seen:
 
 
 def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
-    """Run a step and watch it.
+    """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
 
-    Args:
-        model: a model on the meta device; it gets hooks, and is of no other use afterwards.
-        step: the function to run.
-        kernels: the device with these kernels.
-        train: True if there is a backward.
-        merge: True to run equal layers once.
+    There is a backward if `train`, and equal layers run once if `merge`.
     """
     watch = Watch(model.parameters())
     layers = Layers(watch, merge=merge)

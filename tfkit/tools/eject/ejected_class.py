@@ -18,10 +18,7 @@ class Class:
     """A class of the file.
 
     Attributes:
-        name: its name.
-        base: its base class.
         modules: the modules of this class; of modules that are alike only one.
-        methods: its methods by name, as text.
         slots: the places in its `__init__` that take a value, each with the text of that value by module.
         arguments: the name of the argument for each slot that differs between its modules.
         children: the classes of its children, those in lists among them.

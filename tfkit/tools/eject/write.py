@@ -126,11 +126,12 @@ class _File:
 
     def text(self) -> str:
         """The whole file."""
-        parts = [self.record(kind) for kind in self.whole.records if self.whole.alone(kind) is None]
-        parts += [self.constant(name, value) for name, value in self.names.items() if _is_constant(value)]
+        whole = self.whole
+        parts = [record_text(one, whole.fields(one), whole) for one in whole.records if whole.alone(one) is None]
+        parts += [f"{name} = {value!r}" for name, value in self.names.items() if _is_constant(value)]
         parts += [
-            function_text(key[0].__name__, entry, self.whole, method=False)
-            for key, entry in self.whole.functions.items()
+            function_text(key[0].__name__, entry, whole, method=False)
+            for key, entry in whole.functions.items()
             if len(key) == 1 and entry.returns is None
         ]
         parts += [self.klass(one) for one in self.classes.order]
@@ -185,12 +186,6 @@ class _File:
                 text = re.sub(r"[a-z_]\w*", r"self.\g<0>", how)
                 lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
         return "\n".join([*head, *lines]) if lines else ""
-
-    def record(self, kind: type) -> str:
-        return record_text(kind, self.whole.fields(kind), self.whole)
-
-    def constant(self, name: str, value: Any) -> str:
-        return f"{name} = {value!r}"
 
     def klass(self, one: Class) -> str:
         methods = [text for name, text in one.methods.items() if name != "reset_parameters"]
