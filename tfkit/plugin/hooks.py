@@ -15,7 +15,7 @@ import pluggy
 import pydantic
 from pydantic import PydanticUserError
 
-from tfkit.errors import Diagnostic, closest, listing
+from tfkit.errors import Diagnostic, listing, similar
 from tfkit.plugin import hookspecs
 from tfkit.plugin.discover import DISABLE, Candidate, canonical
 from tfkit.plugin.printed import apart
@@ -168,9 +168,5 @@ def _fault(candidate: Candidate, error: HookError) -> Diagnostic:
 
 
 def _misspelt(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:
-    near = closest(name, HOOKS)
-    return Diagnostic(
-        f"unknown hook `{name}` in plugin {candidate.label}",
-        notes=(_place(impl), f"known hooks: {listing(HOOKS)}"),
-        help=f"a hook with a similar name exists: `{near}`" if near else None,
-    )
+    message, notes = f"unknown hook `{name}` in plugin {candidate.label}", f"known hooks: {listing(HOOKS)}"
+    return Diagnostic(message, notes=(_place(impl), notes), help=similar("a hook", name, HOOKS))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
@@ -74,8 +74,7 @@ def find_sweep(name: str | os.PathLike[str]) -> Path:
     shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
     if shipped.is_file():
         return shipped
-    near = closest(text, shipped_sweeps())
-    help = f"a sweep with a similar name exists: `{near}`" if near else "give the path of a file: ./my_sweep.yaml"
+    help = similar("a sweep", text, shipped_sweeps(), "give the path of a file: ./my_sweep.yaml")
     raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
 
 

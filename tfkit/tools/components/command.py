@@ -12,7 +12,7 @@ from tfkit.console.completion import complete_slot
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -53,8 +53,7 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 
 def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
-    near = closest(word, known)
-    help = f"a {what.split()[-1]} with a similar name exists: `{near}`" if near else None
+    help = similar(f"a {what.split()[-1]}", word, known)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.tools.cost.live_memory import nbytes
-from tfkit.tools.cost.observe import Place, Record, Tally, Watch, tensors_in
+from tfkit.tools.cost.observe import Place, Record, Tally, Watch
+from tfkit.torch_private.tensors import tensors_in
 
 
 class Like(NamedTuple):

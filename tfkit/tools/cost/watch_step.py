@@ -16,8 +16,9 @@ from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels
 from tfkit.tools.cost.layers import Layers
 from tfkit.tools.cost.mask_share import EVERYTHING, hidden_share
-from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
+from tfkit.tools.cost.observe import Place, Tally, Watch
 from tfkit.tools.cost.steps import Step
+from tfkit.torch_private.tensors import tensors_in
 
 
 @dataclass
