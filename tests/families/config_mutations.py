@@ -30,8 +30,6 @@ from tfkit.tools.import_.importing import export_config, import_config
 from .cases import CASES
 from .changed_fields import NOT_THE_MODEL, others
 
-NEEDED = {"youtu": {"initializer_range"}}
-"""Fields that say nothing of a model with given weights, and that a family asks for."""
 PLUGINS = tfkit.load_plugins()
 ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, 1e300, -1e-9, 10**30, "", "gelu", "é\n", "x" * 300]
 ODD += [[], {}, [1, "a"], {"a": 1}, [0] * 40, [[1]] * 40, ["full_attention"], [["global", "local"], 2]]
@@ -73,11 +71,7 @@ def config_of(name: str) -> dict[str, Any]:
     """The config.json of a case, as transformers writes it."""
     case = CASES[name]
     config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(case.config)))
-    fields = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in NOT_THE_MODEL - NEEDED.get(case.model_type, set())
-    }
+    fields = {key: value for key, value in config.to_dict().items() if key not in NOT_THE_MODEL}
     return json.loads(json.dumps({"model_type": case.model_type, **fields}))
 
 

@@ -127,6 +127,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("mellum", "rope_parameters", {"full_attention": {}, "rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("deepseek_v3", "intermediate_size", "18432", r"not `18432`(.|\n)*without quotes it is a number"),
+        ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
         ("bert_base", "architectures", "BertForTokenClassification", "`architectures` takes a list"),
     ],
 )

@@ -17,6 +17,8 @@ from tfkit.tools.sweep.arms import Arms
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
+from ..sampling import chosen
+
 EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
 SWEEP = """\
 tfkit: 1
@@ -122,7 +124,7 @@ def test_variants_are_the_runs_that_set_and_extends_make() -> None:
 def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() -> None:
     arms = arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model.decoder.ffn.kind: gelu}"))
     gelu = arms.cells(arms.arm("gelu"))[0].run
-    assert gelu.meaning["model.graph.decoder.ffn.d_ff"] == 32
+    assert gelu.meaning.values["model.graph.decoder.ffn.d_ff"] == 32
     with pytest.raises(SpecError, match="d_ff"):
         arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model: {graph: {decoder: {ffn: {kind: swiglu}}}}}")
                 .replace("ffn: {kind: swiglu}", "ffn: {kind: gelu, d_fff: 2}"))  # fmt: skip
@@ -209,7 +211,7 @@ def test_the_base_may_be_the_only_variant() -> None:
     assert arms.cells(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"ladder", "minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, PLUGINS, Path("out")).outline().rows
     assert {one.parameters for one in rows} == SIZES[name]

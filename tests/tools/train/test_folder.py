@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.runs import TEXT, write_run
+from tests.training.runs import PLUGINS, TEXT, write_run
 from tfkit.cli import main
+from tfkit.graph.run import load_run
 
 SETS = [
     "--set",
@@ -91,6 +92,42 @@ def test_other_commands_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["out"]["val.loss"]
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert found == pytest.approx(lines[-1]["val.loss"], abs=1e-6)
+
+
+def edited(folder: Path, **values: object) -> None:
+    """Change values of the meaning in a folder; None takes one out."""
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    kept = {name: one for name, one in {**facts["meaning"], **values}.items() if one is not None}
+    (folder / "run.json").write_text(json.dumps({**facts, "digest": "0" * 32, "meaning": kept}), encoding="utf-8")
+
+
+def test_a_folder_from_before_a_field_existed_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("out", "--stop-after", "4") == 0
+    edited(Path("out"), **{"optimizer.eps": None, "model.graph.decoder.dropout": 0.1})
+    assert train("out") == 0
+    assert "continued after step 4" in capsys.readouterr().err
+    assert json.loads(Path("out/run.json").read_text(encoding="utf-8"))["meaning"]["optimizer.eps"] == 1e-8
+
+
+def test_a_folder_with_another_default_is_that_of_another_run(
+    capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
+    assert train("out", "--stop-after", "4") == 0
+    edited(Path("out"), **{"optimizer.eps": 1e-6, "optimizer.gone": False})
+    capsys.readouterr()
+    assert train("out") == 1
+    golden("runs/errors/another_default", capsys.readouterr().err)
+
+
+def test_a_folder_that_was_named_while_defaults_counted_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "small.yaml", *SETS, "--stop-after", "4"]) == 0
+    (made,) = Path("runs").iterdir()
+    run = load_run(made, PLUGINS)
+    assert made.name == f"small-{run.digest[:8]}"
+    former = made.rename(f"runs/small-{run.meaning.former_digest[:8]}")
+    assert main(["train", "small.yaml", *SETS]) == 0
+    assert list(Path("runs").iterdir()) == [former]
+    assert "continued after step 4" in capsys.readouterr().err
 
 
 KILLED = """\

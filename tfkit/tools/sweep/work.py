@@ -24,7 +24,7 @@ from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import Cell
-from tfkit.tools.train.record import METRICS, read_facts
+from tfkit.tools.train.record import METRICS, facts_of
 
 LOCK = ".sweep"
 PAUSE = 0.2
@@ -41,9 +41,9 @@ class _Process:
 
 
 def is_complete(cell: Cell) -> bool:
-    """True if nothing is left to do; raises SpecError if its folder cannot be read."""
-    facts = read_facts(cell.folder)
-    return facts is not None and facts.ended is not None and facts.digest == cell.run.digest
+    """True if nothing is left to do; raises SpecError if its folder cannot be read, or is that of another run."""
+    facts = facts_of(cell.folder, cell.run)
+    return facts is not None and facts.ended is not None
 
 
 def missing(cells: Sequence[Cell]) -> list[Cell]:

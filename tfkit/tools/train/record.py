@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,16 +68,14 @@ class RunFolder:
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
-        found = read_facts(self.folder)
+        found = facts_of(self.folder, self._run)
         if found is None:
             _check_new(self.folder)
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
-            return Facts(self._run.digest, self._run.meaning, bits, environment, [])
-        if found.digest != self._run.digest:
-            raise _another(self.folder, found.meaning, self._run.meaning)
+            return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
         changed = [name for name in bits if found.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {found.bits.get(name)} -> {bits[name]}" for name in changed]
-        return Facts(found.digest, found.meaning, bits, environment, found.sessions, found.ended)
+        return Facts(self._run.digest, self._run.meaning.values, bits, environment, found.sessions, found.ended)
 
     def begin(self, command: str, time: str) -> None:
         """Note a new process."""
@@ -212,6 +210,21 @@ def read_facts(folder: Path) -> Facts | None:
         raise SpecError(Diagnostic(message)) from error
 
 
+def facts_of(folder: Path, run: Run) -> Facts | None:
+    """The contents of `run.json`; None if there is none. Raises SpecError if the folder is that of another run."""
+    found = read_facts(folder)
+    differences = run.meaning.differences(found.meaning) if found else []
+    if found and differences:
+        raise _another(folder, differences, found.meaning, run.meaning.values)
+    return found
+
+
+def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
+    """The folder whose name a digest gives; that of the former digest if it is there."""
+    former = name(run.meaning.former_digest)
+    return former if former.exists() else name(run.digest)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The folder of a run, for this process alone; made if it does not exist."""
@@ -242,9 +255,8 @@ def _check_new(folder: Path) -> None:
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
 
 
-def _another(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
+def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
     """The error of a folder with a run of another meaning, with the differences."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
     if CONTENT in names:
         names.remove(CONTENT)
