@@ -112,7 +112,7 @@ def runnable(case: Case) -> nn.Module:
     ids = torch.randint(3, 40, (2, case.length))
     with torch.no_grad():
         logits = model(ids, **({"decoder_input_ids": ids} if case.kind == "seq2seq" else {})).logits
-    if logits.std() < 50 * TOLERANCE:
+    if logits.std() < 100 * TOLERANCE:
         raise ValueError("outputs so small that everything is near")
     return model
 

@@ -30,8 +30,6 @@ from tfkit.tools.import_.importing import export_config, import_config
 from .cases import CASES
 from .changed_fields import NOT_THE_MODEL, others
 
-NEEDED = {"youtu": {"initializer_range"}}
-"""Fields that say nothing of a model with given weights, and that a family asks for."""
 PLUGINS = tfkit.load_plugins()
 ODD: list[Any] = [None, True, False, 0, -1, 3, 1.5, 1e300, -1e-9, 10**30, "", "gelu", "é\n", "x" * 300]
 ODD += [[], {}, [1, "a"], {"a": 1}, [0] * 40, [[1]] * 40, ["full_attention"], [["global", "local"], 2]]
@@ -73,11 +71,7 @@ def config_of(name: str) -> dict[str, Any]:
     """The config.json of a case, as transformers writes it."""
     case = CASES[name]
     config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(case.config)))
-    fields = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in NOT_THE_MODEL - NEEDED.get(case.model_type, set())
-    }
+    fields = {key: value for key, value in config.to_dict().items() if key not in NOT_THE_MODEL}
     return json.loads(json.dumps({"model_type": case.model_type, **fields}))
 
 
@@ -203,6 +197,11 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     """True if the family says that a change makes no difference."""
     family = graph.spec.family
     assert family is not None
+    old, new = at(before, change.place), at(after, change.place)
+    if isinstance(old, dict) and isinstance(new, dict) and old and new:
+        pairs = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}}
+        inner = [Mutation((*change.place, key), now) for key, (then, now) in pairs.items() if now != then]
+        return all(meaningless(one, before, after, graph) for one in inner)
     name, leaf = ".".join(change.place), change.place[-1]
     known = {one: family.fields[one] for one in (name, change.place[0]) if one in family.fields}
     if not known:
@@ -227,7 +226,7 @@ def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, 
 
 def alike(old: Any, new: Any) -> bool:
     """True if two values are equal; of two lists, the shorter one repeats."""
-    if isinstance(old, list) and isinstance(new, list) and old and new:
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and old and new:
         short, long = sorted((old, new), key=len)
         return [short[i % len(short)] for i in range(len(long))] == long
     return bool(old == new)

@@ -15,6 +15,8 @@ import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_component, check_model
 
+from ..sampling import slow
+
 PROJECT = Path(__file__).parent / "everything"
 CONFIG = {
     "model_type": "everything",
@@ -84,7 +86,7 @@ def test_it_is_small() -> None:
         (["explain", SPEC], "the larger of two"),
         (["cost", SPEC], "tower"),
         (["draw", SPEC, "-o", "a.svg"], "wrote a.svg"),
-        (["eject", SPEC, "-o", "a.py"], "equal to the last bit"),
+        slow((["eject", SPEC, "-o", "a.py"], "equal to the last bit")),  # in a process that imports torch
         (["export", SPEC, "-o", "a.npz"], "a.npz: everything_small as npz"),
         (["export", "--formats"], "the weights as an archive"),
         (["generate", SPEC, "--tokens", "1,2", "--max-new-tokens", "3"], "3 tokens"),

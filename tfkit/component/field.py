@@ -72,6 +72,9 @@ class Writing(Protocol):
     def omits(self, name: str) -> bool:
         """True if a field that is left out means null."""
 
+    def knows(self, name: str) -> bool:
+        """True if a field has a rule of its own."""
+
     def value(self, path: str) -> Any:
         """The spec's value at a path; `ABSENT` if there is none."""
 

@@ -71,12 +71,9 @@ AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
 
 @dataclass(frozen=True)
 class Available:
-    """The plugins that `load_plugins` would load, found without running their code.
+    """The plugins that `load_plugins` would load, found without running their code, and their specs beside tfkit's own.
 
-    Attributes:
-        versions: theirs, by canonical name; empty for a plugin without one.
-        specs: the specs that they declare, and those of tfkit.
-        broken: those whose declaration is wrong.
+    Versions are by canonical name, empty for a plugin without one; `broken` are plugins whose declaration is wrong.
     """
 
     versions: Mapping[str, str]

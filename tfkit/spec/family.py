@@ -120,6 +120,11 @@ class FamilyConfig(Config):
         """The field that lists the types of a stack's layers, if there is one."""
         return next((name for name, rule in self.fields.items() if rule.lists == stack), None)
 
+    def field_of(self, path: str) -> str | None:
+        """The field that gives the value at a path of the spec, if there is one."""
+        texts = [(name, text) for name, rule in self.fields.items() for text in rule.expressions]
+        return next((name for name, text in texts if Expression.parse(text, self.fields).path == path), None)
+
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""

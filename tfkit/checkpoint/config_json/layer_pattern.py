@@ -1,19 +1,12 @@
-"""The variants of a stack's layers in the text of a spec."""
+"""The pattern of a stack's layers in the text of a spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 BASE = "base"
-
-
-def layers_of(names: Sequence[str], variants: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `layers` of a stack, with the variants that one of them has; None if all are alike."""
-    if all(one == BASE for one in names):
-        return None
-    return {"variants": {key: one for key, one in variants.items() if key in names}, "pattern": pattern_of(names)}
 
 
 def pattern_of(names: Sequence[str]) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfkit.checkpoint.config_json.layer_pattern import BASE, layers_of
-from tfkit.errors import Diagnostic, Invalid, SpecError, closest, quoted
+from tfkit.checkpoint.config_json.layer_pattern import BASE, pattern_of
+from tfkit.component import case_of
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.inverse import Expression
-from tfkit.spec.merge import merge, nested
+from tfkit.spec.merge import merge, nested, without
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
@@ -63,14 +64,18 @@ class FieldReading:
         self.errors: list[Diagnostic] = []
         self.model_type = family.model_type
         self._family = family
+        self._name = ""
         self._used: set[str] = set()
         self._values: dict[str, Node] = {}
-        self._stacks: dict[str, tuple[list[str], dict[str, Any]]] = {}
+        self._solved: dict[str, tuple[str, Any]] = {}
+        self._stacks: dict[str, tuple[list[str], Mapping]] = {}
+        self._around: dict[str, Span] = {}
         self._top = self._span = config.span
         self._flatten(config, "")
 
     def _flatten(self, node: Mapping, start: str) -> None:
         """Fields by name; those of a mapping as `mapping.field` if the family knows some of them in that form."""
+        self._around[start] = node.span
         for key, value in node.items.items():
             name = f"{start}{key}"
             parts = any(rule.startswith(f"{name}.") for rule in self._family.fields)
@@ -81,7 +86,8 @@ class FieldReading:
 
     def read(self, name: str) -> None:
         """Change the spec by one field, unless others leave it without a meaning; its errors are noted."""
-        self._span = self._values[name].span if name in self._values else self._top
+        self._name, around = name, name[: name.rfind(".") + 1]
+        self._span = self._values[name].span if name in self._values else self._around.get(around, self._top)
         self._used.add(name)
         try:
             if all(self.value(other) == wanted for other, wanted in self._family.when.get(name, {}).items()):
@@ -94,9 +100,12 @@ class FieldReading:
         if name in self._values:
             return plain(self._values[name])
         if name not in self._family.defaults:
-            near = closest(name, self._values.keys() - self._family.fields.keys())
+            older = not self.knows(name) and self._name not in self._values  # a name for it in older files
+            missing = self._name if older else name
+            unread = [one for one in self._values if not self.knows(one) and one.rpartition(".")[2] not in SILENT]
+            near = closest(missing, unread)
             help = f"a field with a similar name exists: {quoted(near)}" if near else None
-            raise Invalid("", f"{quoted(name)} is missing", help=help)
+            raise Invalid("", f"{quoted(missing)} is missing", help=help)
         return plain(self._node(self.default(name)))
 
     def default(self, name: str) -> Any:
@@ -112,7 +121,7 @@ class FieldReading:
     def used(self, names: Iterable[str]) -> None:
         given = [name for name in names if name in self._values]
         self._used |= set(names)
-        if self._span is self._top and given:  # a field in its older form
+        if self._name not in self._values and given:  # a field in its older form
             self._span = self._values[given[0]].span
 
     def compute(self, text: str) -> Number:
@@ -127,10 +136,14 @@ class FieldReading:
         return value
 
     def at(self, path: str) -> Any:
+        node = self._found(path)
+        return None if node is None else plain(node)
+
+    def _found(self, path: str) -> Node | None:
         node: Node | None = self.tree
         for key in self._keys(path):
             node = node.items.get(key) if isinstance(node, Mapping) else None
-        return None if node is None else plain(node)
+        return node
 
     def reaches(self, path: str) -> bool:
         if self._family.removes(path):
@@ -167,26 +180,38 @@ class FieldReading:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ExpressionError(f"the value is {quoted(str(value))}, not a number")
             value = _rounded(solved.inverse(value, self._number))
+        self._check_agreement(solved.path, value)
         node = Scalar(value, self._span, quoted=True) if isinstance(value, str) else self._node(value)
         self._merge(solved.path, node)
+
+    def _check_agreement(self, path: str, value: Any) -> None:
+        """Raise `Invalid` if two fields, one of them in the file, give different values of one place."""
+        other, before = self._solved.setdefault(path, (self._name, value))
+        if before != value and not self._values.keys().isdisjoint((self._name, other)):
+            message = f"{self._gives(self._name, value)}, but {self._gives(other, before)}"
+            raise Invalid("", message, help="correct the wrong one")
+
+    def _gives(self, name: str, value: Any) -> str:
+        left_out = "" if name in self._values else ", which is left out,"
+        return f"{quoted(name)}{left_out} gives {quoted(case_of(value))}"
 
     def layers(self, stack: str) -> list[str] | None:
         n_layers = self.at(f"{stack}.n_layers")
         if type(n_layers) is not int or not 0 < n_layers <= MAX_LAYERS:
             return None  # an error of the field that gives it
-        return self._stacks.get(stack, ([BASE] * n_layers, {}))[0]
+        return self._stacks[stack][0] if stack in self._stacks else [BASE] * n_layers
 
     def arrange(self, stack: str, names: Sequence[str]) -> None:
-        known = {**self._family.variants, **self._stacks.get(stack, ([], {}))[1]}
-        here = self._node(self.at(f"{stack}.layers.variants") or {})
-        assert isinstance(here, Mapping)
-        merged = merge(self._node(known), here)  # type: ignore[arg-type]
-        variants = plain(merged)
+        variants = self._stacks[stack][1] if stack in self._stacks else self._node(self._family.variants)
+        here = self._found(f"{stack}.layers.variants")
+        assert isinstance(variants, Mapping)
+        if isinstance(here, Mapping):
+            variants = merge(variants, here)
         self._stacks[stack] = list(names), variants
-        layers = layers_of(names, variants)
         self.put(f"{stack}.layers", None)
-        if layers is not None:
-            self.put(f"{stack}.layers", layers)
+        if any(name != BASE for name in names):
+            self._merge(f"{stack}.layers.variants", without(variants, variants.items.keys() - set(names)))
+            self.put(f"{stack}.layers.pattern", pattern_of(names))
 
     def listed(self, stack: str) -> bool:
         field = self._family.listing(stack)

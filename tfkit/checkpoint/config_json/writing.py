@@ -60,6 +60,9 @@ class FieldWriting:
         rule = self._family.fields[name]
         return rule.null is not None or self._family.defaults.get(name, ABSENT) is None
 
+    def knows(self, name: str) -> bool:
+        return name in self._family.fields
+
     def value(self, path: str) -> Any:
         found = value_at(self._spec.model, path)
         shared, _, rest = path.partition(".")

@@ -85,8 +85,7 @@ class RopeConfig(FieldConfig):
                 raise Invalid("", message, help=help)
             patch["width"] = None if share == 1 else f"d_head * {share}"
             if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
-                message = f"unknown field of a rotary position: {quoted(unknown[0])}"
-                raise Invalid("", message, notes=[f"of {listing(SCALINGS)}"])
+                raise _unknown(unknown[0])
             for path in filter(file.reaches, paths):
                 file.put(path, {"scaling": None})  # nothing of the family's own model is to remain
                 file.put(path, patch)
@@ -169,8 +168,9 @@ def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
     values = file.given(_around(name))
     name, default = name.removeprefix(_around(name)), file.default(name) or {}
     found = dict(default.get(kind, default) if kind else default)
-    if values.get(name) or values.get("rope_scaling"):
-        found = {key: value for key, value in found.items() if key in ("rope_theta", *ROTATED_SHARE)}
+    if values.get(name) or values.get("rope_scaling"):  # of a default with a scaling, nothing stays without it
+        kept = () if "rope_type" in found else ("rope_theta", *ROTATED_SHARE)
+        found = {key: value for key, value in found.items() if key in kept}
     for theta in THETAS[kind]:
         found |= {"rope_theta": values[theta]} if theta in values else {}
     for field in ROTATED_SHARE:
@@ -221,6 +221,13 @@ def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None
         for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(one, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _unknown(field: str) -> Invalid:
+    """The error of a field that the scaling does not have, or of one without a scaling."""
+    kinds = [kind for kind, names in SCALINGS.items() if field in names]
+    notes = [f"`rope_type` names the scaling; this is a field of {listing(kinds)}"] if kinds else []
+    return Invalid("", f"unknown field of a rotary position: {quoted(field)}", notes=notes)
 
 
 def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:

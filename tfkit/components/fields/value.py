@@ -51,7 +51,7 @@ class ValueConfig(FieldConfig):
         values = [value for value in found.values() if value is not ABSENT]
         for word, meant in (self.cases or {}).items():
             if isinstance(meant, Mapping) and word != REST and all(file.says(*one) for one in meant.items()):
-                return file.put(name, value_of(word))
+                return file.put(name, file.compute(word) if file.knows(word) else value_of(word))
             if meant is None and (not values or (values[0] is None and not file.omits(name))):
                 return file.put(name, file.compute(word))
         if not values or (values[0] is None and file.omits(name)):

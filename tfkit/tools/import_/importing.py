@@ -13,7 +13,7 @@ from typing import Any
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.reading import read_fields
 from tfkit.checkpoint.config_json.writing import value_at, write_fields
-from tfkit.component import Component, Config
+from tfkit.component import Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin import elsewhere
@@ -93,23 +93,27 @@ def import_config(
         Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
     )
     tree = without_idle(tree, plugins)
-    with _blaming(config.span):
+    with _blaming(config.span, rules):
         graph = expand(resolve_spec(tree, plugins, file=str(path)))
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
 
 
 @contextmanager
-def _blaming(config: Span | None) -> Iterator[None]:
-    """Errors whose place is in no config.json, but in the spec that it is read into, are about the config.json."""
+def _blaming(config: Span | None, family: FamilyConfig) -> Iterator[None]:
+    """Errors of the spec that a config.json is read into are about the config.json, also without a place in it."""
     try:
         yield
     except SpecError as wrong:
-        there = [
-            one.span is not None and config is not None and one.span.source is config.source
-            for one in wrong.diagnostics
-        ]
-        pairs = zip(wrong.diagnostics, there, strict=True)
-        raise SpecError(*(one if ok else replace(one, span=config) for one, ok in pairs)) from None
+        raise SpecError(*(_blamed(one, config, family) for one in wrong.diagnostics)) from None
+
+
+def _blamed(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Diagnostic:
+    """An error as one of the config.json; where no field of it gives the value, with the one that is left out."""
+    if config is None or error.span is None or error.span.source is not config.source:
+        return replace(error, span=config)
+    name = family.field_of(error.path.removeprefix("graph.")) if error.span == config else None
+    note = f"{quoted(str(name))} is left out, which means {quoted(case_of(family.defaults.get(str(name))))}"
+    return error if name is None else replace(error, notes=(*error.notes, note))
 
 
 def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
@@ -234,7 +238,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     changed: list[tuple[str, str, str]] = []
     free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
     for tree in _proving_trees(graph, family, plugins):
-        with _blaming(None):
+        with _blaming(None, family):
             tree = read_fields(config, tree, family)
             for place, value in free.items():
                 tree = _with(tree, place, value)

@@ -9,6 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
 from tfkit.errors import listing
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 @click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
     from tfkit.plugin.commands import plugin_commands
 
     found = reader.found
@@ -68,7 +68,6 @@ def _brings(counts: Mapping[str, int]) -> str:
 
 
 def _show_trace(found: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
     from tfkit.tools.plugins.trace import trace
 
     traced = trace(found, commands)

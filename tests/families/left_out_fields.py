@@ -1,0 +1,71 @@
+"""Each field of a config.json left out: it means what the config class of transformers makes of that, or is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+
+from tfkit.component import ABSENT
+from tfkit.errors import SpecError
+from tfkit.graph.meaning import meaning_of
+
+from .changed_fields import NOT_THE_MODEL, quiet
+from .config_mutations import Mutation, config_of, imported
+
+Verdict = Literal["equal", "required", "refused", "illegal", "wrong"]
+
+
+def places(config: Mapping[str, Any], around: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The places of all fields, also of those inside mappings."""
+    for name, value in config.items():
+        if name != "model_type" and name not in NOT_THE_MODEL:
+            yield (*around, name)
+            yield from places(value, (*around, name)) if isinstance(value, dict) else ()
+
+
+def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with every field, as the config class of transformers reads it."""
+    fields = deepcopy(dict(config))
+    with quiet():
+        read = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
+    kept = {name: one for name, one in read.items() if name not in NOT_THE_MODEL}
+    return json.loads(json.dumps({"model_type": config["model_type"], **kept}))
+
+
+def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, str]:
+    """The outcome of a case without the field at a place, and the reason.
+
+    A field without a default in its family is required; otherwise the file is refused only if it is with the value
+    that transformers has for the field.
+    """
+    config = Mutation(place, ABSENT).of(config_of(name))
+    try:
+        full = spelt_out(config)
+    except Exception as error:  # transformers says in many ways that it cannot
+        return "illegal", repr(error)
+    found, why = meaning(name, config, folder)
+    if re.search(rf"\b{place[-1]}(\.\w+)?` is missing", why):
+        return "required", why
+    expected, why_not = meaning(name, full, folder)
+    if found != expected:
+        return "wrong", why or why_not or "with all fields it is another model"
+    return ("refused", why) if found is None else ("equal", "")
+
+
+def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | None, str]:
+    """The digest of the model of a config.json; None if there is none, and the error."""
+    try:
+        return meaning_of(imported(name, config, folder)).digest, ""
+    except SpecError as error:
+        return None, str(error)
+
+
+def outcomes(name: str, folder: Path) -> dict[str, tuple[Verdict, str]]:
+    """The outcome for each field of a case."""
+    return {".".join(place): verdict(name, place, folder) for place in places(config_of(name))}

@@ -1,0 +1,52 @@
+"""A field that a config.json leaves out means what it does in transformers; a required one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tfkit.component import ABSENT
+from tfkit.errors import SpecError
+from tfkit.tools.import_.importing import import_config
+
+from ..sampling import chosen
+from .cases import CASES
+from .config_mutations import Mutation, config_of
+from .left_out_fields import outcomes
+
+EXCEPT = {"qk_rope_head_dim": {"deepseek_v2", "deepseek_v2_lite"}}
+"""Fields that some cases have twice: `head_dim` still has the value of the one that is left out."""
+
+
+@pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
+def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path: Path) -> None:
+    found = outcomes(name, tmp_path)
+    wrong = {field: why for field, (verdict, why) in found.items() if verdict == "wrong"}
+    assert {field: why for field, why in wrong.items() if name not in EXCEPT.get(field, ())} == {}
+    assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "why"),
+    [
+        ("llama", "hidden_size", r"`hidden_size` is missing\n.*\(hidden_size\)"),
+        ("llama", "vocab_size", r"`vocab_size` is missing\n.*\(vocab_size\)"),
+        ("bloom", "hidden_size", r"`hidden_size` is missing\n.*\(hidden_size\)"),
+        ("dbrx", "attn_config.rope_theta", r"`attn_config.rope_theta` is missing\n.*config.json:1:1\d\d "),
+        ("cwm", "rope_parameters.rope_type", r"unknown .*: `factor`(.|\n)*`rope_type` names the scaling"),
+        (
+            "youtu",
+            "num_key_value_heads",
+            "`num_key_value_heads`, which is left out, gives `16`, but `num_attention_heads`",
+        ),
+        ("laguna", "num_experts_per_tok", r"8 experts: there are 6(.|\n)*`num_experts_per_tok` is left out, .* `8`"),
+        ("laguna", "num_key_value_heads", r"multiple of n_kv_heads(.|\n)*`num_key_value_heads` is left out, .* `8`"),
+    ],
+)
+def test_an_error_names_the_field_that_is_left_out(name: str, field: str, why: str, tmp_path: Path) -> None:
+    config = Mutation(tuple(field.split(".")), ABSENT).of(config_of(name))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(SpecError, match=why):
+        import_config(tmp_path)
