@@ -28,11 +28,12 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     "check",
     notes="""
     SPEC of any size is checked as its smallest relative: a few narrow layers that
-    keep every variant, the ratio of heads, windows shorter than what is read, the
-    pattern and the ties. Its weights are random, biases and norms too. --whole
-    takes it as it is; --weights, or a folder with weights, too, and leaves out
-    what is said of new models. --kind and --plugin check components, each in an
-    encoder, a decoder and a decoder with a memory, for every pair of options.
+    keep every variant, the ratio of heads, windows shorter than what is read,
+    patterns of up to four layers, and ties. Its weights are random, biases and
+    norms too. --whole takes it as it is; --weights, or a folder with weights, too,
+    and leaves out what is said of new models. --kind and --plugin check
+    components, each in an encoder, a decoder and a decoder with a memory, for
+    every pair of options.
 
     A property is ok, failed, or does not apply, for a reason that the spec gives.
     What follows from a broken property is not run.
