@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 
@@ -71,18 +72,17 @@ def test_a_line_that_does_not_exist_is_empty() -> None:
     assert excerpt("a: 1", 1, line=7) == [" 7 |", "   | ^"]
 
 
-@pytest.mark.parametrize("column", [1, 40, 500, 950, 1000, 1001])
-@pytest.mark.parametrize("length", [1, 30, 400])
 @pytest.mark.parametrize("char", ["x", "漢", "\x07", "\t", "\U000e0001"])
-def test_long_lines_are_cut_around_the_span(column: int, length: int, char: str) -> None:
-    text = char * (column - 1) + "S" + char * (1000 - column)
-    shown, carets = excerpt(text, column, length)
-    wide = shown.count("漢")
-    assert len(shown) + wide <= 100
-    assert len(carets) <= 100
-    if column <= 1000:
-        at = carets.index("^")
-        assert shown.replace("漢", "漢_")[at] == "S"
+def test_long_lines_are_cut_around_the_span(char: str) -> None:
+    for column, length in product([1, 40, 500, 950, 1000, 1001], [1, 30, 400]):
+        text = char * (column - 1) + "S" + char * (1000 - column)
+        shown, carets = excerpt(text, column, length)
+        wide = shown.count("漢")
+        assert len(shown) + wide <= 100
+        assert len(carets) <= 100
+        if column <= 1000:
+            at = carets.index("^")
+            assert shown.replace("漢", "漢_")[at] == "S", (column, length)
 
 
 def test_cuts_are_marked() -> None:

@@ -180,6 +180,12 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     return best if best is not None and likeness[best] >= NEAR else None
 
 
+def similar(what: str, word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Help for a name that nothing has: the nearest of those that are known, if one is similar."""
+    near = closest(word, known)
+    return f"{what} with a similar name exists: `{near}`" if near else otherwise
+
+
 def listing(words: Iterable[str], limit: int = 12) -> str:
     """`a, b, c` in the given order; beyond `limit` words `a, b, ... (31 in all)`."""
     every = list(words)

@@ -32,7 +32,7 @@ from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
 from tfkit.spec.messages import fault_of, kind_of
-from tfkit.torch_private.tensors import version_of
+from tfkit.torch_private.tensors import tensors_in, version_of
 
 Size: TypeAlias = int | tuple[int, ...] | None
 """A size, or a choice of sizes; None if any size is allowed."""
@@ -128,7 +128,7 @@ class Watch:
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.running.append(path)
-            versions.append([(one, version_of(one)) for one in _tensors((args, kwargs)) if not one.is_inference()])
+            versions.append([(one, version_of(one)) for one in tensors_in((args, kwargs)) if not one.is_inference()])
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.running.pop()
@@ -146,13 +146,6 @@ class Watch:
         if wrong is not None and (id(component), wrong) not in self._seen:
             self._seen.add((id(component), wrong))
             self.broken.append(Broken(path, component, wrong))
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    for one in tree if isinstance(tree, list | tuple) else tree.values() if isinstance(tree, dict) else ():
-        yield from _tensors(one)
 
 
 def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
@@ -204,12 +197,12 @@ def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str
 
 def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
     """The fault in a block's output or inputs, compared with what the block declares."""
-    sizes = {tuple(one.shape) for one in _tensors(args[0])} if block.alike and args else set()
+    sizes = {tuple(one.shape) for one in tensors_in(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
         return f"takes tensors of one shape, but got {' and '.join(str(list(one)) for one in sorted(sizes))}"
     said = block.output(signals)
     value = output[0] if isinstance(output, tuple) and output else output
-    x = next(_tensors(args), None)
+    x = next(tensors_in(args), None)
     batch = None if x is None else x.size(0)
     if said.type == "logits" and isinstance(value, Tensor):
         return _other(value, (batch, *[None] * max(0, value.dim() - 2), said.width), said.in_words())

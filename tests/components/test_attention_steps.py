@@ -14,20 +14,9 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.components.attention_core import Eager, SinkDotProduct, SinkSoftmax
 from tfkit.nn import Context
-from tfkit.testing import (
-    check_cached,
-    check_cached_step,
-    check_capture,
-    check_dtype,
-    check_filled,
-    check_gradients,
-    check_padding,
-    check_script,
-    check_state_dict,
-    example_inputs,
-)
+from tfkit.testing import Layout, check_cached_step, check_capture, check_component, example_inputs
 
-from ..sampling import some
+from ..sampling import chosen, some
 from .attentions import BACKENDS, WINDOW, mixed, results, run_flex_on_the_cpu, served, spec
 
 LENGTH = 9
@@ -213,39 +202,41 @@ STEPS: dict[str, dict[str, Any]] = {
     "inner_norm": {"inner_norm": "layernorm"},
     "everything": {**EVERYTHING, **TURNED},
 }
-LAYOUTS = ("decoder", "memory", "prefix", "encoder")
+PROMISES = ("weights", "state-dict", "types", "padding", "gradients", "script", "cached")
+TEMPERATURE = {"temperature": {"beta": 0.7, "original_max_len": 2, "offset": 1}}
+OPTIONS: dict[str, list[Any]] = {
+    "clip": [None, 0.2],
+    "qk_norm": [None, "rmsnorm"],
+    "qk_norm_full": [None, "rmsnorm"],
+    "qk_norm_rotated": [None, "rmsnorm"],
+    "value_norm": [None, "rmsnorm"],
+    "softcap": [None, 2.0],
+    "sinks": [False, True],
+    "position": [None, "rope", "alibi"],
+    "gate": [None, "sigmoid"],
+    "inner_norm": [None, "layernorm"],
+}
 
 
-def part_of(step: str, layout: str) -> dict[str, Any]:
-    part = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "d_head": 16, **STEPS[step]}
-    return part | ({"mask": {"left": 2, "right": 1}} if layout == "encoder" and "mask" in part else {})
+@pytest.mark.parametrize("within", chosen(["decoder", "memory", "encoder"], {"decoder"}))
+def test_all_steps_at_once_keep_every_promise(within: Layout) -> None:
+    fields = {name: value for name, value in (EVERYTHING | TURNED).items() if name != "kind"}
+    check_component("gqa", slot="attention", fields=fields, within=[within], only=PROMISES)
 
 
-TOGETHER = [
-    pytest.param(step, layout, marks=[] if number % (2 * len(LAYOUTS)) == place else pytest.mark.slow)
-    for number, step in enumerate(STEPS)
-    for place, layout in enumerate(LAYOUTS)
-]
+@pytest.mark.slow
+@pytest.mark.parametrize("within", ["decoder", "memory", "encoder"])
+def test_every_two_steps_keep_every_promise(within: Layout) -> None:
+    check_component("gqa", slot="attention", fields=TEMPERATURE, options=OPTIONS, within=[within], only=PROMISES)
 
 
-@pytest.mark.parametrize(("step", "layout"), TOGETHER)
-def test_a_step_keeps_every_promise(step: str, layout: str) -> None:
-    graph = spec(layout, part_of(step, layout))
-    check_filled(graph)
-    check_state_dict(graph)
-    check_dtype(graph, torch.bfloat16)
-    model = shaken(tfkit.build(graph))
-    inputs = example_inputs(graph, length=LENGTH)
-    check_padding(model, inputs)
-    check_gradients(model, inputs)
-    check_script(model, inputs, example_inputs(graph, length=8, padding="left"))
-    if layout != "encoder":
-        check_cached(model, inputs)
+def part_of(step: str) -> dict[str, Any]:
+    return {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "d_head": 16, **STEPS[step]}
 
 
 @pytest.mark.slow
 def test_all_steps_are_captured_whole() -> None:
-    graph = spec("memory", part_of("everything", "memory"))
+    graph = spec("memory", part_of("everything"))
     model = shaken(tfkit.build(graph))
     check_capture(model, *[example_inputs(graph, length=n, padding="left") for n in (5, 8, 11)])
     check_cached_step(model, example_inputs(graph, length=LENGTH))
@@ -256,7 +247,7 @@ def test_all_steps_are_captured_whole() -> None:
 @pytest.mark.parametrize("step", some(STEPS, 8))
 def test_backends_agree(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_flex_on_the_cpu(monkeypatch)
-    graph = spec("decoder", part_of(step, "decoder"))
+    graph = spec("decoder", part_of(step))
     for inputs in (mixed(graph), example_inputs(graph, length=LENGTH)):
         models = {backend: shaken(tfkit.build(graph, attention_backend=backend)) for backend in BACKENDS}
         rules = served(models["flex"])

@@ -52,41 +52,41 @@ def test_places_count_characters() -> None:
     assert (spec.items["b"].span.line, marked(spec.items["b"])) == (3, "c: y")
 
 
+WORDS: list[tuple[str, object]] = [
+    *((word, None) for word in ("", "~", "null", "Null", "NULL")),
+    *((word, True) for word in ("true", "True", "TRUE")),
+    *((word, False) for word in ("false", "False", "FALSE")),
+    *((word, word) for word in ("yes", "no", "on", "off", "y", "N", "tRUE", "nULL")),
+    *((word, word) for word in ("1_000", "1:30", "0b11", "2001-01-01", "-0x1F", "0o8", "1e", ".", "0-2", "=")),
+    ("0", 0),
+    ("-0", 0),
+    ("+12", 12),
+    ("999999999999999999", 10**18 - 1),
+    ("0o17", 15),
+    ("0x1F", 31),
+    ("1e-5", 1e-5),
+    ("1E5", 1e5),
+    (".5", 0.5),
+    ("5.", 5.0),
+    ("-1.5e+3", -1500.0),
+    ("0.0", 0.0),
+    ("'1'", "1"),
+    ('"null"', "null"),
+    ("''", ""),
+    ('"a\\u0007"', "a\x07"),
+    ("d_head ** -0.5", "d_head ** -0.5"),
+    ("a#b", "a#b"),
+    ("\u0661", "\u0661"),
+]
+
+
 @pytest.mark.usefixtures("parser")
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        *((word, None) for word in ("", "~", "null", "Null", "NULL")),
-        *((word, True) for word in ("true", "True", "TRUE")),
-        *((word, False) for word in ("false", "False", "FALSE")),
-        *((word, word) for word in ("yes", "no", "on", "off", "y", "N", "tRUE", "nULL")),
-        *((word, word) for word in ("1_000", "1:30", "0b11", "2001-01-01", "-0x1F", "0o8", "1e", ".", "0-2", "=")),
-        ("0", 0),
-        ("-0", 0),
-        ("+12", 12),
-        ("999999999999999999", 10**18 - 1),
-        ("0o17", 15),
-        ("0x1F", 31),
-        ("1e-5", 1e-5),
-        ("1E5", 1e5),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("-1.5e+3", -1500.0),
-        ("0.0", 0.0),
-        ("'1'", "1"),
-        ('"null"', "null"),
-        ("''", ""),
-        ('"a\\u0007"', "a\x07"),
-        ("d_head ** -0.5", "d_head ** -0.5"),
-        ("a#b", "a#b"),
-        ("\u0661", "\u0661"),
-    ],
-)
-def test_words_by_yaml_1_2(text: str, value: object) -> None:
-    node = parse(f"a: {text}\n", "s").items["a"]
-    assert isinstance(node, Scalar)
-    assert (type(node.value), node.value) == (type(value), value)
-    assert node.quoted == text.startswith(("'", '"'))
+def test_words_by_yaml_1_2() -> None:
+    for text, value in WORDS:
+        node = parse(f"a: {text}\n", "s").items["a"]
+        assert isinstance(node, Scalar), text
+        assert (type(node.value), node.value) == (type(value), value), text
+        assert node.quoted == text.startswith(("'", '"')), text
 
 
 @pytest.mark.parametrize(

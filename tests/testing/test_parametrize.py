@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tfkit
+from tfkit import pytest_plugin
 from tfkit.testing import parametrize_with_checks
 from tfkit.tools.check.components import models_of
 
@@ -96,7 +98,7 @@ def test_an_installed_plugin_is_checked_without_a_test(tmp_path: Path) -> None:
     assert "script" in found
 
 
-def test_a_plugin_that_is_not_installed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", *OPTIONS, "--tfkit", "nothing"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "--tfkit: there is no plugin 'nothing'" in found.stdout + found.stderr
+def test_a_plugin_that_is_not_installed() -> None:
+    session: Any = SimpleNamespace(config=SimpleNamespace(getoption={"--tfkit": ["nothing"]}.get))
+    with pytest.raises(pytest.UsageError, match="--tfkit: there is no plugin 'nothing'; installed: "):
+        pytest_plugin.pytest_collection(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
+
+from tfkit.cli import main
 
 LONGEST = 150
 """Seconds until a launch is ended as one that hangs."""
@@ -53,6 +56,25 @@ def launched(folder: Path, processes: int, *arguments: str) -> str:
     assert status == 0, errors
     assert "Warning" not in errors
     return out
+
+
+def forked(folder: Path, processes: int, *arguments: str) -> None:
+    """The same in forks of this process, which need not import torch again."""
+    with socket.create_server(("localhost", 0)) as free:
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(LONGEST)
+                os.chdir(folder)
+                os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
+                os._exit(main(["train", "--no-plugins", *arguments]))
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(one, 0)[1] for one in children] == [0] * processes
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Training by several processes: the numbers and the files of one.
 
-All share one launch of two processes; `test_parallel_launches.py` has slow ones.
+All share two processes, which are forks of this one; `test_parallel_launches.py` has those that torch starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfkit.training.parallel import Together
 from tfkit.training.processes import Processes
 from tfkit.wrapped import is_sharded
 
-from .launches import launched, numbers, options, tensors
+from .launches import forked, numbers, options, tensors
 from .runs import Memory, same, small_run, trained, write_run
 
 TIED = ("model.head={block: lm_head, tie: embedding}", "batch.sequences=8", "clip=0.5")
@@ -45,7 +45,7 @@ def compare(found: Path, wanted: Path) -> None:
                 torch.testing.assert_close(tensor, theirs[path], atol=2e-4, rtol=0)
 
 
-# ---- one launch of two processes ----
+# ---- two processes ----
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
     path = str(write_run(folder))
     assert main(["train", path, "--no-plugins", "-o", str(folder / "one"), *options(*SETS)]) == 0
-    launched(folder, 2, path, "-o", "two", "--stop-after", "5", *options(*SETS))
+    forked(folder, 2, path, "-o", "two", "--stop-after", "5", *options(*SETS))
     return folder
 
 

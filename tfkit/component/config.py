@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -46,13 +47,19 @@ class PatchMarker:
 
 def marker(field: FieldInfo, of: type[T]) -> T | None:
     """The marker of a field, at any depth of its annotation."""
+    return next((part for part in _parts(field) if isinstance(part, of)), None)
+
+
+@cache
+def _parts(field: FieldInfo) -> tuple[Any, ...]:
+    """The parts of a field's annotation, at any depth; configs are read and written field by field, many times."""
+    found: list[Any] = []
     pending: list[Any] = [*field.metadata, field.annotation]
     while pending:
         part = pending.pop()
-        if isinstance(part, of):
-            return part
+        found.append(part)
         pending += [*getattr(part, "__metadata__", ()), *get_args(part)]
-    return None
+    return tuple(found)
 
 
 Shared = Annotated[T, SharedMarker()]

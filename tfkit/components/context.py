@@ -167,12 +167,9 @@ class AttentionContext(nn.Module):
     ) -> Tensor | None:
         """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag.
 
-        Args:
-            queries: their positions, [b or 1, q].
-            keys: their positions, [b or 1, k].
-            tokens: True where a key is a token, [b, k]; or where a query may read it, [b, q, k].
-            prefix: number of tokens at the start that every query reads, [b].
-            counted: true if positions are counted without padding.
+        `queries` and `keys` are positions, [b or 1, q] and [b or 1, k], `counted` if without padding; `tokens` is True
+        where a key is a token, [b, k], or where a query may read it, [b, q, k]; the first `prefix` [b] tokens are read
+        by all queries.
         """
         visible: Tensor | None = None
         if tokens is None and self.flag and queries.size(1) == keys.size(1):
@@ -204,11 +201,8 @@ class AttentionContext(nn.Module):
 def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:
     """Slots of the new tokens, and the keys that are read: their positions [b or 1, k], and True for tokens [b, k].
 
-    Args:
-        queries: positions of the new tokens, [b or 1, t].
-        padding: True where they are tokens, [b, t].
-        past: the part of each sequence that was read before.
-        n_slots: slots of each cache, without the one for padding.
+    `queries` are the positions of the new tokens, [b or 1, t]; `padding` is True where they are tokens, [b, t]. Each
+    cache has `n_slots`, and one for padding.
     """
     t, ragged = queries.size(1), padding is not None or past.lengths is not None
     slots = torch.remainder(queries, n_slots)
@@ -251,13 +245,9 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
 
 
 def cross_context(x: Tensor, memory: Tensor | None, mask: Tensor | None, caches: list[list[Tensor]] | None) -> Context:
-    """The context of all cross-attentions.
+    """The context of all cross-attentions, with queries x [b, q, d_model].
 
-    Args:
-        x: the queries, [b, q, d_model].
-        memory: [b, k, d_memory]; None once it is cached.
-        mask: True where the memory is not padding, [b, k].
-        caches: of each layer, if there are any.
+    The memory [b, k, d_memory] is None once it is in the caches of the layers; `mask` is False at its padding, [b, k].
     """
     nothing: list[Tensor] = []
     added = None if mask is None else additive(mask.to(torch.bool)[:, None, None, :], x)

@@ -100,13 +100,9 @@ def flex_mask(
 ) -> FlexMask:
     """The mask of the sequence x [b, t, d_model], for all layers that share it.
 
-    Args:
-        x: gives the length of the sequence and the device.
-        padding: True where there is a token, [b, t]; or where a token may read another, [b, q, k].
-        prefix: number of tokens at the start that every query reads, [b].
-        left: keys before its own position that a query reads; None: unlimited.
-        right: keys after its own position that a query reads; None: unlimited.
-        slopes: ALiBi's, by head.
+    A query reads `left` keys before its own position and `right` after it (None: unlimited), and the first `prefix` [b]
+    tokens. `padding` is True where there is a token, [b, t], or where a token may read another, [b, q, k]; `slopes` are
+    ALiBi's, by head.
     """
     given = None if slopes is None else torch.tensor(slopes, device=x.device)
     if padding is None and left is None and right is None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tfkit.component import Config, Count, PatchMarker
 from tfkit.components.layer import LayerConfig
-from tfkit.errors import Invalid, closest, listing, quoted
+from tfkit.errors import Invalid, listing, quoted, similar
 
 BASE = "base"
 
@@ -44,13 +44,9 @@ class LayersConfig(Config):
         used = self._used()
         for place, name in used.items():
             if name not in self.variants and name != BASE:
-                near = closest(name, [*self.variants, BASE])
-                raise Invalid(
-                    f"pattern.{place}",
-                    f"unknown variant `{name}`",
-                    notes=[f"variants: {listing([*self.variants, BASE])}"],
-                    help=f"a variant with a similar name exists: `{near}`" if near else None,
-                )
+                known = [*self.variants, BASE]
+                near, notes = similar("a variant", name, known), [f"variants: {listing(known)}"]
+                raise Invalid(f"pattern.{place}", f"unknown variant `{name}`", notes=notes, help=near)
         for name in self.variants:
             if name not in used.values():
                 why = "there is no `pattern`" if self.pattern is None else "the pattern does not use it"

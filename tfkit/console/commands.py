@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -83,12 +84,15 @@ class Group(_Help, click.Group):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """The commands and options that begin so, no command of tfkit imported."""
+        """The commands and options that begin so, no command imported."""
         from click.shell_completion import CompletionItem
 
-        names = [name for name in self.own if name.startswith(incomplete)]
+        lines = {name: _first_line(name) for name in self.own if name.startswith(incomplete)}
+        with suppress(SpecError):  # the command says what is wrong
+            of_plugins = self._of_plugins().values()
+            lines |= {one.name: one.summary for one in of_plugins if one.name.startswith(incomplete)} | lines
         options = click.Command.shell_complete(self, context, incomplete)
-        return [*(CompletionItem(name, help=_first_line(name)) for name in names), *options]
+        return [*(CompletionItem(name, help=line) for name, line in lines.items()), *options]
 
     def resolve_command(
         self, context: click.Context, args: list[str]

@@ -38,14 +38,28 @@ def dtype_option(help: str, *, default: str | None = None) -> Decorator:
     return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
 
 
+def count_option(name: str, help: str, *, default: int | None = None, least: int = 1) -> Decorator:
+    """An option that takes a whole number."""
+    return click.option(name, default=default, show_default=True, type=click.IntRange(least), metavar="N", help=help)
+
+
 def seed_option(help: str) -> Decorator:
     """The option `--seed`."""
-    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help=help)
+    return count_option("--seed", help, default=0, least=0)
 
 
-batch_option = click.option(
-    "--batch", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences."
-)
+def device_option(help: str) -> Decorator:
+    """The option `--device`, the CPU unless given."""
+    return click.option("--device", default="cpu", show_default=True, metavar="NAME", help=help)
+
+
+def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: bool = True) -> Decorator:
+    """The option `--output`."""
+    kind = click.Path(dir_okay=dir_okay, path_type=Path)
+    return click.option("-o", "--output", required=required, metavar=metavar, type=kind, help=help)
+
+
+batch_option = count_option("--batch", "Sequences.", default=1)
 by_option = click.option(
     "--by",
     default="component",

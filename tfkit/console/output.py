@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from tfkit.errors import ranges
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 WIDTH = 80
 RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
 PATIENCE = 2.0  # seconds until a stage is worth a message
+LAYER = re.compile(r"\blayers\.(\d+)")
+T = TypeVar("T")
 
 
 def print_json(data: Any) -> None:
@@ -107,6 +112,19 @@ def merged(lists: Sequence[Sequence[str]]) -> list[str]:
             if label not in merged:
                 merged.insert(merged.index(labels[index - 1]) + 1 if index else 0, label)
     return merged
+
+
+def layers_in_one(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str, list[T]]]:
+    """The items of rows with equal contents whose labels differ only in layers, and their label: `layers.0-11`.
+
+    A row has a label, its contents, and the item.
+    """
+    groups: dict[tuple[str, Hashable], list[tuple[str, T]]] = {}
+    for label, contents, item in rows:
+        groups.setdefault((LAYER.sub("layers.*", label), contents), []).append((label, item))
+    for (label, _), members in groups.items():
+        numbers = [int(match[1]) for one, _ in members if (match := LAYER.search(one))]
+        yield label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label, [item for _, item in members]
 
 
 class Stages:

@@ -90,19 +90,11 @@ def top_p(scores: Tensor, p: float) -> Tensor:
 
 
 class Sampler:
-    """Chooses the next token of each row, step after step.
+    """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are rows beside each other.
 
     Every row has random numbers of its own, from the seed, the number of its prompt and the number of its sample: more
     prompts, more samples or more steps do not change the draws of a row. They are drawn on the CPU, so that they are
     equal on all devices, and before the first step, so that no step waits for them.
-
-    Args:
-        sampling: the rule for the choice.
-        prompts: number of different prompts.
-        n_samples: rows of each prompt, next to each other.
-        steps: the most tokens that will be asked for.
-        seed: start of the random numbers.
-        device: the device of the logits.
     """
 
     def __init__(

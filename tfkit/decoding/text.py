@@ -197,14 +197,10 @@ def _tokenizer(text: str, data: Any) -> Tokenizer:
 
 
 class TextStream:
-    """The text of tokens as they are generated, in whole characters, up to a stop text.
+    """The text of tokens as they are generated, in whole characters, up to a `stop` text, which is not returned.
 
     All text that was returned equals the tokenizer's text of all tokens at once. So the end of the text is held back
     while it is half a character, or may be the beginning of a stop text.
-
-    Args:
-        tokenizer: the tokenizer of the tokens.
-        stop: texts that end it; they, and the text after them, are not returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -257,11 +253,7 @@ def _overlap(text: str, stop: str) -> int:
 class Texts:
     """The texts of all rows while their tokens are generated; can be passed to `generate` as `on_token`.
 
-    Args:
-        tokenizer: the tokenizer of the tokens.
-        rows: number of rows.
-        stop: texts that end a row.
-        changed: called after each step.
+    A row ends at one of the `stop` texts; `changed` is called after each step.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Config, Layers, Signal, WireMarker, marker
-from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted, similar
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
@@ -97,6 +97,17 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
     if isinstance(spec, Mapping):
         return expand(_warned(take_spec(spec, plugins, sets=changes)))
     return expand(_warned(read_spec(spec, plugins, sets=changes)))
+
+
+AnySpec: TypeAlias = Annotated[
+    Graph | AnySource, "a spec: its name, its path, a mapping, or what `tfkit.load` returned"
+]
+"""A model as users pass it."""
+
+
+def as_graph(spec: AnySpec) -> Graph:
+    """The graph itself, or the loaded one; raises SpecError as `load` does."""
+    return spec if isinstance(spec, Graph) else load(spec)
 
 
 @checked
@@ -195,15 +206,10 @@ class _Expansion:
         if source == node:
             self._error(path, f"`{node}` reads itself", help="name another node or an input")
         elif source not in nodes and source not in inputs:
-            near = closest(source, [name for name in (*nodes, *inputs) if name != node])
-            what = "a node" if near in nodes else "an input"
-            self._error(
-                path,
-                f"unknown node {quoted(source)}",
-                f"nodes: {listing(nodes)}",
-                f"inputs: {listing(inputs)}",
-                help=f"{what} with a similar name exists: `{near}`" if near else None,
-            )
+            others = [name for name in (*nodes, *inputs) if name != node]
+            help = similar("a node" if closest(source, others) in nodes else "an input", source, others)
+            notes = f"nodes: {listing(nodes)}", f"inputs: {listing(inputs)}"
+            self._error(path, f"unknown node {quoted(source)}", *notes, help=help)
 
     def _order(self, wires: Wires) -> list[str]:
         """The nodes, each after those that it reads; raises SpecError for a cycle."""
@@ -299,9 +305,7 @@ class _Expansion:
             self._error(("outputs",), "a model returns something: name a node, or leave `outputs` out")
         for index, name in enumerate(self.model.outputs):
             if name not in self.model.graph:
-                near = closest(name, self.model.graph)
-                help = f"a node with a similar name exists: `{near}`" if near else None
-                nodes = f"nodes: {listing(self.model.graph)}"
+                nodes, help = f"nodes: {listing(self.model.graph)}", similar("a node", name, self.model.graph)
                 self._error(("outputs", str(index)), f"unknown node {quoted(name)}", nodes, help=help)
             elif name in self.model.outputs[:index]:
                 self._error(("outputs", str(index)), f"output `{name}` is in the list twice")

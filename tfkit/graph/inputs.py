@@ -12,11 +12,8 @@ def input_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shape of each input of a model: tokens [b, t], features [b, t, width], lengths [b].
 
-    Args:
-        graph: the model.
-        batch: number of sequences.
-        length: positions of each; an input of fixed length has that one.
-        memory_length: positions of inputs read once and as a whole, such as an encoder's; `length` unless given.
+    Inputs that are read once and as a whole, such as an encoder's, have `memory_length` positions if it is given;
+    those of fixed length have that one.
     """
     once = () if memory_length is None else read_whole(graph)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from tfkit.component import Component, Config, Data
+from tfkit.component import Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.run_meaning import RunMeaning, Value
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.content import content_of
 from tfkit.spec.messages import refused
-from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
-from tfkit.spec.run import ENDS, RunSpec, WeightsConfig
+from tfkit.spec.run import RunSpec, WeightsConfig
 
-Value: TypeAlias = "str | int | float | bool | None"
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
-LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
-"""Keys at the top of a model that change none of its numbers."""
 CONTENT = "data_content"
 """The path of the digest of the data."""
 WEIGHTS_CONTENT = "weights_content"
@@ -74,20 +69,17 @@ class Run:
         return self.config.batch.sequences * self.data.length
 
     @cached_property
-    def meaning(self) -> Mapping[str, Value]:
-        """Each value that decides the numbers of the run, by its path: its own, the model's, and the data's digest."""
-        run = {name: _plain(one, material=True) for name, one in self.config.material().items() if name not in ENDS}
-        model = self.graph.spec.model
-        values = {name: _plain(getattr(model, name)) for name in ModelSpec.model_fields if name not in LABELS}
-        whole = {**run, "steps": self.steps, "model": values, CONTENT: self.data.fingerprint}
+    def meaning(self) -> RunMeaning:
+        """The values that decide its numbers: its own, the model's, and the digests of the files that it reads."""
+        others: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
-            whole[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
-        return dict(_flat(whole, ""))
+            others[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+        return RunMeaning(self.config, self.graph.spec.model, others)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """32 hexadecimal digits that are equal for runs of one meaning."""
-        return digest_of(self.meaning)
+        return self.meaning.digest
 
     def _weights_content(self, config: WeightsConfig) -> str:
         try:
@@ -125,12 +117,6 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     except Invalid as wrong:
         raise run.refused(wrong, "schedule") from wrong
     return run
-
-
-def digest_of(values: Mapping[str, Value]) -> str:
-    """32 hexadecimal digits for values by name."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
@@ -177,26 +163,3 @@ def _check_model(run: Run) -> None:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
         path = ("batch", "length") if run.config.data.takes_length else ("data",)
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
-
-
-def _plain(value: Any, *, material: bool = False) -> Any:
-    """A value as JSON data."""
-    if isinstance(value, Config):
-        names = value.material() if material else dict(value)
-        named = {name: _plain(one, material=material) for name, one in names.items()}
-        return named | ({str(value.word_key): value.kind_name()} if isinstance(value, Component) else {})
-    if isinstance(value, Mapping):
-        return {name: _plain(one, material=material) for name, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one, material=material) for one in value]
-    return value
-
-
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
-    """Each value by its path; an empty list or mapping is left out."""
-    if isinstance(value, dict | list):
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, one in parts:
-            yield from _flat(one, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, value

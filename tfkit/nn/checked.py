@@ -20,18 +20,14 @@ def is_token(mask: Tensor | None, name: str) -> Tensor | None:
 def may_read(mask: Tensor | None, name: str) -> Tensor | None:
     """A mask as bool: [b, t], True where there is a token; or of pairs [b, q, k], True where token q may read token k.
 
-    A mask of pairs can hide more than padding, such as documents in one row from each other.
+    A mask of pairs can hide more than padding, such as documents in one row from each other. None: nothing is hidden.
 
     Masks of other libraries are added to the scores: 0 where there is a token and minus infinity elsewhere. Read as
     truth values, they say the opposite. Floating-point masks are refused by their type, at no cost. Whole numbers must
     be 0 or 1; their values are checked only where that interrupts nothing: on the CPU, in eager mode.
 
-    Args:
-        mask: bool, or 0 and 1; None if everything is a token, and may be read.
-        name: its name in an error.
-
     Raises:
-        ValueError: the mask is neither.
+        ValueError: the mask, which the error calls `name`, is neither bool nor 0 and 1.
     """
     if mask is not None and (mask.is_floating_point() or (can_look(mask) and not zeros_and_ones(mask))):
         raise ValueError(f"{name} is not bool or 0 and 1, with 1 for a token; of an additive mask, give `mask == 0`")

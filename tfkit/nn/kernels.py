@@ -91,14 +91,9 @@ def large_weights(model: nn.Module) -> list[list[nn.Parameter]]:
 
 
 def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, float]]:
-    """Let the kernels race on `rows` rows of x, and remember the fastest of each group.
+    """Let the kernels race on `rows` vectors, and remember the fastest of each group: weights of one shape and layout.
 
-    Args:
-        groups: weights, in each group of one shape and layout.
-        rows: number of vectors that are multiplied at once: the batch size when a token is decoded.
-
-    Returns:
-        For each group, the bytes of weights that each kernel reads per second.
+    Returns, for each group, the bytes of weights that each kernel reads per second.
     """
     speeds = _race([sample(group) for group in groups], rows)
     for group, found in zip(groups, speeds, strict=True):

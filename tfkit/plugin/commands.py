@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PluginCommand:
-    """A command of a plugin.
+    """A command of a plugin: the word after `tfkit`, and the plugin's label, or both if two have a command of it.
 
-    Attributes:
-        name: the word after `tfkit`.
-        plugin: the label of the plugin; of both, if two have a command of this name.
-        summary: the first line of its module's docstring; empty if it cannot be read.
-        load: imports the module and returns the command; raises SpecError if it cannot.
+    `summary` is the first line of its module's docstring, empty if it cannot be read; `load` imports the module, and
+    raises SpecError if it cannot.
     """
 
     name: str
@@ -43,13 +40,9 @@ def plugin_commands(
     disabled: Collection[str] = (),
     built_in: Collection[str] = (),
 ) -> Mapping[str, PluginCommand]:
-    """The commands of plugins by name, sorted. No plugin code runs.
+    """The commands of the plugins that `tfkit.load_plugins` would load, by name, sorted. No plugin code runs.
 
-    Args:
-        plugin_dirs: folders of plugins, beside those of TFKIT_PLUGIN_DIR.
-        entry_points: also those that are installed or in TFKIT_PLUGIN_DIR, as `tfkit.load_plugins` says.
-        disabled: names of plugins to leave out, beside those of TFKIT_DISABLE.
-        built_in: the names of tfkit's own commands. One of them, or two of one name, are a command that only fails.
+    A name that is also one of those `built_in`, or that two plugins have, is that of a command which only fails.
     """
     found: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
     for candidate in wanted(plugin_dirs, entry_points, disabled)[0]:

@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, SpecError, closest, listing
+from tfkit.errors import Diagnostic, SpecError, listing, similar
 from tfkit.plugin.import_code import load_file, load_points
 
 GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
@@ -216,10 +216,6 @@ def _switched_off(names: Sequence[str], disabled: Collection[str]) -> set[str]:
 
 
 def _unknown_plugin(name: str, names: Sequence[str]) -> Diagnostic:
-    near = closest(name, names)
     known = f"plugins: {listing(names)}" if names else "no plugin was found"
-    return Diagnostic(
-        f"cannot switch off plugin `{name}`: there is no plugin of that name",
-        notes=(known,),
-        help=f"a plugin with a similar name exists: `{near}`" if near else None,
-    )
+    message = f"cannot switch off plugin `{name}`: there is no plugin of that name"
+    return Diagnostic(message, notes=(known,), help=similar("a plugin", name, names))

@@ -15,7 +15,7 @@ import pluggy
 import pydantic
 from pydantic import PydanticUserError
 
-from tfkit.errors import Diagnostic, closest, listing
+from tfkit.errors import Diagnostic, listing, similar
 from tfkit.plugin import hookspecs
 from tfkit.plugin.discover import DISABLE, Candidate, canonical
 from tfkit.plugin.printed import apart
@@ -93,13 +93,7 @@ class Hooks:
         return [(one.name, label) for part, label in parts for one in self._manager.get_hookcallers(part) or ()]
 
     def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
-        """Call a hook of every plugin.
-
-        Args:
-            hook: its name.
-            read: makes what is used of what a plugin returned; raises TypeError where it cannot.
-            **arguments: those of the hook.
-        """
+        """Call a hook of every plugin; `read` makes what is used of a returned value, or raises TypeError."""
         given, faults = [], []
         for candidate in dict.fromkeys(owner for _, owner in self._parts):
             try:
@@ -174,9 +168,5 @@ def _fault(candidate: Candidate, error: HookError) -> Diagnostic:
 
 
 def _misspelt(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:
-    near = closest(name, HOOKS)
-    return Diagnostic(
-        f"unknown hook `{name}` in plugin {candidate.label}",
-        notes=(_place(impl), f"known hooks: {listing(HOOKS)}"),
-        help=f"a hook with a similar name exists: `{near}`" if near else None,
-    )
+    message, notes = f"unknown hook `{name}` in plugin {candidate.label}", f"known hooks: {listing(HOOKS)}"
+    return Diagnostic(message, notes=(_place(impl), notes), help=similar("a hook", name, HOOKS))

@@ -35,6 +35,8 @@ class Plugin:
     name: str
     version: str
     origin: str
+    label: str
+    """Its name in messages, as `Candidate.label`."""
     components: tuple[Registered, ...]
 
 
@@ -69,12 +71,9 @@ AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
 
 @dataclass(frozen=True)
 class Available:
-    """The plugins that `load_plugins` would load, found without running their code.
+    """The plugins that `load_plugins` would load, found without running their code, and their specs beside tfkit's own.
 
-    Attributes:
-        versions: theirs, by canonical name; empty for a plugin without one.
-        specs: the specs that they declare, and those of tfkit.
-        broken: those whose declaration is wrong.
+    Versions are by canonical name, empty for a plugin without one; `broken` are plugins whose declaration is wrong.
     """
 
     versions: Mapping[str, str]
@@ -183,7 +182,7 @@ class _Loader:
             except SpecError as error:
                 self.problems += error.diagnostics
         components = tuple(Registered(config, candidate.label) for config in configs)
-        self.loaded.append(Plugin(candidate.name, candidate.version, candidate.origin, components))
+        self.loaded.append(Plugin(candidate.name, candidate.version, candidate.origin, candidate.label, components))
 
 
 def _nothing(returned: object) -> None:

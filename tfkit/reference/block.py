@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from tfkit.reference.attention import count
 from tfkit.reference.model import Array, Function, Part, Value, rows
-from tfkit.reference.stack import decoder, encoder
+from tfkit.reference.stack import count, stack
 
 STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
 
@@ -34,27 +34,26 @@ def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Seq
 
 def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
     """softcap(scale * (matrix @ x + bias)), after a projection or the transform of masked language models."""
-    config, x, transform = part.config, input.x, part.config.transform
-    if transform is not None:
-        x = transformed(part, x)
-    elif config.d_embed is not None:
+    config, x = part.config, _transformed(part, input.x)
+    if config.transform is None and config.d_embed is not None:
         x = part.at("project").linear(x, config.project_bias)
     y = x @ (part.weight("output.weight") if tie is None else tie).T
     y = (config.scale or 1) * (y + (part.weight("output.bias") if config.bias else 0))
     return Value(y if config.softcap is None else config.softcap * np.tanh(y / config.softcap), input.real)
 
 
-def transformed(part: Part, x: Array) -> Array:
-    """A dense layer, its activation, and a norm."""
+def _transformed(part: Part, x: Array) -> Array:
+    """A dense layer, its activation and a norm, if the head has a transform."""
     config = part.config.transform
+    if config is None:
+        return x
     x = part.at("activation", config.activation)(part.at("dense").linear(x, config.bias))
     return part.optional("norm", config.norm, x)
 
 
 def classifier(part: Part, *, input: Value) -> Value:
     """One product for each position, after the transform if there is one."""
-    x = input.x if part.config.transform is None else transformed(part, input.x)
-    return Value(part.at("output").linear(x, part.config.bias), input.real)
+    return Value(part.at("output").linear(_transformed(part, input.x), part.config.bias), input.real)
 
 
 def pooler(part: Part, *, input: Value) -> Value:
@@ -81,7 +80,8 @@ def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
 
 
 BLOCKS: dict[str, Function] = {
-    **{one.__name__: one for one in (embedding, encoder, decoder, lm_head, pooler, classifier, linear, concat)},
+    **{one.__name__: one for one in (embedding, lm_head, pooler, classifier, linear, concat)},
+    **{"encoder": stack, "decoder": partial(stack, causal=True)},
     "norm": lambda part, input: Value(Part(part.model, part.path, part.config.norm)(input.x), input.real),
     "add": lambda part, inputs: Value(np.sum([one.x for one in inputs], axis=0), inputs[0].real),
 }

@@ -86,14 +86,13 @@ class Part:
 
     model: Model
     path: str
-    config: Any
+    config: Any = None
 
     def __call__(self, *args: Any, **wires: Any) -> Any:
         slot, kind = self.config.slot, self.config.kind_name()
-        function = self.model.kinds.get(slot, {}).get(kind)
-        if function is None:
+        if kind not in self.model.kinds.get(slot, {}):
             raise UnknownKind(slot, kind)
-        return self.record(function(self, *args, **wires))
+        return self.record(self.model.kinds[slot][kind](self, *args, **wires))
 
     def record(self, y: Any) -> Any:
         """Return a value after it was added to the trace."""
@@ -106,24 +105,21 @@ class Part:
         """A part of this one; without a config it has only weights."""
         return Part(self.model, f"{self.path}.{name}", config)
 
-    def optional(self, name: str, config: Any, x: Array) -> Array:
+    def optional(self, name: str, config: Any, x: Array) -> Any:
         """The output of what fills a slot, or x if it is empty."""
-        y: Array = x if config is None else self.at(name, config)(x)
-        return y
+        return x if config is None else self.at(name, config)(x)
 
     def weight(self, name: str = "weight") -> Array:
         """A weight of this part."""
         return self.model.weight(f"{self.path}.{name}")
 
-    def linear(self, x: Array, bias: bool) -> Array:
+    def linear(self, x: Array, bias: bool) -> Any:
         """A linear layer: x W^T + b, with the weight W [out, in]."""
-        y: Array = self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
-        return y
+        return self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
 
 
 def rows(table: Array, ids: Array) -> Array:
     """The rows of a table; NumPy would count negative ids from the end."""
     if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
         raise ValueError(f"ids from {ids.min()} to {ids.max()} for a table of {len(table)} rows")
-    found: Array = table[ids]
-    return found
+    return table[ids]

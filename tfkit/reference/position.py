@@ -40,9 +40,8 @@ def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
     if config.scaling is not None:
         frequencies, factor = part.at("scaling", config.scaling)(frequencies, config.theta, n_keys)
     angles = np.outer(positions, frequencies) * (-1 if config.reverse else 1)
-    half = config.style == "half"
-    first = np.arange(width // 2) if half else np.arange(0, width, 2)
-    second = first + (width // 2 if half else 1)
+    channels = np.arange(width)
+    first, second = channels.reshape(2, -1) if config.style == "half" else channels.reshape(-1, 2).T
     cos, sin, y = factor * np.cos(angles), factor * np.sin(angles), x.copy()
     y[..., first] = x[..., first] * cos - x[..., second] * sin
     y[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -126,20 +125,17 @@ def alibi(part: Part, attention: Any, queries: Array, keys: Array, causal: bool)
 
 
 def t5(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) -> Array:
-    """A learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1."""
-    buckets = [[_bucket(part.config, key - query, causal) for key in keys] for query in queries]
-    return part.weight("buckets.weight")[np.array(buckets)].transpose(2, 0, 1)
+    """A learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1.
 
-
-def _bucket(config: Any, ahead: int, causal: bool) -> int:
-    """A bucket for each short distance, then wider ones up to max_distance; half of all are for keys ahead."""
+    Short distances have a bucket each, then they grow up to max_distance; half of all are for keys ahead.
+    """
+    config, ahead = part.config, keys - queries[:, None]
     n = config.n_buckets if causal else config.n_buckets // 2
-    start, distance = (0, max(-ahead, 0)) if causal else (n * (ahead > 0), abs(ahead))
+    first, distance = (0, np.maximum(-ahead, 0)) if causal else (n * (ahead > 0), np.abs(ahead))
     exact = n // 2
-    if distance < exact:
-        return start + distance
-    wider = math.log(distance / exact) / math.log(config.max_distance / exact) * (n - exact)
-    return start + min(exact + int(wider), n - 1)
+    wider = np.log(np.maximum(distance, exact) / exact) / math.log(config.max_distance / exact) * (n - exact)
+    bucket = np.where(distance < exact, distance, np.minimum(exact + wider.astype(int), n - 1))
+    return part.weight("buckets.weight")[first + bucket].transpose(2, 0, 1)
 
 
 POSITIONS: dict[str, Function] = {one.__name__: one for one in (learned, sinusoidal, rope, alibi, t5)}

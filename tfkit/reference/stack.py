@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfkit.component import NormConfig, ResidualConfig
-from tfkit.reference.attention import Scope, own_scope
+from tfkit.reference.attention import Scope
 from tfkit.reference.model import Array, Part, Value
 
 PLACES = {
@@ -30,36 +31,29 @@ class Beside(NamedTuple):
 
     real: Array
     memory: Value | None
-    prefix: int
+    prefix: Value | None
     causal: bool
 
 
-def encoder(part: Part, *, input: Value, memory: Value | None = None) -> Value:
-    """Layers that read the whole sequence."""
-    return _stack(part, input, Beside(input.real, memory, 0, causal=False))
-
-
-def decoder(part: Part, *, input: Value, memory: Value | None = None, prefix: Value | None = None) -> Value:
-    """Layers that read what came before, and a prefix."""
-    return _stack(part, input, Beside(input.real, memory, 0 if prefix is None else int(prefix.x), causal=True))
-
-
-def _stack(part: Part, stream: Value, beside: Beside) -> Value:
-    config, x = part.config, stream.x
-    names = list(_variants(config))
+def stack(
+    part: Part, *, input: Value, memory: Value | None = None, prefix: Value | None = None, causal: bool = False
+) -> Value:
+    """Layers, then a norm. Those of a causal stack, a decoder, read what came before, and the prefix."""
+    config, x, names = part.config, input.x, [*_variants(part.config)]
+    beside = Beside(input.real, memory, prefix, causal)
     for number, name in enumerate(names):
-        changed = config if name == "base" else config.layers.variants[name]
+        layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
         for _ in range(config.n_layers // len(names)):
-            x = _layer(part.at(f"layers.{number}", changed), x, beside)
-    final_norm = _norm(config, config.final_norm, config.placement != "post")
-    return Value(part.optional("final_norm", final_norm, x), stream.real)
+            x = _layer(layer, x, beside)
+    norm = _norm(config, config.final_norm, preset=config.placement != "post")
+    return Value(part.optional("final_norm", norm, x), input.real)
 
 
 def _variants(config: Any) -> Iterator[str]:
     """The variant of each layer with weights of its own."""
     layers = config.layers
-    n = layers.groups or config.n_layers if layers else config.n_layers
-    pattern = (layers.pattern if layers else None) or ["base"]
+    n = (layers and layers.groups) or config.n_layers
+    pattern = (layers and layers.pattern) or ["base"]
     if isinstance(pattern, dict):
         ends = {key: [int(end) % n for end in re.findall(r"^-?\d+|\d+$", key)] for key in pattern}
         placed = {i: pattern[key] for key, at in ends.items() if at for i in range(at[0], at[-1] + 1)}
@@ -71,18 +65,17 @@ def _variants(config: Any) -> Iterator[str]:
 
 
 def _layer(part: Part, x: Array, beside: Beside) -> Array:
-    """Sublayer by sublayer: x = norm_after(onto + norm_out(sublayer(norm_in(x))))."""
-    config, places = part.config, PLACES[part.config.placement]
+    """Sublayer by sublayer: x = norm_after(onto + scale * norm_out(sublayer(norm_in(x))))."""
+    config, places, times = part.config, PLACES[part.config.placement], Counter[str]()
     start = part.optional("input_norm", _norm(config, config.input_norm, "input_norm" in places), x)
-    seen: list[str] = []
     for step in _sublayers(config, beside):
-        seen.append(step["sublayer"])
-        times = seen.count(seen[-1])
-        name = seen[-1] if times == 1 else f"{seen[-1]}_{times}"
+        kind = step["sublayer"]
+        times[kind] += 1
+        name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
         norms = {place: _norm(config, step[place], place in places) for place in ("norm_in", "norm_out", "norm_after")}
         reads = step["reads"] or ("input" if config.placement.startswith("parallel") else "previous")
         inside = part.optional(f"{name}_norm_in", norms["norm_in"], start if reads == "input" else x)
-        y = part.optional(f"{name}_norm_out", norms["norm_out"], _sublayer(part, seen[-1], name, inside, beside))
+        y = part.optional(f"{name}_norm_out", norms["norm_out"], _sublayer(part, kind, name, inside, beside))
         residual = step["residual"] or config.residual or ResidualConfig()
         onto = x if residual.onto == "previous" else inside
         if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
@@ -90,8 +83,7 @@ def _layer(part: Part, x: Array, beside: Beside) -> Array:
         if residual.learned_onto != "none":
             onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
         x = part.optional(f"{name}_norm_after", norms["norm_after"], onto + residual.scale * y)
-    recorded: Array = part.record(x)
-    return recorded
+    return part.record(x)
 
 
 def _norm(config: Any, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
@@ -111,23 +103,38 @@ def _sublayers(config: Any, beside: Beside) -> list[dict[str, Any]]:
 
 def _sublayer(part: Part, kind: str, name: str, x: Array, beside: Beside) -> Array:
     config, memory = part.config, beside.memory
-    y: Array
     if kind == "ffn":
-        y = part.at(name, config.ffn)(x)
-    elif kind == "attention":
-        scope = own_scope(config.attention, x, beside.real, beside.causal, beside.prefix, _position(part))
-        y = part.at(name, config.attention)(x, scope)
-    else:
-        assert memory is not None
-        scope = Scope(memory.x, np.tile(memory.real, (len(x), 1)))
-        y = part.at(name, config.cross_attention or config.attention)(x, scope)
-    return y
+        return part.at(name, config.ffn)(x)
+    if kind == "attention":
+        return part.at(name, config.attention)(x, _own_scope(part, x, beside))
+    assert memory is not None
+    scope = Scope(memory.x, np.tile(memory.real, (len(x), 1)))
+    return part.at(name, config.cross_attention or config.attention)(x, scope)
+
+
+def _own_scope(part: Part, x: Array, beside: Beside) -> Scope:
+    """The scope of self-attention: its window (https://arxiv.org/abs/2004.05150) and the prefix, without padding.
+
+    Every query reads the prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
+    """
+    config, positions = part.config.attention, count(beside.real)
+    left, right = (None, 0 if beside.causal else None) if config.mask is None else (config.mask.left, config.mask.right)
+    ahead = positions - positions[:, None]
+    visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
+    if beside.prefix is not None:
+        visible |= positions < beside.prefix.x
+    return Scope(x, visible & beside.real, positions, right == 0, _position(part))
 
 
 def _position(part: Part) -> Part | None:
     """The position of a layer's attention; its weights belong to the stack, since layers may share them."""
     node, _, number = part.path.split(".")
-    stack = part.model.graph.node(node).stack
+    stack, config = part.model.graph.node(node).stack, part.config.attention.position
     assert stack is not None
-    shared, config = stack.layers[int(number)].context, part.config.attention.position
+    shared = stack.layers[int(number)].context
     return None if config is None else Part(part.model, f"{node}.{shared}.position", config)
+
+
+def count(real: Array) -> Array:
+    """The position of each token: padding takes none, and in a mask of pairs, tokens that it may not read take none."""
+    return np.maximum((np.cumsum(real) if real.ndim == 1 else np.tril(real).sum(1)) - 1, 0)

@@ -9,13 +9,9 @@ from tfkit.arguments import Sets, shown
 
 
 def as_changes(sets: Sets) -> list[str]:
-    """Each change as `path=value`.
+    """Each change as `path=value`; text among the values of a mapping is read as `--set` reads it.
 
-    Args:
-        sets: one change, several, or a mapping of paths to values. Text among the values is read as `--set` reads it.
-
-    Raises:
-        TypeError: a value of the mapping has a type that YAML does not have.
+    Raises TypeError for a value of a type that YAML does not have.
     """
     if isinstance(sets, str):
         return [sets]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted, similar
 from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.wanted import where_it_is
@@ -48,10 +48,9 @@ def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic
     if plugin is not None:
         help = where_it_is(plugin, plugin_folders(), known.disabled)
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
-    near = closest(name, [*known.files, *elsewhere.names()])
-    similar = f"a spec with a similar name exists: `{near}`"
-    help = similar if near else "give the path of a file: ./my_model.yaml"
-    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
+    names, otherwise = [*known.files, *elsewhere.names()], "give the path of a file: ./my_model.yaml"
+    near = similar("a spec", name, names, otherwise)
+    return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 
 def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
@@ -80,6 +79,5 @@ def find_family(name: str, known: KnownSpecs, span: Span) -> Path:
         message = f"the family {quoted(name)} comes with the plugin {plugin}, which is not loaded"
         help = where_it_is(plugin, plugin_folders(), known.disabled)
         raise SpecError(Diagnostic(message, span, "checkpoint", help=help))
-    near = closest(name, known.families)
-    help = f"a family with a similar name exists: `{near}`" if near else "give the path of a file: ./my_family.yaml"
-    raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=help))
+    near = similar("a family", name, known.families, "give the path of a file: ./my_family.yaml")
+    raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=near))

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tfkit.component import Component, Config
-from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted
+from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted, similar
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, written_in
@@ -64,9 +64,8 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     if elsewhere is not None:
         message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, but the {base.slot} here {base.role}"
         return Diagnostic(message, span, ".".join(path), tuple(notes))
-    near = closest(word, registry.kinds(base.slot, base))
     slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
-    help = f"a {_noun(base)} with a similar name exists: `{near}`" if near else None
+    help = similar(f"a {_noun(base)}", word, registry.kinds(base.slot, base))
     if help is None and slots:
         help = f"{quoted(word)} is a kind of {either([f'`{slot}`' for slot in slots])}"
     if plugins.broken:

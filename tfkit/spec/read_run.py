@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Data
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
@@ -81,8 +81,8 @@ def find_run(
     if shipped.is_file():
         return shipped
     beside_it = [one.name for one in path.parent.glob("*") if one.suffix in SUFFIXES]
-    near = closest(path.name, beside_it) or closest(path.stem, shipped_runs())
-    help = f"a run with a similar name exists: `{near}`" if near else "give the path of a file: ./my_run.yaml"
+    help = similar("a run", path.stem, shipped_runs(), "give the path of a file: ./my_run.yaml")
+    help = similar("a run", path.name, beside_it, help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
@@ -148,7 +148,7 @@ def _runs(known: KnownSpecs) -> Language:
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
 
-    return Language(find, merge)
+    return Language("run", find, merge)
 
 
 def _ended(patch: Mapping) -> frozenset[str]:

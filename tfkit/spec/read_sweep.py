@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
+from tfkit.spec.document import check_sort
 from tfkit.spec.extending import shortest
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.merge import Change
@@ -74,8 +75,7 @@ def find_sweep(name: str | os.PathLike[str]) -> Path:
     shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
     if shipped.is_file():
         return shipped
-    near = closest(text, shipped_sweeps())
-    help = f"a sweep with a similar name exists: `{near}`" if near else "give the path of a file: ./my_sweep.yaml"
+    help = similar("a sweep", text, shipped_sweeps(), "give the path of a file: ./my_sweep.yaml")
     raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
 
 
@@ -86,6 +86,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     """
     path = find_sweep(name)
     root = source.read(path, name=str(shortest(path)))
+    check_sort(root, "sweep")
     resolver = Resolver(plugins)
     config = resolver.config(SweepSpec, root, (), {})
     if resolver.diagnostics:

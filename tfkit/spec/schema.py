@@ -35,17 +35,7 @@ def json_schema(plugins: Plugins) -> Schema:
     """The schema of a spec: plain data, in the same order for the same plugins."""
     language = _Language(plugins)
     whole, changes = language.document(partial=False), language.document(partial=True)
-    every = {"spec": whole, f"{CHANGES}spec": changes, "arithmetic": language.arithmetic(), **language.defs}
-    defs = with_fields_once(told_apart(every))
-    return {
-        "$schema": DRAFT,
-        "title": "A transformer as tfkit reads it",
-        "type": "object",
-        "if": {"required": ["extends"]},
-        "then": ref(f"{CHANGES}spec"),
-        "else": ref("spec"),
-        "$defs": dict(sorted(defs.items())),
-    }
+    return language.schema("spec", "A transformer as tfkit reads it", whole, changes, language.arithmetic())
 
 
 def run_schema(plugins: Plugins) -> Schema:
@@ -53,16 +43,7 @@ def run_schema(plugins: Plugins) -> Schema:
     language = _Language(plugins)
     whole, changes = language.run(partial=False), language.run(partial=True)
     arithmetic = language.arithmetic("data")  # of `data.vocab_size`
-    every = {"run": whole, f"{CHANGES}run": changes, "arithmetic": arithmetic, **language.defs}
-    return {
-        "$schema": DRAFT,
-        "title": "A run as tfkit reads it",
-        "type": "object",
-        "if": {"required": ["extends"]},
-        "then": ref(f"{CHANGES}run"),
-        "else": ref("run"),
-        "$defs": dict(sorted(with_fields_once(told_apart(every)).items())),
-    }
+    return language.schema("run", "A run as tfkit reads it", whole, changes, arithmetic)
 
 
 class _Language:
@@ -72,6 +53,19 @@ class _Language:
         self.registry = plugins.registry
         self.defs: dict[str, Schema] = {}
         self.configs: dict[str, type[Config]] = {}
+
+    def schema(self, name: str, title: str, whole: Schema, changes: Schema, arithmetic: Schema) -> Schema:
+        """The schema of a document: whole, or, if it extends another, as changes."""
+        every = {name: whole, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
+        return {
+            "$schema": DRAFT,
+            "title": title,
+            "type": "object",
+            "if": {"required": ["extends"]},
+            "then": ref(f"{CHANGES}{name}"),
+            "else": ref(name),
+            "$defs": dict(sorted(with_fields_once(told_apart(every)).items())),
+        }
 
     def document(self, *, partial: bool) -> Schema:
         """The top of a spec: its own fields, and those that are shared."""
@@ -83,10 +77,8 @@ class _Language:
         inputs = properties.pop("inputs")
         properties["inputs"] = {**_about(inputs), "anyOf": [names, _bare(inputs)]}
         properties |= {name: self._shared(name, partial=partial) for name in self._shared_names()}
-        properties["extends"] = {
-            "type": "string",
-            "description": "The spec, by path or bare name, that this one changes.",
-        }
+        about = "The spec, by path or bare name, that this one changes."
+        properties["extends"] = {"type": "string", "description": about}
         if partial:  # null removes what is inherited
             for name in properties.keys() - {"tfkit", "name", "extends"}:
                 properties[name] = {**_about(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
@@ -132,10 +124,8 @@ class _Language:
             bare = _bare(self._field(config, name, info, partial=partial))
             options += [option for option in bare.get("anyOf", [bare]) if option not in options]
             users |= {config.slot} if issubclass(config, Component) else set()
-        return {
-            **_documented(f"Shared by every component that takes it: {', '.join(sorted(users))}."),
-            **any_of(options),
-        }
+        about = f"Shared by every component that takes it: {', '.join(sorted(users))}."
+        return {**_documented(about), **any_of(options)}
 
     def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
         """A reference to the definition of a config's mapping."""

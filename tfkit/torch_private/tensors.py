@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
@@ -13,6 +13,14 @@ map_nested = tree_map
 
 leaves = tree_leaves
 """The values in nested lists, tuples and mappings, in order."""
+
+
+def tensors_in(nested: Any) -> Iterator[Tensor]:
+    """The tensors among them; quicker than `leaves`."""
+    if isinstance(nested, Tensor):
+        yield nested
+    for one in nested if isinstance(nested, list | tuple) else nested.values() if isinstance(nested, Mapping) else ():
+        yield from tensors_in(one)
 
 
 def storage_key(memory: Tensor | UntypedStorage) -> int:

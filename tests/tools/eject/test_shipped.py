@@ -33,9 +33,7 @@ QUICK = {
     "bart_base",
     "deepseek_v3",
     "gemma3_1b",
-    "gpt2",
     "gpt_oss_20b",
-    "llama3_8b",
     "t5_small",
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,22 +33,28 @@ def lint(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(folder)], check=True)
 
 
-def test_its_own_tests_are_green(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the promises, which take their time: that test runs below."""
-    _test_it(run, monkeypatch, "-k", "not promise")
+@pytest.fixture
+def project(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A new plugin, which all commands load."""
+    assert run("new", "plugin", "token-shift") == "wrote tfkit-token-shift: 9 files; next: make test, in it\n"
+    path = Path("tfkit-token-shift").resolve()
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(path))
+    monkeypatch.syspath_prepend(path / "src")
+    yield path
+    sys.modules.pop("tfkit_token_shift", None)
+
+
+def test_its_component_and_its_spec_are_right(project: Path) -> None:
+    """As its own tests say, but for the promises and the README, which take their time: all of them run below."""
+    tests = runpy.run_path(str(project / "tests/test_token_shift.py"))
+    for name in ("test_it_is_its_formula", "test_one_piece_is_refused", "test_the_spec_generates"):
+        tests[name]()
 
 
 @pytest.mark.slow
-def test_it_keeps_every_promise(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    _test_it(run, monkeypatch)
-
-
-def _test_it(run: Run, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    assert run("new", "plugin", "token-shift") == "wrote tfkit-token-shift: 9 files; next: make test, in it\n"
-    project = Path("tfkit-token-shift").resolve()
-    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(project))
+def test_its_own_tests_are_green(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{project / 'src'}")
-    subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=project, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=project, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,7 +20,7 @@ def test_plugins(specs: Path, run: Callable[..., str]) -> None:
     (folder / "failing.py").write_text(FAILING_PLUGIN)
     (folder / "broken_one.py").write_text(BROKEN_PLUGIN)
     out = run("plugins", "--plugin-dir", "plugins")
-    assert re.search(r"^failing .* 1$", out, re.MULTILINE)
+    assert re.search(r"^failing .* 1 component$", out, re.MULTILINE)
     assert "broken: broken_one" in out
     assert "No module named 'there_is_no_such_module'" in out
     assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins", "--disable", "failing")

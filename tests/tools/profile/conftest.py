@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 
 import tfkit
-from tfkit.tools.profile import measure, models
+from tfkit.tools.common import weights
+from tfkit.tools.profile import models
 from tfkit.tools.profile.models import profile as profile_one
 from tfkit.tools.profile.result import Limits, Profile
 
@@ -94,7 +95,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`plant(path, change)` makes `change(output)` of what a module gives, in every model that is profiled."""
 
     def call(path: str, change: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> None:
-        build = measure.build
+        build = weights.build
 
         def changed(graph: tfkit.Graph, **given: Any) -> fx.GraphModule:
             model = build(graph, **given, **options)
@@ -103,6 +104,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             module.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
             return model
 
-        monkeypatch.setattr(measure, "build", changed)
+        monkeypatch.setattr(weights, "build", changed)
 
     return call

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import RUN, write_run
-
-from .small import SWEEP, write
+from .small import write_files
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path, RUN + "eval: {every: 4, splits: {val: {batches: 2}}}\n")
-    write(SWEEP, tmp_path)
+    write_files(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.training.runs import RUN, write_run
 from tfkit.cli import main
 
 SWEEP = """\
@@ -20,6 +21,12 @@ compare: {to: relu, on: val.loss}
 
 def write(text: str, folder: Path = Path()) -> None:
     (folder / "sweep.yaml").write_text(text, encoding="utf-8")
+
+
+def write_files(folder: Path) -> None:
+    """The sweep and its run."""
+    write_run(folder, RUN + "eval: {every: 4, splits: {val: {batches: 2}}}\n")
+    write(SWEEP, folder)
 
 
 def sweep(*options: str) -> int:

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from tests.training.runs import PLUGINS
+from tfkit.graph.run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
 from tfkit.training import memory
 
 from .in_process import InProcess
-from .small import SWEEP, sweep, write
+from .small import SWEEP, sweep, write, write_files
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -36,6 +38,26 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return here.made
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder in which the sweep is made, and the folders of its runs."""
+    folder, here = tmp_path_factory.mktemp("whole"), InProcess()
+    write_files(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(module, "work", here)
+        patched.setattr(memory, "peak", lambda device: MEMORY)
+        assert sweep() == 0
+    return folder / "out", here.made
+
+
+@pytest.fixture
+def finished(whole: tuple[Path, list[str]], here: None, made: list[str]) -> list[str]:
+    """The folders of the sweep's runs, which are all made; those that are made besides are in `made`."""
+    shutil.copytree(whole[0], "out")
+    return whole[1]
+
+
 def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
     """The result as data."""
     capsys.readouterr()
@@ -45,9 +67,20 @@ def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
     return found
 
 
-def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The rows of the plan."""
+    capsys.readouterr()
+    assert sweep("--plan", "--json") == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
+def test_a_sweep_makes_what_is_missing(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    assert len(finished) == len(set(finished)) == 6  # `again` is `relu`, and has its runs
     found = result(capsys)
-    assert len(made) == len(set(made)) == 6  # `again` is `relu`, and has its runs
+    assert made == []
     relu, again, gelu = found["arms"]
     assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
@@ -62,14 +95,48 @@ def test_a_sweep_makes_what_is_missing(capsys: pytest.CaptureFixture[str], made:
             assert curve["steps"] == [0, 4, 8]
     last = [[curve["values"][-1] for curve in arm["curves"]] for arm in (gelu, relu)]
     assert gelu["difference"]["mean"] == pytest.approx(sum(a - b for a, b in zip(*last, strict=True)) / 3)
-    made.clear()
     assert result(capsys) == found
-    assert made == []
     write(SWEEP.replace("  gelu:", "  silu: {model.decoder.ffn.kind: silu}\n  gelu:").replace("[0, 1, 2]", "[0, 1]"))
     assert len(result(capsys)["arms"]) == 4
     assert len(made) == 2
     assert sweep("--set", "machine.threads=2") == 0
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(("options", "more"), [((), ""), (("--so-far",), ""), (("--plan",), "equal: {params: 0%}\n")])
+def test_a_folder_that_cannot_be_written_is_one_error(
+    options: tuple[str, ...], more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is in its place."""
+    Path("out").touch()
+    write(SWEEP.replace("model.decoder.ffn.kind: gelu", "model.decoder.ffn: {kind: swiglu, d_ff: 9}") + more)
+    assert sweep(*options) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot ")
+    assert error.count("\n") == 1
+
+
+def test_a_run_with_another_default_is_not_taken_and_not_touched(
+    capsys: pytest.CaptureFixture[str], finished: list[str]
+) -> None:
+    facts = Path("out/runs", finished[-1], "run.json")
+    text = facts.read_text(encoding="utf-8")
+    facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    assert sweep() == 1
+    assert f"`out/runs/{finished[-1]}` has another run" in (said := capsys.readouterr().err)
+    assert "optimizer.eps: 1e-06 -> 1e-08" in said
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_runs_that_were_named_while_defaults_counted_are_found(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    found = result(capsys)
+    for folder in [Path("out/runs", name) for name in finished]:
+        folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
+    assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
+    assert made == []
 
 
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
@@ -86,6 +153,11 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[2][:5] == ["relu,", "tuning", "5.5K", "2", "2"]
     assert rows[7][:4] == ["gelu", "5.5K", "3", "3"]
+    for name in made[-6:]:
+        shutil.rmtree(Path("out/runs", name))
+    tuning, runs, *_ = planned(capsys)
+    assert (tuning["there"], runs["there"]) == (2, 0)
+    assert runs["seconds"] / runs["steps"] == pytest.approx(tuning["seconds"] / tuning["steps"])
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
     assert not any("not tuned" in note for note in result(capsys)["notes"])
 
@@ -180,20 +252,21 @@ def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden
     golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
 
 
-def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+@pytest.mark.usefixtures("finished")
+def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("val.loss", "val.loss, better: higher") + TUNE)
     assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
 
 
-def test_what_is_printed(run: Callable[..., str], made: list[str], golden: Callable[[str, str], None]) -> None:
-    plan = run("sweep", "sweep.yaml", "-o", "out", "--plan")
-    assert sweep("--json") == 0
-    run("list")  # what was printed until now
+@pytest.mark.usefixtures("finished")
+def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
+    plan = run("sweep", "sweep.yaml", "-o", "nowhere", "--plan")
     text = run("sweep", "sweep.yaml", "-o", "out")
     golden("sweeps/printed", re.sub(r" *[-+]?\d[\d.,]*", " #", f"{plan}\n{text}"))
 
 
-def test_forms_for_papers(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+@pytest.mark.usefixtures("finished")
+def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again", "a_b").replace("[0, 1, 2]", "[0]"))
     assert sweep("--latex") == 0
     out, err = capsys.readouterr()
@@ -214,7 +287,8 @@ class Addresses(HTMLParser):
         self.found += ["script"] if tag in ("script", "iframe", "object") else []
 
 
-def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+@pytest.mark.usefixtures("finished")
+def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again", '"<b>again"').replace("tfkit: 1", "tfkit: 1\ndescription: a & b <script>"))
     place = Path(result(capsys)["page"])
     text = place.read_text(encoding="utf-8")
@@ -228,6 +302,3 @@ def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str], made: list[str
     assert text.count("<svg") == 3  # curves, differences, one pair of models
     assert "prefers-color-scheme" in text
     assert len(text) < 2_000_000
-
-
-# ---- real processes ----

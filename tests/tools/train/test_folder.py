@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.runs import TEXT, write_run
+from tests.training.runs import PLUGINS, TEXT, write_run
 from tfkit.cli import main
+from tfkit.graph.run import load_run
 
 SETS = [
     "--set",
@@ -91,6 +93,42 @@ def test_other_commands_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["out"]["val.loss"]
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert found == pytest.approx(lines[-1]["val.loss"], abs=1e-6)
+
+
+def edited(folder: Path, **values: object) -> None:
+    """Change values of the meaning in a folder; None takes one out."""
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    kept = {name: one for name, one in {**facts["meaning"], **values}.items() if one is not None}
+    (folder / "run.json").write_text(json.dumps({**facts, "digest": "0" * 32, "meaning": kept}), encoding="utf-8")
+
+
+def test_a_folder_from_before_a_field_existed_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("out", "--stop-after", "4") == 0
+    edited(Path("out"), **{"optimizer.eps": None, "model.graph.decoder.dropout": 0.1})
+    assert train("out") == 0
+    assert "continued after step 4" in capsys.readouterr().err
+    assert json.loads(Path("out/run.json").read_text(encoding="utf-8"))["meaning"]["optimizer.eps"] == 1e-8
+
+
+def test_a_folder_with_another_default_is_that_of_another_run(
+    capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
+    assert train("out", "--stop-after", "4") == 0
+    edited(Path("out"), **{"optimizer.eps": 1e-6, "optimizer.gone": False})
+    capsys.readouterr()
+    assert train("out") == 1
+    golden("runs/errors/another_default", capsys.readouterr().err)
+
+
+def test_a_folder_that_was_named_while_defaults_counted_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "small.yaml", *SETS, "--stop-after", "4"]) == 0
+    (made,) = Path("runs").iterdir()
+    run = load_run(made, PLUGINS)
+    assert made.name == f"small-{run.digest[:8]}"
+    former = made.rename(f"runs/small-{run.meaning.former_digest[:8]}")
+    assert main(["train", "small.yaml", *SETS]) == 0
+    assert list(Path("runs").iterdir()) == [former]
+    assert "continued after step 4" in capsys.readouterr().err
 
 
 KILLED = """\
@@ -177,6 +215,7 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     Path("full").mkdir()
     Path("full/thesis.tex").touch()
     golden("runs/not_a_run", error("-o", "full"))
+    assert os.listdir("full") == ["thesis.tex"]
     Path("sheep.txt").write_text(TEXT, encoding="utf-8")
     weights = Path("out/step-3/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -185,6 +224,19 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     assert "the checkpoint `out/step-3` cannot be read" in error("-o", "out", *SETS)
     Path("out/run.json").write_text("{", encoding="utf-8")
     assert "cannot read `out/run.json`" in error("-o", "out", *SETS)
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["train", "small.yaml", "-o", "out", "--set", "steps=150"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        assert main(long) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err == "error: cannot write `out/metrics.jsonl`: File too large\n"
+    assert main(long) == 0
+    assert len(Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 150
 
 
 def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

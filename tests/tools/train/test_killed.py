@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.common.moments import moments, restored
+from tests.tools.common.moments import State, moments, restored
 from tests.training.runs import write_run
 from tfkit.cli import main
+from tfkit.spec.folder import LATEST
+from tfkit.tools.train.record import STEP
 
-from .killed import check_latest
 from .test_folder import SETS, contents
 
 ROOT = Path(__file__).parents[3]
@@ -31,16 +32,27 @@ def train(folder: str) -> int:
     return main(["train", "small.yaml", "-o", folder, *SETS])
 
 
+def check_saved(state: State) -> None:
+    """The checkpoint to continue from is whole, and so is each newer one: a save leaves all or nothing."""
+    latest = (state.get(LATEST) or b"step-0").decode().strip()
+    saved = {int(found[1]) for path in (*state, latest) if (found := STEP.fullmatch(path.partition("/")[0]))} - {0}
+    for step in saved:
+        if step >= int(latest.removeprefix("step-")):
+            there = {path.partition("/")[2] for path in state if path.startswith(f"step-{step}/")}
+            assert there >= {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"}, step
+
+
 def check_moments(most: int | None) -> None:
     """Whatever a killed process left in its folder, the next one ends with the bytes of an uninterrupted run."""
     with moments(Path("whole")) as found:
         assert train("whole") == 0
     wanted = contents("whole")
     assert len(found) > 40
+    for state in found:
+        check_saved(state)
     chosen = found if most is None else random.Random(len(found)).sample(found, most)
     for number, state in enumerate(chosen):
         folder = restored(state, Path(f"again-{number}"))
-        check_latest(folder)
         assert train(str(folder)) == 0
         assert contents(str(folder)) == wanted, sorted(state)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from torch import Tensor
 import tfkit
 from tests.training.runs import write_run
 from tfkit.cli import main
+from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.write import eject
 
 LAST = "out/step-8"
 TOKENS = torch.randint(27, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -69,10 +70,9 @@ def test_export(capsys: pytest.CaptureFixture[str]) -> None:
     torch.testing.assert_close(torch.jit.load("model.pt")(TOKENS), logits())
 
 
-def test_eject(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eject", "out", "-o", "model.py"]) == 0
-    classes = runpy.run_path("model.py")
-    model = classes["Small"](classes["Config"]()).eval()
+def test_eject() -> None:
+    with loaded(eject(tfkit.load("out"))) as module:
+        model = made(module).eval()
     load_model(model, f"{LAST}/model.safetensors")
     with torch.no_grad():
         assert torch.equal(model(TOKENS), logits())

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, device_of, dtype_option, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, said, show, stages, table
 from tfkit.console.reader import Reader, warn
-from tfkit.errors import printable
+from tfkit.errors import FirstLossWarning, printable
+from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.build.first_run import FirstRun
@@ -34,16 +36,14 @@ if TYPE_CHECKING:
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the model to this folder.")
+@options.output_option("DIR", "Write the model to this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
-@weights_option("Fill it from safetensors: a file, an index or their folder.")
-@allow_change_option
-@click.option(
-    "--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, or meta: shapes, no values."
-)
-@dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]")
-@seed_option("Seed of the random numbers.")
-@json_option
+@options.weights_option("Fill it from safetensors: a file, an index or their folder.")
+@options.allow_change_option
+@options.device_option("cpu, cuda, or meta: shapes, no values.")
+@options.dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]")
+@options.seed_option("Seed of the random numbers.")
+@options.json_option
 def build(
     reader: Reader,
     spec: str,
@@ -56,8 +56,6 @@ def build(
     seed: int,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
-    from tfkit.errors import FirstLossWarning
     from tfkit.tools.common.plugin_checks import warnings_of
 
     if force and output is None:
@@ -77,24 +75,21 @@ def build(
 
     if output is not None:
         check_folder(output, force=force, beside=weights)
-    with out.said(FirstLossWarning), out.stages() as stage:
+    with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
-        options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
-        model, run = first_run(graph, device=device_of(device), stage=stage, **options)
+        given: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
+        model, run = first_run(graph, device=options.device_of(device), stage=stage, **given)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
             files = [str(path) for path in save(model, output, force=force, beside=weights)]
     if json:
-        out.print_json({**vars(run), "files": files})
+        print_json({**vars(run), "files": files})
     else:
         _show_run(run, files)
 
 
 def _show_run(run: FirstRun, files: Sequence[str]) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.common.units import bytes_text, short
-
     rows = [
         (
             node.name,

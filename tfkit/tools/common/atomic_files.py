@@ -12,14 +12,23 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file"]
+__all__ = [
+    "check_file",
+    "extras_of",
+    "fresh_file",
+    "fresh_folder",
+    "names_in",
+    "write_file",
+    "writing",
+    "written_folder",
+]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file completely or not at all; raises SpecError if it cannot be written."""
     data = content.encode() if isinstance(content, str) else content
     check_file(path)
-    with _told(path):
+    with writing(path):
         if _is_device(path):  # a device or a pipe is written to, not replaced
             path.write_bytes(data)
             return
@@ -28,15 +37,21 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
+def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
+    """A block that writes to a path: an error of the system in it, or another one, becomes a SpecError of that path."""
+    try:
+        yield
+    except (OSError, other) as error:
+        raise _cannot_write(path, error) from error
+
+
+@contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was.
+    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was. Raises OSError.
 
     The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
     file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
     this one.
-
-    Raises:
-        OSError: it cannot be written.
     """
     place = _place(path)
     with workshop(place) as folder:
@@ -49,11 +64,7 @@ def fresh_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """A new folder that replaces `path` on success; otherwise `path` stays as it was.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """A new folder that replaces `path` on success; otherwise `path` stays as it was. Raises OSError."""
     place = _place(path)
     missing = [parent for parent in place.parents if not parent.exists()]
     done = False
@@ -72,13 +83,15 @@ def fresh_folder(path: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def check_file(path: Path, *, device: bool = True) -> None:
-    """Raise SpecError if a file cannot be written, before work is done for it.
+@contextmanager
+def written_folder(path: Path, other: type[Exception] = OSError) -> Iterator[Path]:
+    """`fresh_folder`, whose errors are SpecErrors, as of `writing`: the disk is full, or the place is not allowed."""
+    with writing(path, other), fresh_folder(path) as new:
+        yield new
 
-    Args:
-        path: the file.
-        device: True if a pipe or a device is accepted.
-    """
+
+def check_file(path: Path, *, device: bool = True) -> None:
+    """Raise SpecError if a file cannot be written, before work is done for it; `device` allows pipes and devices."""
     place, shown = _place(path), quoted(str(path))
     if place.is_dir():
         raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
@@ -95,11 +108,10 @@ def check_file(path: Path, *, device: bool = True) -> None:
 def names_in(path: Path) -> list[str] | None:
     """The names in a folder that is to be replaced, sorted; None if there is no folder yet.
 
-    Raises:
-        SpecError: it is a file, or cannot be read.
+    Raises SpecError for a file, and for a folder that cannot be read.
     """
     place = _place(path)
-    with _told(path):
+    with writing(path):
         sweep(place)
         if not place.exists():
             return None
@@ -132,15 +144,6 @@ def _flush(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """The system's error in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def _cannot_write(path: Path, error: Exception) -> SpecError:

@@ -51,12 +51,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Line:
-    """Values over steps: of each step one, or several, whose mean is drawn in a band from the lowest to the highest.
-
-    Attributes:
-        index: the number of its colour.
-        points: steps and their values.
-    """
+    """Values over steps, in the colour of that index: of each step one, or several, drawn as their mean in a band."""
 
     index: int
     points: Sequence[tuple[int, Sequence[float]]]

@@ -31,13 +31,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences that are read in steps.
+    """Sequences that are read in steps, in caches for `length` columns: the inputs given once, and those of each step.
 
-    Attributes:
-        words: their description in messages.
-        length: columns that the caches are made for.
-        once: the inputs given when they begin, with masks.
-        pieces: the inputs of each step, with the mask of the first one if rows are padded.
+    Masks are among them: of a piece only in the first, if rows are padded.
     """
 
     words: str

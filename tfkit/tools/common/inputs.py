@@ -21,16 +21,10 @@ def random_inputs(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A tensor for each input of a model, by name.
+    """A tensor for each input of a model, by name; the same seed gives the same ones.
 
-    Args:
-        graph: the model.
-        batch: sequences in the batch.
-        length: tokens per sequence; 16, or the model's `max_len` if that is less, unless given. An input of fixed
-            length has that one.
-        device: their device.
-        dtype: type of features; torch's default unless given.
-        seed: the same seed gives the same inputs.
+    Sequences have 16 tokens, or the model's `max_len` if that is less, unless `length` is given; inputs of fixed length
+    have that one. `dtype` is the type of features, torch's default unless given.
     """
     length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)

@@ -10,12 +10,9 @@ Child = Element | str | None
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Element:
-    """An element with its attributes and children in order; children that are None are left out.
+    """An element with its attributes and children in order; texts are escaped, and children that are None are left out.
 
-    Args:
-        name: the element, such as `div`.
-        *children: elements, and texts, which are escaped when the page is written.
-        **attributes: `class_` is written `class`, and `stroke_width` `stroke-width`; numbers have two decimals.
+    In attributes `class_` is written `class`, and `stroke_width` `stroke-width`; numbers have two decimals.
     """
     element = Element(name, {key.strip("_").replace("_", "-"): _value(value) for key, value in attributes.items()})
     for child in children:

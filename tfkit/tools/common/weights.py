@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.builder import build_filled, graph_of
+from tfkit.builder import build, build_filled, graph_of
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.fitting import fitting_map
 from tfkit.checkpoint.header import shown
@@ -21,17 +21,19 @@ from tfkit.wrapped import whole
 
 def build_with_weights(
     graph: Graph,
-    path: Path | str,
+    path: Path | str | None,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    seed: int = 0,
     allow_change: bool = False,
 ) -> fx.GraphModule:
-    """`tfkit.build` with weights, refused before any memory is taken if there is not enough.
+    """`tfkit.build` with the weights of a file, or with random ones of that seed if there is none.
 
-    Raises:
-        SpecError: as there; or there is not enough memory.
+    Raises SpecError as it does; or, before any memory is taken, if there is not enough for those of the file.
     """
+    if path is None:
+        return build(graph, device=device, dtype=dtype, seed=seed)
     return build_filled(
         graph,
         Path(path),

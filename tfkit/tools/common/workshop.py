@@ -27,11 +27,7 @@ LONGEST = 56
 
 @contextmanager
 def workshop(place: Path) -> Iterator[Path]:
-    """A new workshop for the contents of `place`, with an empty folder `new`; it is gone afterwards.
-
-    Raises:
-        OSError: the folder of `place` cannot be written.
-    """
+    """A new workshop for the contents of `place`, with an empty folder `new`; it is gone afterwards. Raises OSError."""
     sweep(place)
     folder, lock = _locked(place)
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, device_of, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -42,13 +43,11 @@ ROWS = 12
 )
 @click.argument("a", metavar="A", shell_complete=complete_spec)
 @click.argument("b", metavar="B", shell_complete=complete_spec)
-@weights_option("The weights of both.")
-@allow_change_option
-@click.option(
-    "--length", type=click.IntRange(1), metavar="N", help="Tokens to read.  [default: 16, or as many as both can]"
-)
-@click.option("--batch", default=2, show_default=True, type=click.IntRange(1), metavar="N", help="Sequences.")
-@seed_option("Seed of the tokens.")
+@options.weights_option("The weights of both.")
+@options.allow_change_option
+@options.count_option("--length", "Tokens to read.  [default: 16, or as many as both can]")
+@options.count_option("--batch", "Sequences.", default=2)
+@options.seed_option("Seed of the tokens.")
 @click.option(
     "--tolerance",
     default=1e-5,
@@ -58,24 +57,19 @@ ROWS = 12
     help="Largest difference that counts as equal.",
 )
 @click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64, too.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
-@json_option
+@options.device_option("cpu or cuda.")
+@options.json_option
 def compare(
     reader: Reader,
     a: str,
     b: str,
     weights: Path | None,
     allow_change: bool,
-    length: int | None,
-    batch: int,
-    seed: int,
-    tolerance: float,
     reference: str | None,
     device: str,
     json: bool,
+    **given: Any,
 ) -> None:
-    from tfkit.console import output as out
-
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
     graph, other = reader.load(a), _other(reader, b)
@@ -83,7 +77,7 @@ def compare(
     source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
     from tfkit.tools.compare.compare import compare as run
 
-    with out.stages() as stage:
+    with stages() as stage:
         stage("running both")
         found = run(
             graph,
@@ -91,15 +85,12 @@ def compare(
             weights=source or own,
             other_weights=own,
             allow_change=allow_change or source is None,
-            length=length,
-            batch=batch,
-            seed=seed,
-            tolerance=tolerance,
             float64=reference is not None,
-            device=device_of(device),
+            device=options.device_of(device),
+            **given,
         )
     if json:
-        out.print_json({**vars(found), "equal": found.equal})
+        print_json({**vars(found), "equal": found.equal})
     else:
         _show_comparison(found)
     if not found.equal:
@@ -118,8 +109,6 @@ def _other(reader: Reader, b: str) -> Graph | Path:
 
 
 def _show_comparison(found: Comparison) -> None:
-    from tfkit.console.output import show, table
-
     first = found.first
     at = found.parts.index(first) if first is not None else len(found.parts)
     shown = found.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else found.parts[-ROWS:]

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC
+from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.compare.common_inputs import common_inputs
-from tfkit.tools.compare.other_model import a_model, other_model
+from tfkit.tools.compare.other_model import other_model
 from tfkit.tools.compare.outputs import Outputs, depends, outputs
 
 RETURNED = "(output of the model)"
@@ -135,7 +135,7 @@ def compare(
     source = folder if weights is None else Path(weights)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
-    model = a_model(a, source, device, seed, allow_change=allow_change).eval()
+    model = build_with_weights(a, source, device=device, seed=seed, allow_change=allow_change).eval()
     other = other_model(model, b, source if other_weights is None else Path(other_weights), device, seed)
     names = {**other.names, "": ""}
 

@@ -11,15 +11,9 @@ from tfkit.checkpoint.weights import Link
 
 
 def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
-    """The modules of a model that match one of the other: both hold the same tensors.
+    """The paths of another model's modules by those of ours that match them: both hold the same tensors, by `links`.
 
-    Args:
-        model: the model.
-        links: the correspondence of its tensors to the other's.
-        theirs: the paths of the other's modules; True for one that is a single module.
-
-    Returns:
-        The other's path by the model's.
+    `theirs` has all paths of the other model; True for a single module.
     """
     held: dict[str, set[str]] = {}
     owners: dict[str, set[str]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import build, graph_of
+from tfkit.builder import graph_of
 from tfkit.checkpoint.links import published
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
@@ -41,21 +41,12 @@ class Other:
     alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
-def a_model(
-    graph: Graph, weights: Path | None, device: torch.device | str, seed: int, *, allow_change: bool
-) -> fx.GraphModule:
-    """The model of a spec, with random weights unless some are given."""
-    if weights is None:
-        return build(graph, device=device, seed=seed)
-    return build_with_weights(graph, weights, device=device, allow_change=allow_change)
-
-
 def other_model(
     model: fx.GraphModule, b: Graph | Path, weights: Path | None, device: torch.device | str, seed: int
 ) -> Other:
     """B, ready to run: with those weights if it is a spec, with its own otherwise."""
     if isinstance(b, Graph):
-        second = a_model(b, weights, device, seed, allow_change=True).eval()
+        second = build_with_weights(b, weights, device=device, seed=seed, allow_change=True).eval()
         ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -60,10 +60,8 @@ def depends(model: nn.Module, name: str, others: Iterable[str], run: Run) -> set
     return found
 
 
-@contextmanager
-def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> Iterator[None]:
-    """Hand on what modules return through functions of the first tensor."""
-    handles = []
+def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
+    """Hand on what modules return through functions of the first tensor, until the block ends."""
 
     def hook(replace: Replace) -> Callable[..., Any]:
         def called(module: nn.Module, args: Any, output: Any) -> Any:
@@ -75,13 +73,11 @@ def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> Iterator[None
 
         return called
 
-    if model is not None:
-        handles += [model.get_submodule(name).register_forward_hook(hook(value)) for name, value in values.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = ExitStack()
+    for name, value in values.items():
+        if model is not None:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(hook(value)))
+    return hooks
 
 
 def _tensor(result: Any) -> Tensor:

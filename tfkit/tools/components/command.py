@@ -10,8 +10,9 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_slot
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 @click.argument("kind", required=False, shell_complete=complete_slot)
 @json_option
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
-    from tfkit.console.output import print_json
     from tfkit.tools.components.component_docs import describe
 
     registry = reader.plugins.registry
@@ -53,13 +53,11 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 
 def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
-    near = closest(word, known)
-    help = f"a {what.split()[-1]} with a similar name exists: `{near}`" if near else None
+    help = similar(f"a {what.split()[-1]}", word, known)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
 
 
 def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
-    from tfkit.console.output import show, table
     from tfkit.tools.components.component_docs import slot_doc
 
     kinds: dict[str, list[str]] = {}
@@ -70,7 +68,6 @@ def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
 
 
 def _show_kinds(found: Sequence[ComponentDoc]) -> None:
-    from tfkit.console.output import show, table
     from tfkit.plugin.docs import first_paragraph
 
     show(table(["kind", "from", "description"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
@@ -78,8 +75,6 @@ def _show_kinds(found: Sequence[ComponentDoc]) -> None:
 
 def _show_component(one: ComponentDoc) -> None:
     from rich.padding import Padding
-
-    from tfkit.console.output import show
 
     parts: list[Padding | str] = [f"{one.slot} `{one.kind}`, {one.plugin}", one.doc]
     for field in one.fields:

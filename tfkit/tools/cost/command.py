@@ -9,11 +9,12 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import batch_option, by_option, dtype_option, json_option
+from tfkit.console.options import batch_option, by_option, count_option, dtype_option, json_option
+from tfkit.console.output import layers_in_one, percent, print_json, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, SpecError
 from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
-from tfkit.tools.common.units import flops_text, short
+from tfkit.tools.common.units import bytes_text, flops_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
@@ -50,15 +51,8 @@ if TYPE_CHECKING:
 )
 @click.argument("spec", shell_complete=complete_spec)
 @batch_option
-@click.option(
-    "--length",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]",
-)
-@click.option(
-    "--memory-length", type=click.IntRange(1), metavar="N", help="Tokens of the encoder's input.  [default: as many]"
-)
+@count_option("--length", "Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]")
+@count_option("--memory-length", "Tokens of the encoder's input.  [default: as many]")
 @mode_option("train, prefill (read a prompt) or decode (one more token).", default="train")
 @dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
@@ -73,9 +67,6 @@ if TYPE_CHECKING:
 def cost(
     reader: Reader,
     spec: str,
-    batch: int,
-    length: int | None,
-    memory_length: int | None,
     mode: Mode,
     dtype: str,
     device: str | None,
@@ -83,12 +74,11 @@ def cost(
     recompute: bool,
     optimizer: str | None,
     json: bool,
+    **given: Any,
 ) -> None:
-    from tfkit.console import output as out
-
     limits = None if device is None else _limits(reader, device)
-    for name, given in (("recompute", recompute), ("optimizer", optimizer)):
-        if given and mode != "train":
+    for name, value in (("recompute", recompute), ("optimizer", optimizer)):
+        if value and mode != "train":
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
         known = ", ".join(limits.tera_flops)
@@ -101,22 +91,18 @@ def cost(
     try:
         found = count(
             graph,
-            batch=batch,
-            length=length,
             mode=mode,
             dtype=getattr(torch, dtype),
             optimizer=optimizer,  # type: ignore[arg-type]
-            memory_length=memory_length,
             recompute=recompute,
+            **given,
         )
     except ValueError as wrong:
-        from tfkit.errors import SpecError
-
         if isinstance(wrong, SpecError):
             raise
         raise click.UsageError(str(wrong)) from None
     if json:
-        out.print_json(_as_data(found, by, limits))
+        print_json(_as_data(found, by, limits))
     else:
         _show(found, by, limits)
 
@@ -147,15 +133,14 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 def _show(found: Cost, by: By, device: Device | None) -> None:
-    from tfkit.console.output import show, table
-
     columns = ["each layer" if by == "layer" else by, *_columns(found, device)]
     rows = []
     for row, parts in found.groups(by):
         seconds = None if device is None else found.floor(device, parts).seconds
         rows.append([row.label, *_cells(found, row, seconds)])
     if by == "layer":
-        rows = list(_collapsed(rows))
+        alike = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
+        rows = [[label, *some[0]] for label, some in alike]
     total = None if device is None else found.floor(device).seconds
     rows.append(["total", *_cells(found, found.total, total)])
     show(_title(found), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(found, device))
@@ -168,8 +153,6 @@ def _columns(found: Cost, device: Device | None) -> list[str]:
 
 
 def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
-    from tfkit.console.output import percent
-
     train = found.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, found.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []
@@ -179,26 +162,7 @@ def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
     return cells if seconds is None else [*cells, time_text(seconds)]
 
 
-def _collapsed(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Consecutive layers of equal cost in one row."""
-    import re
-
-    from tfkit.errors import ranges
-
-    groups: dict[tuple[str, ...], list[tuple[str, int | None]]] = {}
-    for label, *cells in rows:
-        match = re.search(r"\blayers\.(\d+)", label)
-        key = label if match is None else re.sub(r"\blayers\.\d+", "layers.*", label)
-        groups.setdefault((key, *cells), []).append((label, int(match[1]) if match else None))
-    for (label, *cells), members in groups.items():
-        numbers = [number for _, number in members if number is not None]
-        name = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label
-        yield [name, *cells]
-
-
 def _bytes(n: int) -> str:
-    from tfkit.tools.common.units import bytes_text
-
     return bytes_text(n) if n else "-"
 
 
@@ -215,8 +179,6 @@ def _title(found: Cost) -> str:
 
 def _notes(found: Cost, device: Device | None) -> Iterator[str]:
     """The notes below the table."""
-    from tfkit.console.output import percent
-
     total = found.total
     share = percent(total.scores_forward, total.flops_forward)
     visible = f"{flops_text(total.visible)} visible"

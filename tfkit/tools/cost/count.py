@@ -12,8 +12,7 @@ from tfkit.arguments import Positive, checked
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of
@@ -21,6 +20,7 @@ from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.cache import cached_values
 from tfkit.tools.common.choices import LENGTH, Mode, Optimizer
+from tfkit.tools.common.memory import size_of
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import ComponentCost, Cost, Memory
@@ -183,7 +183,7 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
 
 def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optimizer: str | None) -> Memory:
     """The memory; `optimizer` is None unless training."""
-    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    weights = size_of(model)
     trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
     gradients = sum(one.nbytes for one in trained)
     states = 0 if optimizer is None else sum(one.numel() * _bytes_kept(optimizer, one.itemsize) for one in trained)

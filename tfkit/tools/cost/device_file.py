@@ -49,9 +49,7 @@ class DeviceConfig(Config):
 def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | None = None) -> Device:
     """The device of that name, or the one that a file describes, whose path starts at `folder`.
 
-    Raises:
-        Invalid: there is none.
-        SpecError: the file cannot be read, or has an error.
+    Raises `Invalid` if there is none, and SpecError for a file that cannot be read or has an error.
     """
     if name in DEVICES:
         return DEVICES[name]
@@ -63,11 +61,7 @@ def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | Non
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:
-    """The device that a YAML file describes; see above.
-
-    Raises:
-        SpecError: the file cannot be read, or has an error.
-    """
+    """The device that a YAML file describes, see above; raises SpecError if it cannot be read, or has an error."""
     path, resolver = Path(path), Resolver(plugins or load_plugins())
     found = resolver.config(DeviceConfig, read(path), ("device",), {})
     if resolver.diagnostics:

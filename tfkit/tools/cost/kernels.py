@@ -20,12 +20,7 @@ Kernels = Literal["cuda", "cpu"]
 
 
 class OwnKernels(TorchFunctionMode):
-    """Runs attention and dropout as the kernels of a device do.
-
-    Args:
-        watch: receives the FLOPs of attention.
-        kernels: the device with these kernels.
-    """
+    """Runs attention and dropout as the kernels of a device do; `watch` receives the FLOPs of attention."""
 
     def __init__(self, watch: Watch, kernels: Kernels) -> None:
         super().__init__()

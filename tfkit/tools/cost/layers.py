@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.tools.cost.live_memory import nbytes
-from tfkit.tools.cost.observe import Place, Record, Tally, Watch, tensors_in
+from tfkit.tools.cost.observe import Place, Record, Tally, Watch
+from tfkit.torch_private.tensors import tensors_in
 
 
 class Like(NamedTuple):
@@ -88,11 +89,7 @@ class Gradients(NamedTuple):
 
 
 class Layers:
-    """Runs the layers of a model, equal ones once.
-
-    Args:
-        watch: observes the run.
-        merge: True to run equal layers once.
+    """Runs the layers of a model, equal ones once if `merge`.
 
     Attributes:
         calls: every call of a layer, and the call that was observed for it.

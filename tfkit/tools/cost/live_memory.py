@@ -11,12 +11,7 @@ from tfkit.torch_private.tensors import storage_key
 
 
 class LiveMemory:
-    """Bytes of all storages that were made while it watched and still exist.
-
-    Attributes:
-        level: bytes that exist now.
-        peak: the most since it was last set.
-    """
+    """Bytes of the storages made while it watched that still exist: `level` now, `peak` the most since that was set."""
 
     def __init__(self) -> None:
         self.level = self.peak = 0

@@ -7,7 +7,7 @@ running. In the backward, the number of an autograd node tells when it was made,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from tfkit.tools.cost.live_memory import LiveMemory, nbytes
 from tfkit.tools.cost.shapes import rule_of
 from tfkit.torch_private import dispatch
+from tfkit.torch_private.tensors import tensors_in
 
 
 @dataclass
@@ -68,11 +69,7 @@ class Place(NamedTuple):
 
 
 class Watch(dispatch.DispatchMode):
-    """Observes every operation of a run, forward and backward.
-
-    Args:
-        weights: the parameters of the model.
-    """
+    """Observes every operation of a run, forward and backward, of a model with these weights."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
@@ -207,14 +204,3 @@ def _is_view(func: Any) -> bool:
     if func not in _VIEWS:
         _VIEWS[func] = dispatch.is_view(func)
     return _VIEWS[func]
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists and mappings."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for one in tree:
-            yield from tensors_in(one)
-    elif isinstance(tree, Mapping):
-        yield from tensors_in(list(tree.values()))

@@ -185,10 +185,6 @@ def _reduced(one: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any 
     return empty(shape, dtype or one.dtype)
 
 
-"""
-"""
-
-
 def _sum(one: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
     whole = None if one.is_floating_point() else torch.int64
     return _reduced(one, *args, dtype=dtype or whole, **kwargs)

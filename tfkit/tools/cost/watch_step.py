@@ -15,20 +15,16 @@ from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels
 from tfkit.tools.cost.layers import Layers
-from tfkit.tools.cost.mask_share import EVERYTHING, hidden_share
-from tfkit.tools.cost.observe import Place, Tally, Watch, tensors_in
+from tfkit.tools.cost.observe import Place, Tally, Watch
 from tfkit.tools.cost.steps import Step
+from tfkit.torch_private.tensors import tensors_in
+
+EVERYTHING = MaskConfig()
 
 
 @dataclass
 class Seen:
-    """The observations about each component, by its path.
-
-    Attributes:
-        tallies: one for each of its runs.
-        extra: further bytes that it keeps for the backward.
-        layers: the observations about memory.
-    """
+    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
 
     layers: Layers
     tallies: dict[str, list[Tally]] = field(default_factory=dict)
@@ -36,14 +32,9 @@ class Seen:
 
 
 def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
-    """Run a step and watch it.
+    """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
 
-    Args:
-        model: a model on the meta device; it gets hooks, and is of no other use afterwards.
-        step: the function to run.
-        kernels: the device with these kernels.
-        train: True if there is a backward.
-        merge: True to run equal layers once.
+    There is a backward if `train`, and equal layers run once if `merge`.
     """
     watch = Watch(model.parameters())
     layers = Layers(watch, merge=merge)
@@ -119,3 +110,18 @@ def _gathered(watch: Watch, layers: Layers) -> Seen:
     for path, n in layers.extra:
         seen.extra[path] = seen.extra.get(path, 0) + n
     return seen
+
+
+def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
+    """The share of hidden pairs, if the queries are the last of the keys' positions; a prefix is left out."""
+    if mask == EVERYTHING:
+        return 0.0
+    first = n_keys - n_queries
+    seen = sum(_seen(mask, position, n_keys) for position in range(first, n_keys))
+    return 1 - seen / (n_queries * n_keys)
+
+
+def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:
+    start = 0 if mask.left is None else max(0, position - mask.left)
+    end = n_keys if mask.right is None else min(n_keys, position + mask.right + 1)
+    return max(0, end - start)

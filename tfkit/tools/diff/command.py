@@ -11,6 +11,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, retitled, show, table
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 )
 @json_option
 def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:
-    from tfkit.console.output import print_json, retitled
-
     published = [_is_published(reader, one) for one in (before, after)]
     if family is not None and not any(published):
         raise click.UsageError("--family has no effect: neither A nor B has a config.json")
@@ -81,8 +80,6 @@ def _imported(reader: Reader, config: str, family: str | None) -> Graph:
 
 
 def _show_differences(found: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    from tfkit.console.output import show, table
-
     rows = [[_places(one), _or_dash(one.before), _or_dash(one.after)] for one in found]
     if not rows:
         show("no value differs", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tfkit.console.output import merged
 from tfkit.graph.expand import Graph
 from tfkit.tools.show.values import Value, values_of
 
@@ -30,7 +31,7 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
     """
     old, new = _values(before), _values(after)
     found: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for path in _merged(list(old), list(new)):
+    for path in merged([list(old), list(new)]):
         texts = _text(old.get(path)), _text(new.get(path))
         if texts[0] != texts[1] and not (_follows(path, old, new) or _follows(path, new, old)):
             found.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
@@ -52,15 +53,6 @@ def _values(graph: Graph) -> Mapping[str, Value]:
 
 def _text(value: Value | None) -> str | None:
     return None if value is None else value.value or "..."
-
-
-def _merged(old: list[str], new: list[str]) -> list[str]:
-    """All paths: those of `old`, and each new one of `new` after its predecessor there."""
-    merged, known = list(old), set(old)
-    for index, path in enumerate(new):
-        if path not in known:
-            merged.insert(merged.index(new[index - 1]) + 1 if index else 0, path)
-    return merged
 
 
 def _name(*values: Value | None) -> str:

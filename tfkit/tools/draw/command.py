@@ -9,7 +9,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.options import json_option, output_option
+from tfkit.console.output import print_json, retitled, show
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
@@ -36,14 +37,7 @@ ENDINGS = (".svg", ".png", ".html")
     """,
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The file: a name that ends in .svg, .png or .html.",
-)
+@output_option("FILE", "The file: a name that ends in .svg, .png or .html.", required=True, dir_okay=False)
 @click.option(
     "--theme",
     default="auto",
@@ -54,8 +48,6 @@ ENDINGS = (".svg", ".png", ".html")
 )
 @json_option
 def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, json: bool) -> None:
-    from tfkit.console import output as out
-
     if len(specs) > 2:
         raise click.BadParameter(f"a picture shows one model or two, not {len(specs)}", param_hint="SPEC")
     if output.suffix not in ENDINGS:
@@ -64,7 +56,7 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     from tfkit.tools.common.atomic_files import check_file
 
     check_file(output)
-    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    graphs = retitled([reader.load(spec) for spec in specs], specs)
     from tfkit.tools.draw.files import write
     from tfkit.tools.draw.picture import draw as paint
 
@@ -72,6 +64,6 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     write(picture, output, theme)
     size = [round(picture.width), round(picture.height)]
     if json:
-        out.print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
+        print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
     else:
-        out.show(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")
+        show(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")

@@ -119,12 +119,7 @@ class LayerPlacer:
         return meet, normed
 
     def _item(self, item: Box | Mark, cx: float, bottom: float, width: float) -> float:
-        """Place a box or a mark above `bottom`, with a line before it; returns its top."""
-        if isinstance(item, Mark):
-            return place_mark(self.canvas, item, cx, bottom, self.differences)
-        edge = bottom - GAP
-        self.canvas.way((cx, bottom), (cx, edge), arrow=True)
-        return place_box(self.canvas, Content.of(item, width, self.differences), cx, edge)
+        return place_above(self.canvas, item, cx, bottom, width, self.differences)
 
     def _residual(self, segment: Segment, start: float, plus: float) -> None:
         cx, key = self.cx, _key(segment)
@@ -145,12 +140,17 @@ def _key(segment: Segment) -> str:
     return next(box.key for box in segment.boxes() if box.role not in ("norm", "step"))
 
 
-def place_mark(canvas: Canvas, mark: Mark, cx: float, bottom: float, differences: Differences) -> float:
-    """A number beside the line; returns its top."""
+def place_above(
+    canvas: Canvas, item: Box | Mark, cx: float, bottom: float, width: float, differences: Differences
+) -> float:
+    """Place a box with a line before it, or a number beside the line, above `bottom`; returns its top."""
+    if isinstance(item, Box):
+        edge = bottom - GAP
+        canvas.way((cx, bottom), (cx, edge), arrow=True)
+        return place_box(canvas, Content.of(item, width, differences), cx, edge)
     top = bottom - 18
     canvas.way((cx, bottom), (cx, top))
-    look = "bold accent" if mark.key in differences else ""
-    canvas.text(cx + 7, bottom - 5, mark.text, SMALL, look)
+    canvas.text(cx + 7, bottom - 5, item.text, SMALL, "bold accent" if item.key in differences else "")
     return top
 
 

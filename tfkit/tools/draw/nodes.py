@@ -14,7 +14,7 @@ from tfkit.tools.draw.layers import (
     LayerPlacer,
     header_of,
     inner_width,
-    place_mark,
+    place_above,
     side_width,
 )
 from tfkit.tools.draw.scene import Added, Box, Chain, Mark, Node, Note, Tower
@@ -39,25 +39,20 @@ class Placer:
         if isinstance(node, Chain):
             return self._chain(node, cx, bottom)
         top = self._layers(node, cx, bottom)
-        return top if node.closing is None else self._box(node.closing, cx, top)
+        return top if node.closing is None else self._above(node.closing, cx, top)
 
-    def _box(self, box: Box, cx: float, bottom: float) -> float:
-        edge = bottom - GAP
-        self.canvas.way((cx, bottom), (cx, edge), arrow=True)
-        return place_box(self.canvas, Content.of(box, WIDTH, self.differences), cx, edge)
+    def _above(self, item: Box | Mark, cx: float, bottom: float) -> float:
+        return place_above(self.canvas, item, cx, bottom, WIDTH, self.differences)
 
     def _chain(self, chain: Chain, cx: float, bottom: float) -> float:
-        y, first = bottom, True
-        for item in chain.items:
-            if isinstance(item, Mark):
-                y = place_mark(self.canvas, item, cx, y, self.differences)
-            elif isinstance(item, Added):
+        y = bottom
+        for index, item in enumerate(chain.items):
+            if isinstance(item, Added):
                 y = self._added(item.box, cx, y)
-            elif first:
+            elif index == 0 and isinstance(item, Box):
                 y = place_box(self.canvas, Content.of(item, WIDTH, self.differences), cx, y)
             else:
-                y = self._box(item, cx, y)
-            first = False
+                y = self._above(item, cx, y)
         return y
 
     def _added(self, box: Box, cx: float, bottom: float) -> float:

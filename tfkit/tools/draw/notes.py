@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfkit.component import (
@@ -118,12 +118,12 @@ def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, Component):
             yield name, value.kind_name()
         yield from _values(value, f"{name}.")
-    elif isinstance(value, Mapping | tuple) and any(isinstance(one, Config) for one in _items(value)):
+    elif any(isinstance(one, Config) for one in _items(value)):
         return
     elif value is not None:
         text = text_of(value)
         yield name, text if len(text) <= 2 * LONGEST else f"{text[: 2 * LONGEST]}..."
 
 
-def _items(value: Mapping[Any, Any] | tuple[Any, ...]) -> list[Any]:
-    return list(value.values()) if isinstance(value, Mapping) else list(value)
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()

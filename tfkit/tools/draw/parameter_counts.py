@@ -12,12 +12,7 @@ from tfkit.tools.params.count import count_params
 
 
 class ParameterCounts:
-    """Counts the parameters of a model, and those not in any box yet.
-
-    Attributes:
-        total: the parameters of the whole model.
-        components: the config of each module that has one, by path.
-    """
+    """Counts the parameters of a model: all of them, and those not in any box yet."""
 
     def __init__(self, graph: Graph) -> None:
         counted = count_params(graph, by="module")

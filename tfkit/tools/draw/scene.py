@@ -35,11 +35,9 @@ class Box:
     Attributes:
         key: the key to compare it with the box of another picture.
         role: the slot that it fills, which decides its colour.
-        title: its name.
         notes: its kind and sizes.
         chips: components inside it that have a slot of their own.
         parts: boxes inside it; its own parameters include theirs.
-        parameters: their number.
         times: the number of boxes like this one in the model, each with its own weights.
         tied: True if it uses the weights of another box.
         tip: every value of its config, shown under the pointer.

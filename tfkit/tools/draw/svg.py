@@ -133,7 +133,7 @@ def _path(points: tuple[Point, ...]) -> str:
     """A line along points that turns its corners in arcs."""
     parts = [f"M{_pair(points[0])}"]
     for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
-        radius = min(ROUND, _distance(before, corner) / 2, _distance(corner, behind) / 2)
+        radius = min(ROUND, math.dist(before, corner) / 2, math.dist(corner, behind) / 2)
         turn, on = _towards(corner, before, radius), _towards(corner, behind, radius)
         parts.append(f"L{_pair(turn)}Q{_pair(corner)} {_pair(on)}")
     return "".join([*parts, f"L{_pair(points[-1])}"])
@@ -147,12 +147,8 @@ def _tip(before: Point, end: Point) -> str:
     return f"M{'L'.join(map(_pair, corners))}Z"
 
 
-def _distance(a: Point, b: Point) -> float:
-    return math.hypot(b[0] - a[0], b[1] - a[1])
-
-
 def _towards(start: Point, goal: Point, length: float) -> Point:
-    whole = _distance(start, goal) or 1.0
+    whole = math.dist(start, goal) or 1.0
     return start[0] + (goal[0] - start[0]) * length / whole, start[1] + (goal[1] - start[1]) * length / whole
 
 

@@ -28,10 +28,8 @@ class Specialised:
     """A function after specialisation.
 
     Attributes:
-        code: its source.
         arguments: the value of each parameter, as far as it is known over all calls.
         result: the value that it returns, as far as it is known.
-        body: its statements.
         returns: the parameter that it returns unchanged, if it does nothing else: such calls are left out.
         needed: parameters that are read, here or by a function that is called in the same place.
         names: parameters that have another name here than in the source.

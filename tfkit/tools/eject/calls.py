@@ -18,7 +18,7 @@ from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
 from tfkit.tools.eject.same_modules import is_torch
 from tfkit.tools.eject.torch_modules import STANDS_FOR
-from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join
+from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join, join_all
 
 
 class Calls(Expressions):
@@ -50,10 +50,7 @@ class Calls(Expressions):
             raise refuse(modules[0], "modules that are not alike are called with a `*`")
         args = [self.eval(one)[0] for one in node.args]
         keywords = {one.arg: self.eval(one.value)[0] for one in node.keywords if one.arg}
-        found = [self._passed(module, args, keywords) for module in modules]
-        value = found[0]
-        for other in found[1:]:
-            value = join(value, other)
+        value = join_all(self._passed(module, args, keywords) for module in modules)
         return value, self._opaque(node, written)[1]
 
     def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:

@@ -8,7 +8,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.options import json_option, output_option
+from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
@@ -30,17 +31,9 @@ from tfkit.errors import printable
     """,
 )
 @click.argument("spec", metavar="SPEC", shell_complete=complete_spec)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file.  [default: print it]",
-)
+@output_option("FILE", "Write to this file.  [default: print it]", dir_okay=False)
 @json_option
 def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
-    from tfkit.console.output import print_json, stages
-
     if output is not None and output.suffix != ".py":
         raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
     from tfkit.tools.common.atomic_files import check_file, write_file

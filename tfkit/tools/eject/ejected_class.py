@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -18,10 +19,7 @@ class Class:
     """A class of the file.
 
     Attributes:
-        name: its name.
-        base: its base class.
         modules: the modules of this class; of modules that are alike only one.
-        methods: its methods by name, as text.
         slots: the places in its `__init__` that take a value, each with the text of that value by module.
         arguments: the name of the argument for each slot that differs between its modules.
         children: the classes of its children, those in lists among them.
@@ -42,7 +40,10 @@ class Class:
 
     def call(self, module: nn.Module) -> str:
         """The call that makes a module of this class."""
-        given = {name: self.slots[slot][module] for slot, name in self.arguments.items()}
+        return self.made({name: self.slots[slot][module] for slot, name in self.arguments.items()})
+
+    def made(self, given: Mapping[str, str]) -> str:
+        """The call with these texts of arguments."""
         parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
         return f"{self.name}({', '.join(parts)})"
 

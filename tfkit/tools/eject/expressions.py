@@ -15,7 +15,7 @@ import tfkit.nn
 from tfkit.tools.eject.call_graph import Specialised, Whole
 from tfkit.tools.eject.conditions import Conditions, Written, literal
 from tfkit.tools.eject.symbols import Named
-from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join
+from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join_all
 
 STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
 """Functions, each with the one of torch that computes the same."""
@@ -94,10 +94,7 @@ class Expressions(Conditions):
     def _attribute(self, node: ast.Attribute) -> Written:
         base, written = self.eval(node.value)
         if isinstance(base, Modules):
-            found = [self._of_module(module, node.attr) for module in base.modules]
-            value = found[0]
-            for other in found[1:]:
-                value = join(value, other)
+            value = join_all(self._of_module(module, node.attr) for module in base.modules)
             if not (isinstance(node.value, ast.Name) and node.value.id == self.self_name):
                 for module in base.modules:
                     self.whole.read.setdefault(module, set()).add(node.attr)
@@ -194,9 +191,7 @@ class Expressions(Conditions):
 
     def _list(self, node: ast.List) -> Written:
         found = [self.eval(one) for one in node.elts]
-        item = found[0][0] if found else None
-        for value, _ in found[1:]:
-            item = join(item, value) if item else value
+        item = join_all(value for value, _ in found) if found else None
         return Items(item), ast.List([written for _, written in found])
 
     def _listcomp(self, node: ast.ListComp) -> Written:
@@ -223,10 +218,7 @@ class Expressions(Conditions):
         if isinstance(value, Items):
             return value.item or SOME
         if isinstance(value, Record) and value.items:
-            item = value.items[0]
-            for other in value.items[1:]:
-                item = join(item, other)
-            return item
+            return join_all(value.items)
         return SOME
 
     def bind(self, target: ast.expr, value: Value) -> None:

@@ -21,7 +21,7 @@ from tfkit.tools.eject.cleanup import reads, tidied
 from tfkit.tools.eject.code import Code, code_of, method_of
 from tfkit.tools.eject.same_modules import is_torch
 from tfkit.tools.eject.statements import Function
-from tfkit.tools.eject.values import ANY, NONE, SOME, Known, Value, join
+from tfkit.tools.eject.values import ANY, NONE, SOME, Known, Value, join_all
 
 ROUNDS = 12
 
@@ -67,19 +67,13 @@ class Specialiser(Whole):
         for name in entries[0].code.parameters:
             values = [one.arguments[name] for one in entries if name in one.arguments]
             values += [given[name]] if name in given else [_default(entries[0].code, name)]
-            value = values[0]
-            for other in values[1:]:
-                value = join(value, other)
             for one in entries:
-                one.arguments[name] = value
-        result: Value | None = None
-        for key in keys:
-            found = self._evaluate(key)
-            result = found if result is None or found is None else join(result, found)
+                one.arguments[name] = join_all(values)
+        results = [NONE if (found := self._evaluate(key)) is None else found for key in keys]
         needed = {name for one in entries for name in one.needed}
         for one in entries:
             one.needed |= needed
-        return NONE if result is None else result
+        return join_all(results)
 
     def _evaluate(self, key: Key) -> Value | None:
         entry = self.functions[key]

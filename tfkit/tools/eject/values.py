@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -83,6 +85,11 @@ def join(a: Value, b: Value) -> Value:
     if isinstance(a, Items) and isinstance(b, Items):
         return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
     return ANY if may_be_none(a) or may_be_none(b) else SOME
+
+
+def join_all(values: Iterable[Value]) -> Value:
+    """All that is known about a value that is one of these, of which there is at least one."""
+    return reduce(join, values)
 
 
 def may_be_none(value: Value) -> bool:

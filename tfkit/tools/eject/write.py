@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from tfkit.arguments import checked
 from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
@@ -126,11 +125,12 @@ class _File:
 
     def text(self) -> str:
         """The whole file."""
-        parts = [self.record(kind) for kind in self.whole.records if self.whole.alone(kind) is None]
-        parts += [self.constant(name, value) for name, value in self.names.items() if _is_constant(value)]
+        whole = self.whole
+        parts = [record_text(one, whole.fields(one), whole) for one in whole.records if whole.alone(one) is None]
+        parts += [f"{name} = {value!r}" for name, value in self.names.items() if _is_constant(value)]
         parts += [
-            function_text(key[0].__name__, entry, self.whole, method=False)
-            for key, entry in self.whole.functions.items()
+            function_text(key[0].__name__, entry, whole, method=False)
+            for key, entry in whole.functions.items()
             if len(key) == 1 and entry.returns is None
         ]
         parts += [self.klass(one) for one in self.classes.order]
@@ -157,6 +157,7 @@ class _File:
             lines.add("from typing import NamedTuple")
         if "nn.Sequential(OrderedDict(" in body:
             lines.add("from collections import OrderedDict")
+        ours = {*self.whole.records, *(key[0] for key in self.whole.functions if len(key) == 1)}
         for name, value in self.names.items():
             if value in (torch, nn, torch.Tensor) or _is_constant(value):
                 continue
@@ -164,12 +165,9 @@ class _File:
                 lines.add("from torch.nn import functional as F")
             elif isinstance(value, ModuleType):
                 lines.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
-            elif isinstance(value, FunctionType | type) and not self._is_ours(value):
+            elif isinstance(value, FunctionType | type) and value not in ours:
                 lines.add(f"from {value.__module__} import {value.__name__}")
         return sorted(lines)
-
-    def _is_ours(self, value: Any) -> bool:
-        return (value,) in self.whole.functions or value in self.whole.records
 
     def config(self, body: str) -> str:
         body += "".join(
@@ -185,12 +183,6 @@ class _File:
                 text = re.sub(r"[a-z_]\w*", r"self.\g<0>", how)
                 lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
         return "\n".join([*head, *lines]) if lines else ""
-
-    def record(self, kind: type) -> str:
-        return record_text(kind, self.whole.fields(kind), self.whole)
-
-    def constant(self, name: str, value: Any) -> str:
-        return f"{name} = {value!r}"
 
     def klass(self, one: Class) -> str:
         methods = [text for name, text in one.methods.items() if name != "reset_parameters"]
@@ -247,8 +239,7 @@ class _File:
             return one.value(name, module)
         if child in self.classes.of:
             owner = self.classes.of[child]
-            given = [f"{a}={one.value(f'{name}.{a}', module)}" for a in dict.fromkeys(owner.arguments.values())]
-            return f"{owner.name}({', '.join([CONFIG] * owner.takes_config + given)})"
+            return owner.made({a: one.value(f"{name}.{a}", module) for a in owner.arguments.values()})
         return made_by_torch(child, {a: one.value(f"{name}.{a}", module) for a in arguments_of(child)})
 
     def typed(self, one: Class, name: str) -> str:

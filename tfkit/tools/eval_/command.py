@@ -8,6 +8,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import allow_change_option, json_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
 
@@ -39,7 +40,6 @@ def eval_(
     metric: tuple[str, ...],
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
     from tfkit.graph.run import load_run
     from tfkit.tools.cost.of_run import flops_of_step
     from tfkit.tools.eval_.evaluate import evaluate_run, weights_of
@@ -50,12 +50,12 @@ def eval_(
     for name in runs:
         path = weights_of(name, weights)
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
-        with out.stages() as stage:
+        with stages() as stage:
             stage(f"evaluating {name}")
             found[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)
     if json:
-        out.print_json(found)
+        print_json(found)
         return
     names = list(dict.fromkeys(one for numbers in found.values() for one in numbers))
     rows = [(one, *(f"{numbers[one]:.4f}" if one in numbers else "-" for numbers in found.values())) for one in names]
-    out.show(out.table(["", *found], rows, right=found))
+    show(table(["", *found], rows, right=found))

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import MetricConfig
-from tfkit.errors import Diagnostic, SpecError, closest
+from tfkit.errors import Diagnostic, SpecError, similar
 from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.changes import as_changes
@@ -85,9 +85,6 @@ def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[Metric
     kinds = plugins.registry.kinds("metric")
     for name in names:
         if name not in kinds:
-            near = closest(name, kinds)
-            help = f"a metric with a similar name exists: `{near}`" if near else None
-            raise SpecError(
-                Diagnostic(f"there is no metric `{name}`", notes=(f"metrics: {', '.join(kinds)}",), help=help)
-            )
+            help, notes = similar("a metric", name, kinds), (f"metrics: {', '.join(kinds)}",)
+            raise SpecError(Diagnostic(f"there is no metric `{name}`", notes=notes, help=help))
     return tuple(kinds[name].config() for name in names or ("loss",))  # type: ignore[misc]

@@ -11,7 +11,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import WIDTH
+from tfkit.console.output import WIDTH, percent, print_json
 from tfkit.console.reader import Reader
 from tfkit.tools.common.units import bytes_text, scaled, short
 
@@ -38,8 +38,6 @@ INDENT = "  "
 @click.argument("spec", shell_complete=complete_spec)
 @json_option
 def explain(reader: Reader, spec: str, json: bool) -> None:
-    from tfkit.console.output import print_json
-
     graph = reader.load(spec)
     from tfkit.tools.explain.explain import explain as find
 
@@ -112,8 +110,6 @@ def _stop(text: str) -> str:
 
 def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
     """Parameters, their share and that of the FLOPs; for a node with everything inside it."""
-    from tfkit.console.output import percent
-
     parts = list(part.walk()) if whole else [part]
     parameters, flops = sum(one.parameters for one in parts), sum(one.flops for one in parts)
     share = percent(parameters, explained.parameters) if parameters else ""

@@ -96,12 +96,8 @@ def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any
         if hidden or wire or (marker(info, SharedMarker) is not None and not info.is_required()):
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        if value is not None and (value != default or (_is_position(config) and _is_size(value))):
+        if value is not None and (value != default or (isinstance(config, PositionConfig) and _is_size(value))):
             yield name, value
-
-
-def _is_position(config: Config) -> bool:
-    return isinstance(config, PositionConfig)
 
 
 def _is_size(value: object) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,25 +119,21 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
     """The arguments and results of each module, in the order in which they returned."""
     given: dict[str, Call] = {}
     returned: dict[str, Tensor] = {}
-    handles = []
-    for path, module in model.named_modules():
 
-        def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-            given[path] = Call(*copied)  # a cache is changed after it is read
+    def before(path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+        given[path] = Call(*copied)  # a cache is changed after it is read
 
-        def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:
-            if isinstance(output, Tensor):
-                returned.setdefault(path, output.clone())
+    def after(path: str, _: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            returned.setdefault(path, output.clone())
 
-        if path:
-            handles += [module.register_forward_pre_hook(before, with_kwargs=True)]
-            handles += [module.register_forward_hook(after)]
-    try:
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if path:
+                hooks.enter_context(module.register_forward_pre_hook(partial(before, path), with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(partial(after, path)))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return {path: given[path] for path in returned}, returned
 
 

@@ -9,9 +9,11 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec, reader_of
-from tfkit.console.options import allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader, warn
 from tfkit.errors import SpecError, printable
+from tfkit.tools.common.units import bytes_text
 
 if TYPE_CHECKING:
     from tfkit.tools.export.export import Exported
@@ -45,7 +47,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     """,
 )
 @click.argument("spec", required=False, shell_complete=complete_spec)
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
+@output_option("FILE", "The file to write.")
 @click.option(
     "--format",
     metavar="NAME",
@@ -68,7 +70,6 @@ def export(
     dtype: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
     from tfkit.tools.common.atomic_files import check_file
     from tfkit.tools.export.formats import formats_of
 
@@ -85,32 +86,26 @@ def export(
     weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
-    from tfkit.builder import build
     from tfkit.tools.common.weights import build_with_weights
     from tfkit.tools.export.export import check_format
     from tfkit.tools.export.export import export as write
 
-    with out.stages() as stage:
+    with stages() as stage:
         stage(f"checking that {chosen.name} supports it")
         check_format(graph, chosen)
         stage("building")
         kind = None if dtype is None else getattr(torch, dtype)
-        if weights is None:
-            model = build(graph, dtype=kind)
-        else:
-            model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
+        model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         exported = write(model, output, format=chosen.name, stage=stage, plugins=reader.plugins)
     if chosen.name == "torchscript":
         click.echo(DEPRECATED, err=True)
     if json:
-        out.print_json(exported)
+        print_json(exported)
     else:
         _show(exported)
 
 
 def _show_formats(known: Formats, *, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
-
     rows = [
         (one.name, " ".join(one.suffixes), known.plugins[name], one.description) for name, one in known.named.items()
     ]
@@ -122,9 +117,6 @@ def _show_formats(known: Formats, *, json: bool) -> None:
 
 
 def _show(exported: Exported) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.common.units import bytes_text
-
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
     head = f"wrote {printable(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
     others = [f"wrote {printable(file)}" for file in exported.files[1:]]

@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 from torch import fx, nn
@@ -23,14 +23,7 @@ ANSI = re.compile(r"\x1b\[\d*m")
 
 
 def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
-    """The error to raise when an exporter fails.
-
-    Args:
-        model: the model to be exported.
-        path: that of the module at fault; None if it is not known.
-        error: the exporter's error.
-        exporter: its name.
-    """
+    """The error to raise when an exporter fails on a module; its path is None if it is not known."""
     part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
@@ -50,16 +43,15 @@ def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
     def leave(*_: Any) -> None:
         running.pop()
 
-    modules = [(path, module) for path, module in model.named_modules() if path]
-    handles = [module.register_forward_pre_hook(enter(path)) for path, module in modules]
-    handles += [module.register_forward_hook(leave) for _, module in modules]
-    try:
-        run()
-    except Exception:
-        return running[-1] if running else None
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if path:
+                hooks.enter_context(module.register_forward_pre_hook(enter(path)))
+                hooks.enter_context(module.register_forward_hook(leave))
+        try:
+            run()
+        except Exception:
+            return running[-1] if running else None
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.hookspecs import hookimpl
 from tfkit.plugin.manager import Plugins
@@ -47,8 +47,7 @@ class Formats:
         return {suffix: one for one in self.named.values() for suffix in one.suffixes}
 
     def _unknown(self, name: str) -> Diagnostic:
-        near = closest(name, self.named)
-        help = f"a format with a similar name exists: `{near}`" if near else None
+        help = similar("a format", name, self.named)
         return Diagnostic(f"unknown format {quoted(name)}", notes=self._known(listing(self.named)), help=help)
 
     def _unknown_suffix(self, path: Path) -> Diagnostic:

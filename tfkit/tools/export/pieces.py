@@ -46,11 +46,7 @@ class PieceReader:
         self._batch, self._lengths, self._used = batch, None, 0
 
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
-        """The outputs for the next tokens [b, t]; the mask is False where there is padding.
-
-        Raises:
-            ValueError: the cache is full.
-        """
+        """The outputs for the next tokens [b, t]; the mask is False at padding; ValueError if the cache is full."""
         if self._batch is None:
             self.start(tokens.size(0))
         if self._used + tokens.size(1) > self._length:
@@ -103,11 +99,7 @@ def _beside(graph: Graph, name: str) -> str:
 
 
 class Programs(Opened):
-    """The programs of a file, see `tfkit.tools.export.programs`.
-
-    Args:
-        graph: that of the model that was written.
-    """
+    """The programs of a file, see `tfkit.tools.export.programs`; `graph` is that of the model that was written."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -100,15 +100,10 @@ def caches_of(graph: Graph) -> Caches | None:
 def programs(
     model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
 ) -> dict[str, ExportedProgram]:
-    """The programs of a model by name; only `model` if it needs its sequence as a whole.
+    """The programs of a model in eval mode, by name; only `model` if it needs its sequence as a whole.
 
-    Args:
-        model: the model, in eval mode.
-        inputs: examples of all inputs and masks, at least 2 in each free size.
-        in_place: True to write the caches in place; they are returned as a second result otherwise.
-
-    Raises:
-        SpecError: torch.export does not take the model; the message names the component at fault.
+    `inputs` are examples of all inputs and masks, at least 2 in each free size. Caches that are not written in place
+    are a second result. Raises SpecError, which names the component at fault, if torch.export refuses the model.
     """
     try:
         return _programs(model, inputs, in_place=in_place)
@@ -266,9 +261,7 @@ def _calls(node: fx.Node) -> dict[str, str]:
 def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
     """For each operation the paths of the modules that return its value: it belongs to them, but a user does not.
 
-    Args:
-        calls: the calls of modules that each operation belongs to; the second call of a module has a name with `@`.
-        users: the users of an operation's value.
+    The second call of a module has a name with `@`.
     """
     return {
         node: [

@@ -91,11 +91,7 @@ class _Reader:
 
 
 def scripted(model: fx.GraphModule) -> Any:
-    """The model as a module of TorchScript.
-
-    Raises:
-        SpecError: TorchScript does not take it; the message names the innermost component at fault.
-    """
+    """The model as a module of TorchScript; raises SpecError, which names the innermost component at fault."""
     try:
         return script(with_methods(model))
     except Exception as error:

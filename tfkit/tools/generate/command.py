@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, device_of, dtype_option, json_option, seed_option, weights_option
+from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Asked, Job, job_of
@@ -47,8 +48,8 @@ TITLE = 40
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@weights_option("Safetensors, a file or folder; random unless given.")
-@allow_change_option
+@options.weights_option("Safetensors, a file or folder; random unless given.")
+@options.allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", multiple=True, metavar="TEXT", help="Text to continue; - for standard input; repeatable.")
 @click.option(
@@ -56,12 +57,7 @@ TITLE = 40
 )
 @click.option("--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; prints ids too.")
 @click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Most tokens of a text.  [default: 100, or as many as fit]",
-)
+@options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
     "--temperature",
     default=0.0,
@@ -70,7 +66,7 @@ TITLE = 40
     metavar="X",
     help="Randomness of sampling; 0 takes the likeliest.",
 )
-@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Sample from the N likeliest.")
+@options.count_option("--top-k", "Sample from the N likeliest.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
@@ -86,16 +82,12 @@ TITLE = 40
     help="Above 1, fewer repetitions.",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token to stop at; repeatable.")
-@click.option(
-    "--samples", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Continuations of each prompt."
-)
-@seed_option("Seed of the random numbers.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, mps.")
-@dtype_option("float32, bfloat16 ...  [default: that of the weights]")
-@json_option
+@options.count_option("--samples", "Continuations of each prompt.", default=1)
+@options.seed_option("Seed of the random numbers.")
+@options.device_option("cpu, cuda, mps.")
+@options.dtype_option("float32, bfloat16 ...  [default: that of the weights]")
+@options.json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
-    from tfkit.console import output as out
-
     asked = Asked(**options)
     _check_usage(asked)
     graph = reader.load(spec)
@@ -103,7 +95,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     asked = replace(asked, weights=weights)
     try:
         job = job_of(asked, graph)
-        with out.stages() as stage:
+        with stages() as stage:
             model = _model(asked, graph, stage)
         live = None if json else Live(_titles(job, asked.samples))
         texts, found, seconds = _run(model, job, asked, live)
@@ -112,7 +104,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     except ValueError as wrong:  # of the prompt: too long, not in the vocabulary
         raise SpecError(Diagnostic(str(wrong))) from wrong
     if json:
-        out.print_json(_result(job, texts, found, asked, seconds))
+        print_json(_result(job, texts, found, asked, seconds))
     else:
         click.echo(_speed(found, seconds), err=True)
 
@@ -142,7 +134,7 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
     from tfkit.tools.common.memory import check_memory
     from tfkit.tools.common.weights import build_with_weights
 
-    device = device_of(asked.device)
+    device = options.device_of(asked.device)
     if device.type == "meta":
         raise click.UsageError("on the meta device there are no values to compute with")
     dtype = getattr(torch, asked.dtype) if asked.dtype else None

@@ -10,7 +10,9 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
+from tfkit.tools.common.units import short
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
@@ -35,8 +37,6 @@ NAME = re.compile(r"[^\w.-]")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
-    from tfkit.tools.common.units import short
     from tfkit.tools.list_.gallery import shipped
 
     specs = shipped(words, reader.available)

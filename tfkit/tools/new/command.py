@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.options import output_option
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
@@ -27,13 +28,7 @@ from tfkit.errors import printable
 )
 @click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
 @click.argument("name", metavar="NAME")
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="The folder to write.  [default: tfkit-NAME]",
-)
+@output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
 def new(reader: Reader, what: str, name: str, output: Path | None) -> None:
     from tfkit.tools.new.plugin import checked_names, write_plugin
 

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
-from tfkit.tools.common.atomic_files import fresh_folder, names_in
+from tfkit.tools.common.atomic_files import names_in, written_folder
 
 TEMPLATE = Path(__file__).parent / "template"
 CACHES = re.compile(r"\..*|__pycache__")
@@ -86,13 +86,10 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
     if folder.exists() and folder.samefile(Path()):
         raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
     files = dict(_files(names))
-    try:
-        with fresh_folder(folder) as new:
-            for path, text in files.items():
-                (new / path).parent.mkdir(parents=True, exist_ok=True)
-                (new / path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
+    with written_folder(folder) as new:
+        for path, text in files.items():
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            (new / path).write_text(text, encoding="utf-8")
     return sorted(files)
 
 

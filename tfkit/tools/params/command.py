@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,13 +10,13 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import merged
+from tfkit.console.output import layers_in_one, merged, percent, print_json, retitled, show, table
 from tfkit.console.reader import Reader
-from tfkit.errors import ranges
+from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.cache import CacheSize
-    from tfkit.tools.params.count import By, Params, Row
+    from tfkit.tools.params.count import By, Params
 
 SIDE_BY_SIDE = 2
 
@@ -45,14 +44,12 @@ SIDE_BY_SIDE = 2
 )
 @json_option
 def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
-    from tfkit.console import output as out
-
     graphs = [reader.load(spec) for spec in specs]
     from tfkit.tools.params.count import count_params
 
-    counts = [count_params(graph, by) for graph in out.retitled(graphs, specs)]
+    counts = [count_params(graph, by) for graph in retitled(graphs, specs)]
     if json:
-        out.print_json(counts)
+        print_json(counts)
     elif len(counts) == 1:
         _show_count(counts[0])
     else:
@@ -60,8 +57,6 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
 
 
 def _show_count(count: Params) -> None:
-    from tfkit.console.output import percent, show, table
-
     rows = [_cells(shown, count) for shown in collapsed(count)]
     rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
@@ -72,14 +67,10 @@ def _show_count(count: Params) -> None:
 
 
 def _total(count: Params) -> list[str]:
-    from tfkit.console.output import percent
-
     return ["total", f"{count.total:,}", percent(count.total, count.total)]
 
 
 def _cells(shown: Shown, count: Params) -> list[str]:
-    from tfkit.console.output import percent
-
     each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
     apart = shown.parameters and not shown.non_embedding
     other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
@@ -88,8 +79,6 @@ def _cells(shown: Shown, count: Params) -> list[str]:
 
 
 def _summary(count: Params) -> str:
-    from tfkit.tools.common.units import short
-
     return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
 
 
@@ -105,8 +94,6 @@ def _notes(count: Params) -> Iterator[str]:
 
 
 def _cache_note(size: CacheSize) -> str:
-    from tfkit.tools.common.units import bytes_text
-
     each = f"{bytes_text(size.per_token)} per token"
     if size.per_memory_token:
         each += f", {bytes_text(size.per_memory_token)} per token of the memory"
@@ -117,8 +104,6 @@ def _cache_note(size: CacheSize) -> str:
 def _show_side_by_side(counts: Sequence[Params]) -> None:
     """Specs as columns, as many as fit into 80 columns, then the next ones."""
     from rich.padding import Padding
-
-    from tfkit.console.output import show, table
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
         some = counts[start : start + SIDE_BY_SIDE]
@@ -135,9 +120,6 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
         show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
 
 
-_INDEX = re.compile(r"\blayers\.(\d+)")
-
-
 class Shown(NamedTuple):
     """A row as it is printed: one of the count's, or several of equal layers."""
 
@@ -150,13 +132,9 @@ class Shown(NamedTuple):
 
 def collapsed(count: Params) -> list[Shown]:
     """The rows of a count, equal layers in one: `decoder.layers.0-11`."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in count.rows:
-        groups.setdefault((_INDEX.sub("layers.*", row.label), row.parameters), []).append(row)
     shown = []
-    for (label, parameters), rows in groups.items():
-        numbers = [int(match[1]) for row in rows if (match := _INDEX.search(row.label))]
-        label = label.replace("*", ranges(numbers).replace(" ", "")) if numbers else rows[0].label
+    for label, rows in layers_in_one((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
-        shown.append(Shown(name, label, parameters * len(rows), sum(row.non_embedding for row in rows), len(rows)))
+        sizes = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
+        shown.append(Shown(name, label, *sizes, len(rows)))
     return shown

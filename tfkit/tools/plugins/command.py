@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
 from tfkit.errors import listing
 
 if TYPE_CHECKING:
+    from tfkit.plugin.commands import PluginCommand
     from tfkit.plugin.manager import Plugins
 
 
@@ -36,37 +38,44 @@ if TYPE_CHECKING:
 @click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
+    from tfkit.plugin.commands import plugin_commands
 
     found = reader.found
+    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins, reader.disable)
     if trace:
-        _show_trace(reader, json=json)
+        _show_trace(found, commands, json=json)
         return
+    counts = {
+        one.name: {
+            "components": len(one.components),
+            "specs": sum(spec.plugin == one.label for spec in found.specs.files.values()),
+            "commands": sum(command.plugin == one.label for command in commands.values()),
+        }
+        for one in found.loaded
+    }
     if json:
-        print_json(
-            {
-                "loaded": [{**vars(one), "components": len(one.components)} for one in found.loaded],
-                "broken": found.broken,
-                "disabled": found.disabled,
-            }
-        )
+        loaded = [
+            {"name": one.name, "version": one.version, "origin": one.origin, **counts[one.name]} for one in found.loaded
+        ]
+        print_json({"loaded": loaded, "broken": found.broken, "disabled": found.disabled})
         return
-    rows = [(one.name, one.version, one.origin, str(len(one.components))) for one in found.loaded]
-    show(table(["plugin", "version", "from", "components"], rows, right=["components"]), *_left_out(found))
+    rows = [(one.name, one.version, one.origin, _brings(counts[one.name])) for one in found.loaded]
+    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(found))
 
 
-def _show_trace(reader: Reader, *, json: bool) -> None:
-    from tfkit.console.output import print_json, show, table
-    from tfkit.plugin.commands import plugin_commands
+def _brings(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {what if n > 1 else what.removesuffix('s')}" for what, n in counts.items() if n)
+
+
+def _show_trace(found: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
     from tfkit.tools.plugins.trace import trace
 
-    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins, reader.disable)
-    found = trace(reader.found, commands)
+    traced = trace(found, commands)
     if json:
-        print_json(found)
+        print_json(traced)
         return
-    rows = [(one.hook, one.plugin, one.failed or one.note or listing(one.gave, 4) or "nothing") for one in found]
-    show(table(["hook", "plugin", "gave"], rows), *_left_out(reader.found))
+    rows = [(one.hook, one.plugin, one.failed or one.note or listing(one.gave, 4) or "nothing") for one in traced]
+    show(table(["hook", "plugin", "gave"], rows), *_left_out(found))
 
 
 def _left_out(found: Plugins) -> Iterator[str]:

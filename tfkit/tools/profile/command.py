@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import (
-    allow_change_option,
-    batch_option,
-    by_option,
-    device_of,
-    dtype_option,
-    json_option,
-    weights_option,
-)
+from tfkit.console.output import console, print_json, retitled, show
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import mode_option
@@ -64,23 +57,17 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
 @mode_option("The kind of step: train, prefill or decode.", default="train")
-@dtype_option("Type of weights and activations: float32, bfloat16, float16, float64.", default="float32")
+@options.dtype_option("Type of weights and activations: float32, bfloat16, float16, float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
-@batch_option
-@click.option("--length", type=click.IntRange(min=1), metavar="N", help="Tokens of each; 128, or max_len if less.")
-@click.option(
-    "--steps", default=5, show_default=True, type=click.IntRange(min=2), metavar="N", help="Steps that are timed."
-)
-@click.option(
-    "--warmup", default=2, show_default=True, type=click.IntRange(min=0), metavar="N", help="Steps before them."
-)
-@by_option
-@weights_option("Weights to run with; random ones unless given.")
-@allow_change_option
-@click.option(
-    "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write all results to this folder."
-)
-@json_option
+@options.batch_option
+@options.count_option("--length", "Tokens of each; 128, or max_len if less.")
+@options.count_option("--steps", "Steps that are timed.", default=5, least=2)
+@options.count_option("--warmup", "Steps before them.", default=2, least=0)
+@options.by_option
+@options.weights_option("Weights to run with; random ones unless given.")
+@options.allow_change_option
+@options.output_option("DIR", "Write all results to this folder.")
+@options.json_option
 def profile(
     reader: Reader,
     specs: tuple[str, ...],
@@ -93,15 +80,13 @@ def profile(
     json: bool,
     **options: Any,
 ) -> None:
-    from tfkit.console import output as out
-
     if len(specs) > MOST:
         raise click.UsageError(f"{len(specs)} specs: one is profiled, or two side by side")
     if weights is not None and len(specs) > 1:
         raise click.UsageError("--weights are those of one model")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
-    graphs = out.retitled([reader.load(spec) for spec in specs], specs)
+    graphs = retitled([reader.load(spec) for spec in specs], specs)
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
@@ -122,12 +107,12 @@ def profile(
             **options,
         )
     if json:
-        out.print_json([to_dict(one) for one in found])
+        print_json([to_dict(one) for one in found])
         return
     show_profiles(found, by)
     if output is not None:
         shown = printable(str(output))
-        out.show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
+        show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
 
 
 def _device(name: str | None) -> Any:
@@ -136,7 +121,7 @@ def _device(name: str | None) -> Any:
         return None
     if name == "meta":
         raise click.BadParameter("nothing runs on the meta device: use `tfkit cost`", param_hint="--device")
-    return device_of(name)
+    return options.device_of(name)
 
 
 @contextmanager
@@ -146,8 +131,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from tfkit.console.output import console
 
     columns = TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import chain, count
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.tools.common.atomic_files import fresh_folder, names_in
+from tfkit.tools.common.atomic_files import names_in
 from tfkit.tools.profile.result import Profile, rows
 
 DATA, REPORT = "profile.json", "report.html"
@@ -40,20 +39,6 @@ def _folders(data: Path) -> list[str]:
         return [str(one["folder"]) for one in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-@contextmanager
-def profile_folder(folder: Path) -> Iterator[Path]:
-    """A new folder that replaces `folder` on success.
-
-    Raises:
-        SpecError: it cannot be written: the disk is full, or the place is not allowed.
-    """
-    try:
-        with fresh_folder(folder) as new:
-            yield new
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror or error}")) from error
 
 
 def folders_of(names: Sequence[str]) -> list[str]:

@@ -14,7 +14,6 @@ from torch import fx
 from torch.profiler import ProfilerActivity, schedule
 from torch.profiler import profile as torch_profile
 
-from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.weights import build_with_weights
@@ -48,7 +47,9 @@ def measure(
     """
     predicted = predict(graph, settings, length)
     try:
-        model = _built(graph, settings).train(settings.mode == "train")
+        options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
+        model = build_with_weights(graph, settings.weights, device=settings.device, **options)
+        model.train(settings.mode == "train")
         return with_prediction(_measure(model, settings, length, trace, on_step), predicted, limits)
     except (SpecError, OSError):
         raise
@@ -81,14 +82,6 @@ def _measure(model: fx.GraphModule, settings: Settings, length: int, trace: Path
 def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> AbstractContextManager[None]:
     """Ranges around the components, unless they are compiled: hooks would split the compiled code."""
     return nullcontext() if settings.compile else named_ranges(model, range)
-
-
-def _built(graph: Graph, settings: Settings) -> fx.GraphModule:
-    device, dtype = settings.device, settings.dtype
-    if settings.weights is not None:
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "allow_change": settings.allow_change}
-        return build_with_weights(graph, settings.weights, **options)
-    return build(graph, device=device, dtype=dtype)
 
 
 class _Runner:

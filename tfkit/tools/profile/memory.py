@@ -26,13 +26,9 @@ class Usage:
 
 
 def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device: bool) -> Usage:
-    """Follow the memory of one step.
+    """Follow the memory of a step, on the device or on the CPU, from the bytes in use `at_start`.
 
-    Args:
-        located: the rows of a trace.
-        step: its number. Not the first: on the CPU the profiler does not see older memory being freed.
-        at_start: bytes in use when it begins.
-        on_device: True for the accelerator, False for the CPU.
+    It must not be the first step: on the CPU the profiler does not see older memory being freed.
     """
     rows = [one for one in located if one.step == step and _counts(one, on_device)]
     total = peak = at_start

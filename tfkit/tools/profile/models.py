@@ -15,13 +15,13 @@ import torch
 
 from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.tools.common.atomic_files import written_folder
 from tfkit.tools.common.choices import Mode
-from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, profile_folder, write_profiles
+from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
 from tfkit.tools.profile.result import Profile
@@ -101,7 +101,7 @@ def profile_models(
     limits, ticks = limits_of(device, dtype), count(1)
     total = count_steps(settings) * len(models)
     profiles: list[Profile] = []
-    with nullcontext() if directory is None else profile_folder(Path(directory)) as target:
+    with nullcontext() if directory is None else written_folder(Path(directory)) as target:
         for graph, file, name, one in zip(models, files, names, lengths, strict=True):
             trace = _trace(target, name)
             gc.collect()  # the model before this one

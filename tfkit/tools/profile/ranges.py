@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from torch import fx, nn
@@ -48,14 +48,10 @@ def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.pop().__exit__(None, None, None)
 
-    handles = []
-    for path in named_parts(model):
-        module = model.get_submodule(path)
-        handles += [module.register_forward_pre_hook(enter(path), prepend=True)]
-        # A recomputed layer is left by an exception as soon as everything exists that the backward needs.
-        handles += [module.register_forward_hook(leave, always_call=True)]
-    try:
+    with ExitStack() as hooks:
+        for path in named_parts(model):
+            module = model.get_submodule(path)
+            hooks.enter_context(module.register_forward_pre_hook(enter(path), prepend=True))
+            # A recomputed layer is left by an exception as soon as everything exists that the backward needs.
+            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

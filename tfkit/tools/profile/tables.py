@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfkit.console.output import merged, percent, show, table
+from tfkit.tools.common.ownership import By
+from tfkit.tools.common.units import bytes_text, short
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, rows
+
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from tfkit.tools.common.ownership import By
-    from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile
 
 KERNELS = 8
 """The number of kernels shown; the report has more."""
@@ -26,14 +28,10 @@ def show_profiles(profiles: Sequence[Profile], by: By) -> None:
 
 
 def _show_one(profile: Profile, by: By) -> None:
-    from tfkit.console.output import show
-
     show(*_summary(profile), "", _times(profile, by), "", _memory(profile, by), "", _kernels(profile))
 
 
 def _summary(profile: Profile) -> list[str]:
-    from tfkit.tools.common.units import bytes_text, short
-
     tokens = f"{profile.batch} x {profile.length} tokens"
     if profile.mode == "decode":
         tokens = f"{profile.batch} x token {profile.length:,}"
@@ -67,9 +65,6 @@ def _ms(seconds: float) -> str:
 
 
 def _times(profile: Profile, by: By) -> Table:
-    from tfkit.console.output import table
-    from tfkit.tools.profile.result import rows
-
     train, large = profile.mode == "train", profile.limits is not None and profile.limits.flops > 10 * TERA
     unit, scale = ("T", TERA) if large else ("G", 1e9)
     columns = [by, "ms", "share", *(["forward", "backward"] if train else []), f"{unit}FLOP/s", "GB/s", "floor"]
@@ -84,8 +79,6 @@ def _times(profile: Profile, by: By) -> Table:
 
 
 def _share(seconds: float, profile: Profile) -> str:
-    from tfkit.console.output import percent
-
     return percent(round(seconds * 1e9), round(profile.step * 1e9))
 
 
@@ -97,10 +90,6 @@ def _reached(row: ComponentTime, scale: float) -> list[str]:
 
 
 def _memory(profile: Profile, by: By) -> Table:
-    from tfkit.console.output import table
-    from tfkit.tools.common.units import bytes_text
-    from tfkit.tools.profile.result import rows
-
     columns = [by, "allocates", "kept at the peak", "peak while it runs"]
     lines = [
         [row.label, *(bytes_text(size) for size in (row.allocated, row.at_peak, row.highest))]
@@ -111,8 +100,6 @@ def _memory(profile: Profile, by: By) -> Table:
 
 
 def _kernels(profile: Profile) -> Table:
-    from tfkit.console.output import table
-
     columns = ["operator" if profile.device == "cpu" else "kernel", "of", "calls", "ms", "share"]
     lines = [
         [_name(one), _of(one, profile), f"{one.calls:g}", _ms(one.time), _share(one.time, profile)]
@@ -131,9 +118,6 @@ def _of(kernel: KernelTime, profile: Profile) -> str:
 
 
 def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
-    from tfkit.console.output import merged, show, table
-    from tfkit.tools.profile.result import rows
-
     parts = [{row.path: row for row in rows(profile, by)} for profile in profiles]
     lines = []
     for name in merged([list(one) for one in parts]):

@@ -9,7 +9,8 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, dtype_option, json_option, weights_option
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
+from tfkit.console.output import print_json, stages
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
@@ -35,9 +36,7 @@ from tfkit.errors import printable
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The folder to write."
-)
+@output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: as they are]")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @json_option
@@ -53,8 +52,6 @@ def save(
     force: bool,
     json: bool,
 ) -> None:
-    from tfkit.console import output as out
-
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
     if weights is None:
@@ -68,7 +65,7 @@ def save(
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, beside=weights)
-    with out.stages() as stage:
+    with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
@@ -79,6 +76,6 @@ def save(
         )
     files = [str(path) for path in written]
     if json:
-        out.print_json({"name": graph.name, "layout": layout, "files": files})
+        print_json({"name": graph.name, "layout": layout, "files": files})
     else:
         click.echo("\n".join(f"wrote {printable(file)}" for file in files))

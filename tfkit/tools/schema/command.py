@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
+from tfkit.console.options import output_option
 from tfkit.console.reader import Reader
 
 
@@ -24,7 +25,7 @@ from tfkit.console.reader import Reader
     """,
 )
 @click.option("--run", is_flag=True, help="The schema of runs instead of specs.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a file.")
+@output_option("FILE", "Write to a file.")
 def schema(reader: Reader, run: bool, output: Path | None) -> None:
     import json
 

@@ -11,6 +11,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
+from tfkit.console.output import WIDTH, print_json
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 @click.argument("spec", shell_complete=complete_spec)
 @json_option
 def show(reader: Reader, spec: str, json: bool) -> None:
-    from tfkit.console.output import print_json
-
     graph = reader.load(spec)
     from tfkit.tools.show.steps import programs_of
     from tfkit.tools.show.values import values_of
@@ -53,7 +52,7 @@ def _show_tree(graph: Graph, values: Sequence[Value], programs: Sequence[Program
     from rich.table import Table
     from rich.text import Text
 
-    from tfkit.console.output import WIDTH, show
+    from tfkit.console.output import show
 
     origins = min(ORIGIN, max(len(_origin(value)) for value in values))
     tree = Table.grid(padding=(0, 2))

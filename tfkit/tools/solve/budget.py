@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,14 +12,12 @@ from tfkit.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
 from tfkit.placement import AnyDtype, dtype_of
-from tfkit.tools.common.choices import LENGTH, Mode
+from tfkit.tools.common.choices import LENGTH, NEEDS, Budgeted, Mode, Optimizer
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.params.count import active_of
 
 if TYPE_CHECKING:
     from tfkit.tools.cost.result import Cost
-
-Of = Literal["params", "active", "flops", "memory"]
 
 
 class Measured(NamedTuple):
@@ -30,16 +28,6 @@ class Measured(NamedTuple):
 
 
 Amount: TypeAlias = Annotated[float, Limit(above=0)]
-_NEEDS: dict[str, tuple[Of, ...]] = {
-    "tokens": ("flops",),
-    "batch": ("memory",),
-    "dtype": ("memory",),
-    "optimizer": ("memory",),
-    "recompute": ("memory",),
-    "length": ("flops", "memory"),
-    "mode": ("flops", "memory"),
-}
-"""The budgets that a value applies to."""
 
 
 @checked
@@ -59,22 +47,22 @@ class Budget:
         recompute: True if layers run again in the backward, and keep less.
     """
 
-    of: Of
+    of: Budgeted
     amount: Amount
     mode: Mode = "train"
     tokens: Amount = 1
     batch: Positive = 1
     length: Positive | None = None
     dtype: AnyDtype = torch.bfloat16
-    optimizer: Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     recompute: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_of(self.dtype))
         defaults = {field.name: field.default for field in fields(self)}
-        given = [name for name in _NEEDS if getattr(self, name) != defaults[name]]
+        given = [name for name in NEEDS if getattr(self, name) != defaults[name]]
         for name in given:
-            if self.of not in _NEEDS[name]:
+            if self.of not in NEEDS[name]:
                 raise ValueError(f"`{name}` has no effect on a budget of {self.of}: omit it")
             if name in ("optimizer", "recompute") and self.mode != "train":
                 raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")

@@ -12,11 +12,11 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import dtype_option, json_option
-from tfkit.console.output import WIDTH
+from tfkit.console.options import count_option, dtype_option, json_option, output_option
+from tfkit.console.output import WIDTH, print_json, show, stages, table
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
-from tfkit.tools.common.choices import OPTIMIZERS, mode_option
+from tfkit.tools.common.choices import BUDGETS, NEEDS, OPTIMIZERS, mode_option
 
 if TYPE_CHECKING:
     from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
@@ -43,17 +43,6 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _FLOPS = {**_COUNTS, "p": 1e15, "e": 1e18, "z": 1e21, "y": 1e24}
 _BYTES = {f"{one}{unit}": step**n for n, one in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))}
-BUDGETS = ("params", "active", "flops", "memory")
-_NEEDS = {
-    "tokens": ("flops",),
-    "batch": ("memory",),
-    "dtype": ("memory",),
-    "optimizer": ("memory",),
-    "recompute": ("memory",),
-    "length": ("flops", "memory"),
-    "mode": ("flops", "memory"),
-}
-"""Options about a budget, and the budgets that they apply to."""
 
 
 @command(
@@ -82,17 +71,16 @@ _NEEDS = {
 @click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")
 @click.option("--memory", type=Amount(_BYTES, "`80GB`"), metavar="BYTES", help="Memory at its peak: 80GB, 24GiB.")
 @click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for this many tokens: 20B.")
-@click.option("--batch", type=click.IntRange(1), metavar="N", help="Sequences in memory.  [default: 1]")
-@click.option("--length", type=click.IntRange(1), metavar="N", help="Tokens of each.  [default: 2048, or `max_len`]")
+@count_option("--batch", "Sequences in memory.  [default: 1]")
+@count_option("--length", "Tokens of each.  [default: 2048, or `max_len`]")
 @mode_option("train, prefill or decode.  [default: train]")
 @dtype_option("float32, bfloat16 ...  [default: bfloat16]")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
 @click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write a spec of the first size.")
+@output_option("FILE", "Write a spec of the first size.")
 @json_option
 def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
-    from tfkit.console.output import print_json, stages
     from tfkit.tools.common.atomic_files import check_file
 
     _check(given)
@@ -123,7 +111,7 @@ def _check(given: dict[str, Any]) -> None:
     of = [name for name in BUDGETS if given[name] is not None]
     if len(of) != 1:
         raise click.UsageError("give one budget: --params, --active, --flops or --memory")
-    for name, budgets in _NEEDS.items():
+    for name, budgets in NEEDS.items():
         if given[name] is not None and of[0] not in budgets:
             raise click.UsageError(f"--{name} has no effect with --{of[0]}")
     for name in ("optimizer", "recompute"):
@@ -141,7 +129,7 @@ def _budget(given: dict[str, Any]) -> Budget:
     further = {name: given[name] for name in names if given[name] is not None}
     if given["dtype"] is not None:
         further["dtype"] = getattr(torch, given["dtype"])
-    return Budget(of, given[of], **further)  # type: ignore[arg-type]
+    return Budget(of, given[of], **further)
 
 
 def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
@@ -155,8 +143,6 @@ def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
 
 
 def _show(spec: str, solved: Solved, output: Path | None) -> None:
-    from tfkit.console.output import show, table
-
     params = solved.budget.of == "params"
     columns = ["layers", "d_model", "heads", "d_ff", "parameters", *([] if params else [solved.budget.of]), "off by"]
     rows = [_cells(solved, size) for size in solved.sizes]

@@ -21,7 +21,7 @@ from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.find import find_spec
 from tfkit.spec.load import read_tree, resolve_spec
-from tfkit.spec.merge import assign
+from tfkit.spec.merge import assign, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.parts import parts
 from tfkit.spec.tree import Mapping as Tree
@@ -88,7 +88,7 @@ class Family:
         self._kept = {path: one for path, one in self._kept.items() if path in written}
         self.sets = tuple(one for one in every if given[one] not in self._kept)
         self.own = self.load(())
-        self.tree = _without_map(self.tree)
+        self.tree = without(self.tree, {"checkpoint"})  # long, and without effect on sizes
         fixed = [given[one] for one in self.sets]
         changed = functools.reduce(lambda tree, one: assign(tree, one, self._fields), self.sets, self.tree)
         numbers = {path: n for path, n in _numbers(changed, ()) if not any(path[: len(one)] == one for one in fixed)}
@@ -247,12 +247,6 @@ def _numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
             yield from _numbers(node, here)
         elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
             yield here, node.value
-
-
-def _without_map(tree: Tree) -> Tree:
-    """A spec without the tensor names of a published checkpoint, which are long and do not affect sizes."""
-    items = {name: node for name, node in tree.items.items() if name != "checkpoint"}
-    return Tree(items, {name: tree.keys[name] for name in items}, tree.span)
 
 
 def _at(tree: Node | None, path: Path) -> Node | None:

@@ -32,8 +32,6 @@ class Grid:
     """The space to search.
 
     Attributes:
-        depths: all of them.
-        all_widths: all of them.
         width: the one that is kept, if any.
         shape: the spec's own ratio of width to depth.
         value: the cost of a size.

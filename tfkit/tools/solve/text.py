@@ -21,14 +21,9 @@ _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **known: Any) -> str:
-    """The YAML text of a spec that extends `spec` with changes, as `--set` takes them.
+    """The YAML text of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
 
-    Args:
-        spec: path or bare name.
-        sets: changes of the form `path=value`.
-        path: the file that the text is for; it gives the spec its name.
-        plugins: those that the spec needs.
-        known: further values at the top of the spec.
+    `known` are further values at the top of the spec.
     """
     base = read_tree(spec, plugins.specs)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()

@@ -21,6 +21,7 @@ from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.budgets import lengthened, resized
+from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")
 LETTERS = 16
@@ -143,7 +144,7 @@ class Arms:
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
         run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
         _check_number(self.file, run)
-        return Cell(run, self._folder / run.digest[:LETTERS])
+        return Cell(run, named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS]))
 
 
 def choices(settings: Sequence[Setting]) -> Iterator[Choice]:

@@ -122,8 +122,9 @@ def _graph(name: str, run: Run) -> Graph:
 
 def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
     """The values that differ in two runs, without those of their models."""
-    for path in {**base.meaning, **own.meaning}:
-        values = base.meaning.get(path), own.meaning.get(path)
+    before, after = base.meaning.values, own.meaning.values
+    for path in {**before, **after}:
+        values = before.get(path), after.get(path)
         if not path.startswith("model.") and values[0] != values[1]:
             yield path, str(values[0]), str(values[1])
 

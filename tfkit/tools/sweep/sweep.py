@@ -11,7 +11,7 @@ from statistics import fmean
 
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
-from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
@@ -38,8 +38,8 @@ class Row:
         steps: the steps of all of them.
         flops: their FLOPs.
         memory: the bytes in use at the peak of one, as predicted.
-        seconds: the time of all of them, if all are as quick as those there; if none is, the least that their device
-            needs; None where nothing is known of it.
+        seconds: the time of all of them, if all are as quick as the arm's runs and trials that are there; if none is,
+            the least that their device needs; None where nothing is known of it.
     """
 
     name: str
@@ -103,15 +103,16 @@ class Sweep:
         chosen, choices, rows, every, unknown = self._chosen(), self._choices(), list[Row](), list[Cell](), 0
         for arm in self.arms.arms:
             size, tuning = self._sizes[arm.name], self._tunings.get(arm.name)
-            if tuning is not None:
-                trials = [cell for trial in tuning.trials for cell in trial.cells]
-                runs = tuning.count * len(tuning.trials[0].cells)
-                rows.append(_row(f"{arm.name}, tuning", trials, size, runs=runs))
-                every, unknown = [*every, *trials], unknown + runs - len(trials)
+            trials = [cell for trial in tuning.trials for cell in trial.cells] if tuning else []
             cells = self.arms.cells(arm, choices[arm.name])
             known = tuning is None or arm.name in chosen
-            rows.append(_row(arm.name, cells, size, known=known))
-            every += cells
+            like = {cell.folder: cell for cell in (*trials, *(cells if known else ())) if is_complete(cell)}
+            if tuning is not None:
+                runs = tuning.count * len(tuning.trials[0].cells)
+                rows.append(_row(f"{arm.name}, tuning", trials, size, like, runs=runs))
+                unknown += runs - len(trials)
+            rows.append(_row(arm.name, cells, size, like))
+            every += [*trials, *cells]
         different = len({cell.run.digest for cell in every})
         to_make = len(missing(every)) + unknown
         return Outline(self.file.name, str(self.folder), different + unknown, to_make, tuple(rows))
@@ -145,7 +146,8 @@ class Sweep:
         from tfkit.tools.sweep.page import page
 
         place = self.folder / PAGE
-        place.parent.mkdir(parents=True, exist_ok=True)
+        with writing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
         choices = self._choices()
         runs = {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
         write_file(place, page(self.arms, found, runs))
@@ -183,26 +185,25 @@ def _made(what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], t
     return {str(cell.folder): wrong[cell.run.digest] for cell in wanted if cell.run.digest in wrong}
 
 
-def _row(name: str, cells: Sequence[Cell], size: Plan, *, runs: int | None = None, known: bool = True) -> Row:
-    """The runs of an arm; `runs` if there are more than those `cells`, and not `known` if none can be there."""
+def _row(name: str, cells: Sequence[Cell], size: Plan, like: Mapping[Path, Cell], *, runs: int | None = None) -> Row:
+    """The runs of an arm, `runs` if there are more than `cells`; `like` are the complete ones, trials included."""
     runs = runs or len(cells)
     steps = cells[0].run.steps * runs
-    there = [cell for cell in cells if is_complete(cell)] if known else []
     return Row(
         name=name,
         parameters=size.parameters,
         runs=runs,
-        there=len(there),
+        there=sum(cell.folder in like for cell in cells),
         steps=steps,
         flops=round(size.flops / size.steps * steps),
         memory=size.memory,
-        seconds=_seconds(there, steps, size),
+        seconds=_seconds(like.values(), steps, size),
     )
 
 
-def _seconds(there: Sequence[Cell], steps: int, size: Plan) -> float | None:
+def _seconds(like: Iterable[Cell], steps: int, size: Plan) -> float | None:
     """The time of this many steps, as quick as those of runs that are there, or else as a device could be."""
-    measured = [(speed, cell.run.tokens_of_step) for cell in there if (speed := speed_of(cell)) is not None]
+    measured = [(speed, cell.run.tokens_of_step) for cell in like if (speed := speed_of(cell)) is not None]
     if measured:
         return fmean(steps * tokens / speed for speed, tokens in measured)
     return None if size.seconds is None else size.seconds / size.steps * steps

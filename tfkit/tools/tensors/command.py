@@ -9,6 +9,7 @@ import click
 
 from tfkit.console.commands import command
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
 from tfkit.console.reader import Reader
 
 
@@ -29,14 +30,13 @@ from tfkit.console.reader import Reader
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.mismatch import collapsed
-    from tfkit.console import output as out
 
     with Checkpoint.open(path) as checkpoint:
         names = checkpoint.names
     kinds = {name: (str(info.dtype).removeprefix("torch."), info.shape) for name, info in names.items()}
     if json:
-        out.print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
+        print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
         return
     rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed(kinds)]
     values = sum(prod(info.shape) for info in names.values())
-    out.show(out.table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")
+    show(table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")

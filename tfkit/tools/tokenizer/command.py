@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import json_option
+from tfkit.console.options import json_option, output_option
+from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
 
@@ -25,22 +26,13 @@ from tfkit.console.reader import Reader
     """,
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to it.",
-)
+@output_option("FILE", "Write to it.", required=True, dir_okay=False)
 @click.option("--vocab-size", required=True, type=click.IntRange(256, 2**24), metavar="N", help="Tokens in all.")
 @click.option("--special", multiple=True, metavar="TEXT", help="A token that no text contains; repeatable.")
 @json_option
 def tokenizer(
     reader: Reader, files: tuple[Path, ...], output: Path, vocab_size: int, special: tuple[str, ...], json: bool
 ) -> None:
-    from tfkit.console.output import print_json, show, stages, table
-
     if output.suffix != ".json":
         raise click.BadParameter(f"`{output.name}` must end in .json", param_hint="--output")
     if len(set(special)) < len(special) or "" in special:

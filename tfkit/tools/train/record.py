@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, WEIGHTS
 from tfkit.spec.render import render_run
-from tfkit.tools.common.atomic_files import fresh_folder, write_file
+from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.save.save import write_model
 from tfkit.training.checkpoint import Checkpoint, Restored
@@ -50,10 +50,7 @@ class Facts:
 
 
 class RunFolder:
-    """A run on the disk; see `tfkit.training.checkpoint.Record`.
-
-    Raises SpecError if the folder holds another run, or something else.
-    """
+    """A run on the disk; see `tfkit.training.checkpoint.Record`. Raises SpecError if the folder holds another run."""
 
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -68,16 +65,13 @@ class RunFolder:
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
-        found = read_facts(self.folder)
+        found = facts_of(self.folder, self._run)
         if found is None:
-            _check_new(self.folder)
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
-            return Facts(self._run.digest, self._run.meaning, bits, environment, [])
-        if found.digest != self._run.digest:
-            raise _another(self.folder, found.meaning, self._run.meaning)
+            return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
         changed = [name for name in bits if found.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {found.bits.get(name)} -> {bits[name]}" for name in changed]
-        return Facts(found.digest, found.meaning, bits, environment, found.sessions, found.ended)
+        return Facts(self._run.digest, self._run.meaning.values, bits, environment, found.sessions, found.ended)
 
     def begin(self, command: str, time: str) -> None:
         """Note a new process."""
@@ -105,9 +99,10 @@ class RunFolder:
 
     def _open(self, position: int, step: int) -> None:
         path = self.folder / METRICS
-        path.touch()
-        os.truncate(path, position)
-        self._metrics = path.open("ab")
+        with writing(path):
+            path.touch()
+            os.truncate(path, position)
+            self._metrics = path.open("ab")
         for number, config in enumerate(self._run.config.track):
             try:
                 self._trackers.append(config.build(self.folder, step))
@@ -126,12 +121,14 @@ class RunFolder:
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
-        self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
+        with writing(self.folder / METRICS):
+            self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
 
     def save(self, checkpoint: Checkpoint) -> None:
         assert self._metrics is not None
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        with writing(self.folder / METRICS):
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
         place = self.folder / f"step-{checkpoint.step}"
         state = {
             "step": checkpoint.step,
@@ -141,18 +138,14 @@ class RunFolder:
             "skipped": checkpoint.skipped,
             "callbacks": checkpoint.callbacks,
         }
-        try:
-            with fresh_folder(place) as target:
-                write_model(checkpoint.model, target)
-                save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
-                shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
-                (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-                tokenizer = self._run.data.tokenizer
-                if tokenizer is not None:
-                    tokenizer.save(target / tokenizer.file)
-        except (OSError, SafetensorError) as error:
-            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise SpecError(Diagnostic(f"cannot write {quoted(str(place))}: {cause}")) from error
+        with written_folder(place, SafetensorError) as target:
+            write_model(checkpoint.model, target)
+            save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
+            shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+            (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+            tokenizer = self._run.data.tokenizer
+            if tokenizer is not None:
+                tokenizer.save(target / tokenizer.file)
         write_file(self.folder / LATEST, f"{place.name}\n")
         self._remove_old(checkpoint.step)
 
@@ -165,10 +158,11 @@ class RunFolder:
                 shutil.rmtree(self.folder / f"step-{step}", ignore_errors=True)
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
         for tracker in self._trackers:
             tracker.close()
+        if self._metrics is not None:
+            with writing(self.folder / METRICS):
+                self._metrics.close()
 
 
 class Follower:
@@ -212,14 +206,28 @@ def read_facts(folder: Path) -> Facts | None:
         raise SpecError(Diagnostic(message)) from error
 
 
+def facts_of(folder: Path, run: Run) -> Facts | None:
+    """The contents of `run.json`; None if there is none. Raises SpecError if the folder is that of another run."""
+    found = read_facts(folder)
+    differences = run.meaning.differences(found.meaning) if found else []
+    if found and differences:
+        raise _another(folder, differences, found.meaning, run.meaning.values)
+    return found
+
+
+def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
+    """The folder whose name a digest gives; that of the former digest if it is there."""
+    former = name(run.meaning.former_digest)
+    return former if former.exists() else name(run.digest)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder of a run, for this process alone; made if it does not exist."""
-    try:
+    """The folder of a run, for this process alone, made if there is none; raises SpecError for any other folder."""
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _check_folder(folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror}")) from error
     try:
         _lock(number, folder)
         yield
@@ -234,17 +242,18 @@ def _lock(number: int, folder: Path) -> None:
             raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o"))
 
 
-def _check_new(folder: Path) -> None:
-    """Raise SpecError if a folder holds other things than a run that did not begin."""
+def _check_folder(folder: Path) -> None:
+    """Raise SpecError if a folder holds other things than a run, begun or not."""
+    if (folder / FACTS).exists():
+        return
     others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
     if others:
         message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(others[:4])}"
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
 
 
-def _another(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
+def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
     """The error of a folder with a run of another meaning, with the differences."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
     if CONTENT in names:
         names.remove(CONTENT)

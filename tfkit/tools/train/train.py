@@ -25,7 +25,7 @@ from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.environment import bits_of, environment
 from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
-from tfkit.tools.train.record import Follower, RunFolder, locked
+from tfkit.tools.train.record import Follower, RunFolder, locked, named_by_meaning
 from tfkit.tools.train.report import report
 from tfkit.training import memory
 from tfkit.training.loop import Trainer
@@ -93,7 +93,7 @@ def folder_of(name: AnyRun, run: Run) -> Path:
     """The folder of a run that is not given one: that which it was read from, or one by its meaning."""
     if isinstance(name, str | os.PathLike) and (Path(name) / RUN).is_file():
         return Path(name)
-    return Path("runs") / f"{run.config.name}-{run.digest[:8]}"
+    return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
 
 
 def train_run(

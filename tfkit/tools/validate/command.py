@@ -9,6 +9,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
+from tfkit.console.output import print_json
 from tfkit.console.reader import Reader, warn
 from tfkit.errors import Diagnostic, SpecError
 
@@ -27,8 +28,6 @@ from tfkit.errors import Diagnostic, SpecError
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...", shell_complete=complete_spec)
 @json_option
 def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
-    from tfkit.console.output import print_json
-
     _ = reader.plugins  # an error of a plugin is not the fault of a spec
     results = []
     for spec in specs:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import tag
+from tfkit.tools.common.page import Child, tag
 from tfkit.tools.profile.result import Profile, rows
 
 KNOWN = (
@@ -94,5 +94,16 @@ def swatch(name: str) -> Element:
 
 
 def heading(name: str, several: bool) -> Element | None:
-    """The name of a model above its own contents, if there are several models."""
+    """A name above its own contents, if there are several models."""
     return tag("h3", name) if several else None
+
+
+def with_ratios(first: str, profiles: Sequence[Profile]) -> list[str]:
+    """The head of a table that compares models: after each but the first, its ratio to that."""
+    names = [name for profile in profiles[1:] for name in (profile.name, "ratio")]
+    return [first, profiles[0].name, *names]
+
+
+def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:
+    """The contents of each model, below its name if there are several."""
+    return [child for one in profiles for child in (heading(one.name, len(profiles) > 1), *content(one))]

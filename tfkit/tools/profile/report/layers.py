@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.page import Child, remark, tag
-from tfkit.tools.profile.report.bars import heading
+from tfkit.tools.profile.report.bars import by_model
 from tfkit.tools.profile.report.numbers import time_text
 from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
@@ -22,10 +22,7 @@ Stack = dict[int, dict[str, ComponentTime]]
 
 def layer_strips(profiles: Sequence[Profile]) -> list[Child]:
     """A column for each layer: its height is its time, and its cells are those of its components."""
-    made: list[Child] = []
-    for profile in profiles:
-        made += [heading(profile.name, len(profiles) > 1), *_layers(profile)]
-    return made
+    return by_model(profiles, _layers)
 
 
 def _layers(profile: Profile) -> list[Child]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfkit.tools.common.page import Child, remark, table, tag
-from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, legend, swatch
+from tfkit.tools.profile.report.bars import Segment, bar, by_model, heading, labelled, legend, swatch
 from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
 from tfkit.tools.profile.result import Profile, rows
 
@@ -27,7 +27,7 @@ def memory(profiles: Sequence[Profile]) -> list[Child]:
         text = memory_text(profile.memory.peak)
         made += [heading(profile.name, len(profiles) > 1), _moment(profile)]
         made.append(labelled("at the peak", bar(pieces, largest), text))
-    return [*made, legend(names), *_by_component(profiles)]
+    return [*made, legend(names), *by_model(profiles, _by_component)]
 
 
 def _moment(profile: Profile) -> Child:
@@ -52,46 +52,41 @@ def _at_peak(profile: Profile) -> list[Segment]:
     ]
 
 
-def _by_component(profiles: Sequence[Profile]) -> list[Child]:
+def _by_component(profile: Profile) -> list[Child]:
     """The bytes of each component: in use at the peak, allocated in a step, and the most in use while it runs."""
-    made: list[Child] = []
-    for profile in profiles:
-        lines: list[list[Child]] = [
-            [
-                tag("span", swatch(row.component), row.label),
-                memory_text(row.at_peak or None),
-                share_text(row.at_peak or None, profile.memory.peak),
-                memory_text(row.allocated or None),
-                memory_text(row.highest or None),
-            ]
-            for row in rows(profile)
+    lines: list[list[Child]] = [
+        [
+            tag("span", swatch(row.component), row.label),
+            memory_text(row.at_peak or None),
+            share_text(row.at_peak or None, profile.memory.peak),
+            memory_text(row.allocated or None),
+            memory_text(row.highest or None),
         ]
-        head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
-        made += [heading(profile.name, len(profiles) > 1), table(head, lines)]
-    return made
+        for row in rows(profile)
+    ]
+    head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
+    return [table(head, lines)]
 
 
 def kernels(profiles: Sequence[Profile]) -> list[Child]:
     """The longest operators or kernels of each profile, with the component that launched them."""
-    made: list[Child] = []
-    for profile in profiles:
-        made.append(heading(profile.name, len(profiles) > 1))
-        lines: list[list[Child]] = [
-            [
-                tag("code", one.name, title=one.name),
-                tag("span", swatch(one.component), one.label),
-                one.phase,
-                amount_text(one.calls, ""),
-                time_text(one.time),
-                share_text(one.time, profile.step),
-            ]
-            for one in profile.kernels[:KERNELS]
+    return by_model(profiles, _kernels)
+
+
+def _kernels(profile: Profile) -> Iterator[Child]:
+    lines: list[list[Child]] = [
+        [
+            tag("code", one.name, title=one.name),
+            tag("span", swatch(one.component), one.label),
+            one.phase,
+            amount_text(one.calls, ""),
+            time_text(one.time),
+            share_text(one.time, profile.step),
         ]
-        kind = "operator" if profile.device == "cpu" else "kernel"
-        head = [kind, "launched by", "phase", "calls", "time", "share"]
-        made.append(table(head, lines, text=3) if lines else remark(f"No {kind} was recorded."))
-        if len(profile.kernels) > KERNELS:
-            rest = profile.kernels[KERNELS:]
-            time = time_text(sum(one.time for one in rest))
-            made.append(remark(f"{len(rest):,} more take {time} together."))
-    return made
+        for one in profile.kernels[:KERNELS]
+    ]
+    kind = "operator" if profile.device == "cpu" else "kernel"
+    head = [kind, "launched by", "phase", "calls", "time", "share"]
+    yield table(head, lines, text=3) if lines else remark(f"No {kind} was recorded.")
+    if rest := profile.kernels[KERNELS:]:
+        yield remark(f"{len(rest):,} more take {time_text(sum(one.time for one in rest))} together.")

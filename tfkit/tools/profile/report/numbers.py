@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfkit.tools.common.units import bytes_text
+from tfkit.tools.common.units import bytes_text, scaled
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -24,10 +24,8 @@ def amount_text(amount: float | None, unit: str) -> str:
         return NONE
     if amount < 1000 and amount == int(amount):
         return f"{amount:.0f} {unit}".rstrip()
-    index = 0
-    while abs(amount) >= 999.5 and index < len(_PREFIXES) - 1:
-        amount, index = amount / 1000, index + 1
-    return f"{_digits(amount)}{' ' if unit else ''}{_PREFIXES[index]}{unit}"
+    amount, prefix = scaled(amount, "kMGTPE", most=999.5)
+    return f"{_digits(amount)}{' ' if unit else ''}{prefix}{unit}"
 
 
 def decade_text(power: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.common.page import Child, page, tag
+from tfkit.tools.common.page import page, section, tag
 from tfkit.tools.profile.report.layers import layer_strips
 from tfkit.tools.profile.report.limits import floors
 from tfkit.tools.profile.report.memory import kernels, memory
@@ -19,18 +19,11 @@ def report(profiles: Sequence[Profile]) -> str:
     """A page about one profile, or about several side by side, with the ratios to the first.
 
     The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
-    spec is in it as text.
-
-    Args:
-        profiles: at least one.
-
-    Raises:
-        ValueError: there is no profile.
+    spec is in it as text. Raises ValueError without a profile.
     """
     if not profiles:
         raise ValueError("a report needs at least one profile")
     sections = (
-        ("summary", "", summary(profiles)),
         ("time", "Where the time goes", time_bars(profiles)),
         ("components", "Components, layers and modules", component_tables(profiles)),
         ("layers", "Layer by layer", layer_strips(profiles)),
@@ -42,9 +35,6 @@ def report(profiles: Sequence[Profile]) -> str:
     )
     settings = [tag("p", text, class_="setting") for text in dict.fromkeys(map(setting, profiles))]
     head = tag("header", tag("h1", title(profiles)), *settings)
-    body = [_section(name, words, content) for name, words, content in sections]
-    return page(f"{title(profiles)}: profile", head, tag("main", *body))
-
-
-def _section(name: str, words: str, content: Sequence[Child]) -> Child:
-    return tag("section", tag("h2", words) if words else None, *content, id=name)
+    body = [section(name, words, content) for name, words, content in sections]
+    first = tag("section", *summary(profiles), id="summary")
+    return page(f"{title(profiles)}: profile", head, tag("main", first, *body))

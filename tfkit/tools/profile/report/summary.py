@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from tfkit.tools.common.page import Child, table, tag
-from tfkit.tools.profile.report.bars import heading
+from tfkit.tools.common.page import Child, table, tag, terms
+from tfkit.tools.profile.report.bars import by_model, with_ratios
 from tfkit.tools.profile.report.numbers import (
     NONE,
     amount_text,
@@ -39,17 +39,14 @@ def summary(profiles: Sequence[Profile]) -> list[Child]:
         tiles = [_tile(*line) for line in _figures(profiles[0])]
         return [tag("div", *tiles, class_="tiles")]
     figures = [_figures(profile) for profile in profiles]
-    head = [""]
-    for index, profile in enumerate(profiles):
-        head += [profile.name, "ratio"] if index else [profile.name]
     lines: list[list[Child]] = []
     for place, (name, *_) in enumerate(figures[0]):
         line: list[Child] = [name]
         for index, one in enumerate(figures):
-            line.append(_both(one[place][1], one[place][2]))
+            line.append(tag("span", one[place][1], tag("small", one[place][2])))
             line += [ratio_text(one[place][3], figures[0][place][3])] if index else []
         lines.append(line)
-    return [table(head, lines)]
+    return [table(with_ratios("", profiles), lines)]
 
 
 def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float | None]]:
@@ -63,18 +60,15 @@ def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float 
     parameters = f"{amount_text(profile.parameters, '')} parameters"
     within = f"{100 * share:.1f}% of {amount_text(limit, 'FLOP/s')}" if share else "no limit to compare with"
     overhead = profile.step / profile.plain_step
+    held = f"{memory_text(profile.memory.weights)} are weights"
     return [
         ("step", time_text(profile.plain_step), spread, profile.plain_step, None),
         ("throughput", f"{amount_text(tokens, '')} tokens/s", parameters, tokens, None),
         ("achieved", amount_text(rate, "FLOP/s"), within, rate, share),
-        ("peak memory", memory_text(profile.memory.peak), _held(profile), float(profile.memory.peak), None),
+        ("peak memory", memory_text(profile.memory.peak), held, float(profile.memory.peak), None),
         ("attributed", share_text(profile.attributed, 1), "of the step has a name", profile.attributed, None),
         ("profiler", ratio_text(profile.step, profile.plain_step), "of the step without it", overhead, None),
     ]
-
-
-def _held(profile: Profile) -> str:
-    return f"{memory_text(profile.memory.weights)} are weights"
 
 
 def _tile(name: str, text: str, note: str, _: float | None, share: float | None) -> Element:
@@ -89,28 +83,22 @@ def _tile(name: str, text: str, note: str, _: float | None, share: float | None)
     )
 
 
-def _both(text: str, note: str) -> Element:
-    return tag("span", text, tag("small", note))
-
-
 def measured(profiles: Sequence[Profile]) -> list[Child]:
     """The method of the measurement, its notes, and the other files written."""
-    made: list[Child] = []
-    for profile in profiles:
-        made.append(heading(profile.name, len(profiles) > 1))
-        steps = f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it"
-        limits = profile.limits
-        said = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}" if limits else NONE
-        facts = {
-            "model": f"{profile.name}, {profile.parameters:,} parameters",
-            "run": setting(profile),
-            "device": f"{profile.device_name} ({profile.device})",
-            "steps": steps,
-            "limits": f"{said} ({limits.source})" if limits else said,
-            "torch": torch.__version__,
-            "files": ", ".join(profile.files),
-        }
-        known = ((name, text) for name, text in facts.items() if text)
-        pairs = [tag(name, text) for fact in known for name, text in zip(("dt", "dd"), fact, strict=True)]
-        made += [tag("dl", *pairs), tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")]
-    return made
+    return by_model(profiles, _measured)
+
+
+def _measured(profile: Profile) -> list[Child]:
+    limits = profile.limits
+    said = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}" if limits else NONE
+    facts = {
+        "model": f"{profile.name}, {profile.parameters:,} parameters",
+        "run": setting(profile),
+        "device": f"{profile.device_name} ({profile.device})",
+        "steps": f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it",
+        "limits": f"{said} ({limits.source})" if limits else said,
+        "torch": torch.__version__,
+        "files": ", ".join(profile.files),
+    }
+    known = terms({name: text for name, text in facts.items() if text})
+    return [known, tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")]

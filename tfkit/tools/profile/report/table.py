@@ -7,7 +7,7 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.page import Child, remark, table, tag
-from tfkit.tools.profile.report.bars import heading, labels_of, swatch
+from tfkit.tools.profile.report.bars import by_model, labels_of, swatch, with_ratios
 from tfkit.tools.profile.report.numbers import amount_text, memory_text, ratio_text, share_text, time_text
 from tfkit.tools.profile.report.time import REST, UPDATE
 from tfkit.tools.profile.result import ComponentTime, Profile, rows
@@ -17,16 +17,18 @@ COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s
 
 def component_tables(profiles: Sequence[Profile]) -> list[Child]:
     """Two models side by side if there are two; then for each a table whose rows open."""
-    made: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
-    for profile in profiles:
-        tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
-        tree.extend(_branch(profile, row) for row in rows(profile))
-        rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
-        tree.append(_row("rest", *rest, *[""] * 6))
-        tree.append(_total(profile))
-        made += [heading(profile.name, len(profiles) > 1), tag("div", tree, class_="scroll")]
+    compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
     words = "All times are those of a step under the profiler, which is slower than one without it."
-    return [*made, remark(f"{words} A row opens to its layers and modules.")]
+    return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
+
+
+def _tree(profile: Profile) -> list[Child]:
+    tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
+    tree.extend(_branch(profile, row) for row in rows(profile))
+    rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
+    tree.append(_row("rest", *rest, *[""] * 6))
+    tree.append(_total(profile))
+    return [tag("div", tree, class_="scroll")]
 
 
 def _branch(profile: Profile, row: ComponentTime) -> Element:
@@ -82,8 +84,7 @@ def _total(profile: Profile) -> Element:
     held = sum(row.at_peak for row in every)
     times = (time_text(profile.step), share_text(1, 1), time_text(forward), time_text(backward) if backward else "")
     rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(held or None))
-    row = tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
-    return row
+    return tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
 
 
 def _comparison(profiles: Sequence[Profile]) -> Element:
@@ -95,10 +96,7 @@ def _comparison(profiles: Sequence[Profile]) -> Element:
         lines.append([tag("span", swatch(name), label), *_compared(times)])
     lines.append([tag("span", swatch("rest"), REST), *_compared([profile.unattributed for profile in profiles])])
     lines.append(["step", *_compared([profile.step for profile in profiles])])
-    head = ["component"]
-    for index, profile in enumerate(profiles):
-        head += [profile.name, "ratio"] if index else [profile.name]
-    return table(head, lines)
+    return table(with_ratios("component", profiles), lines)
 
 
 def _compared(times: Sequence[float | None]) -> list[Child]:

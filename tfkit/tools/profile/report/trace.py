@@ -23,13 +23,7 @@ Event = dict[str, Any]
 def adapt_trace(path: Path, modules: Collection[str]) -> None:
     """Rewrite a trace with stacks and modules for the plugin; other viewers show it as before, with better names.
 
-    Args:
-        path: a file that `torch.profiler` wrote with `with_stack`; compressed if it ends in
-            `.gz`.
-        modules: the paths of modules whose forward ran inside an annotation of that name.
-
-    Raises:
-        OSError: the file cannot be read or written.
+    The forward of each of `modules`, paths, ran inside an annotation of that name. Raises OSError.
     """
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
