@@ -53,6 +53,7 @@ from tfkit.component.run import Data as Data
 from tfkit.component.run import DataConfig as DataConfig
 from tfkit.component.run import Examples as Examples
 from tfkit.component.run import GroupConfig as GroupConfig
+from tfkit.component.run import Ids as Ids
 from tfkit.component.run import LossConfig as LossConfig
 from tfkit.component.run import Metric as Metric
 from tfkit.component.run import MetricConfig as MetricConfig

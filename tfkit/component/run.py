@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias
 
 from pydantic import Field
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, fx, nn
 
-    Ids = NDArray[np.int64]
-
+Ids: TypeAlias = "NDArray[np.int64]"
+"""Tokens, or numbers of examples."""
 IGNORED = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]

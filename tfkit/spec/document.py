@@ -1,4 +1,4 @@
-"""The top of every file in the spec language: a model, a run, a sweep."""
+"""The top of every file in the spec language: a model, a run, a sweep; and how they are told apart."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Literal
 from pydantic import field_validator
 
 from tfkit.component import Config
-from tfkit.errors import Invalid
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.spec.tree import Mapping
 
 VERSION = 1
+Sort = Literal["model", "run", "sweep"]
+KEYS: dict[Sort, tuple[str, ...]] = {"model": ("graph",), "run": ("model", "data"), "sweep": ("base", "compare")}
+"""Keys that only documents of one sort have together."""
+COMMANDS: dict[Sort, str] = {"model": "show", "run": "train", "sweep": "sweep"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """The form of the names of models and runs."""
 
@@ -27,3 +32,14 @@ class Document(Config):
             message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
             raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
         return version
+
+
+def check_sort(root: Mapping, wanted: Sort) -> None:
+    """Raise SpecError if a document is none of the sort that was asked for, but of another one."""
+    if any(key in root.items for key in KEYS[wanted]):
+        return
+    for sort, keys in KEYS.items():
+        if all(key in root.items for key in keys):
+            message = f"{quoted(root.span.source.name)} is a {sort}, not a {wanted}"
+            help = f"`tfkit {COMMANDS[sort]}` reads it"
+            raise SpecError(Diagnostic(message, root.keys[keys[0]], keys[0], help=help))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError
 from tfkit.spec import source
+from tfkit.spec.document import Sort, check_sort
 from tfkit.spec.merge import without
 from tfkit.spec.tree import Mapping, Scalar
 
@@ -21,11 +22,13 @@ class Language:
     """A kind of document.
 
     Attributes:
+        sort: its documents.
         find: the file of a name, relative to a folder; the place of the name is for errors.
         merge: a base, or None, changed by a document without `extends`, whose paths start at a folder.
         read: the tree of one file.
     """
 
+    sort: Sort
     find: Callable[[str, Path, Span], Path]
     merge: Callable[[Mapping | None, Mapping, Path], Mapping]
     read: Read = source.read
@@ -39,6 +42,7 @@ def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Ma
 
 def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
     """`root` merged over the document that it extends, if any."""
+    check_sort(root, language.sort)
     word = root.items.get("extends")
     if word is None:
         return language.merge(None, root, folder)

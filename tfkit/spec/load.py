@@ -254,4 +254,4 @@ def models(known: KnownSpecs, read: Read = source.read) -> Language:
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
         return patch if base is None else extended(without(base, {"parameters"}), patch)
 
-    return Language(find, merge, read)
+    return Language("model", find, merge, read)

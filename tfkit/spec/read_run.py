@@ -148,7 +148,7 @@ def _runs(known: KnownSpecs) -> Language:
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
 
-    return Language(find, merge)
+    return Language("run", find, merge)
 
 
 def _ended(patch: Mapping) -> frozenset[str]:

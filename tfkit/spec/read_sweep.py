@@ -16,6 +16,7 @@ from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
+from tfkit.spec.document import check_sort
 from tfkit.spec.extending import shortest
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.merge import Change
@@ -85,6 +86,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     """
     path = find_sweep(name)
     root = source.read(path, name=str(shortest(path)))
+    check_sort(root, "sweep")
     resolver = Resolver(plugins)
     config = resolver.config(SweepSpec, root, (), {})
     if resolver.diagnostics:

@@ -42,7 +42,7 @@ def evaluate(
         processes: those that share the rows of a batch; this one computes all unless given.
 
     Raises:
-        SpecError: a metric cannot be had from this data.
+        SpecError: a metric cannot be had from this data, or no position of a split counts.
     """
     found: dict[str, float] = {}
     run = (processes or Processes()).run
@@ -51,14 +51,19 @@ def evaluate(
         for split, config in splits.items():
             with _refusing():
                 seen = [metric.build(data) for metric in metrics]
+            count = 0
             for number, batch in enumerate(_batches(data, split, config, sequences)):
                 between()
+                count += batch.count
                 inputs, targets = tensors(batch, model, device)
                 with computing(), _refusing():
                     logits = run(model, inputs)
                     written = [one.written(model, data, inputs, targets, seed=number) for one in metrics]
                 for one, other in zip(seen, written, strict=True):
                     one.update(logits if other is None else other, targets)
+            if not count:
+                message = f"no position counts in what is read of the split `{split}`"
+                raise SpecError(Diagnostic(message, help="read more of it, or other data"))
             names = [metric.kind_name() for metric in metrics]
             found |= {f"{split}.{name}": float(one.compute()) for name, one in zip(names, seen, strict=True)}
     return found

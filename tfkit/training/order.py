@@ -10,11 +10,8 @@ import hashlib
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tfkit.component import Order
-
-Ids = NDArray[np.int64]
+from tfkit.component import Ids, Order
 
 
 def mix(seed: int, stream: str, *keys: int) -> int:

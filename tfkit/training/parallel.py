@@ -22,10 +22,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
 from tfkit.builder import build, graph_of
+from tfkit.component import Ids
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.nn import whole
 from tfkit.placement import device_of
-from tfkit.training.order import Ids
 from tfkit.training.processes import Processes
 
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, fx
 
+from tfkit.component import Ids
 from tfkit.graph.run import Run
 from tfkit.placement import device_of
-from tfkit.training.order import Ids
 
 
 class Processes:

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from tfkit.builder import build
 from tfkit.component import IGNORED
+from tfkit.errors import SpecError
+from tfkit.training.evaluate import evaluate
 
 from .small import refused, small_run
 
@@ -77,3 +81,12 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     lengths = (None, None, None, None, 20)
     texts = [refused(tmp_path, one, length=length) for one, length in zip(data, lengths, strict=True)]
     golden("runs/masked_errors", "\n\n".join(texts))
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "exact_match", "constant_accuracy", "constant_exact_match"])
+def test_nothing_hidden_cannot_be_evaluated(tmp_path: Path, metric: str) -> None:
+    evaluated = f"eval={{every: 1, splits: {{val: {{batches: 1}}}}, metrics: [{metric}]}}"
+    run = small_run(tmp_path, TEXT.replace("masked,", "masked, share: 1e-9,"), evaluated, length=12)
+    assert run.config.eval is not None
+    with pytest.raises(SpecError, match="no position counts in what is read of the split `val`"):
+        evaluate(build(run.graph), run.data, run.config.eval.splits, run.config.eval.metrics, sequences=2)

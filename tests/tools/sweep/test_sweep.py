@@ -104,6 +104,19 @@ def test_a_sweep_makes_what_is_missing(
     assert len(made) == 2
 
 
+@pytest.mark.parametrize(("options", "more"), [((), ""), (("--so-far",), ""), (("--plan",), "equal: {params: 0%}\n")])
+def test_a_folder_that_cannot_be_written_is_one_error(
+    options: tuple[str, ...], more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is in its place."""
+    Path("out").touch()
+    write(SWEEP.replace("model.decoder.ffn.kind: gelu", "model.decoder.ffn: {kind: swiglu, d_ff: 9}") + more)
+    assert sweep(*options) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot ")
+    assert error.count("\n") == 1
+
+
 def test_a_run_with_another_default_is_not_taken_and_not_touched(
     capsys: pytest.CaptureFixture[str], finished: list[str]
 ) -> None:

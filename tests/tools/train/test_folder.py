@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -214,6 +215,7 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     Path("full").mkdir()
     Path("full/thesis.tex").touch()
     golden("runs/not_a_run", error("-o", "full"))
+    assert os.listdir("full") == ["thesis.tex"]
     Path("sheep.txt").write_text(TEXT, encoding="utf-8")
     weights = Path("out/step-3/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -222,6 +224,19 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     assert "the checkpoint `out/step-3` cannot be read" in error("-o", "out", *SETS)
     Path("out/run.json").write_text("{", encoding="utf-8")
     assert "cannot read `out/run.json`" in error("-o", "out", *SETS)
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["train", "small.yaml", "-o", "out", "--set", "steps=150"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        assert main(long) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err == "error: cannot write `out/metrics.jsonl`: File too large\n"
+    assert main(long) == 0
+    assert len(Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 150
 
 
 def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

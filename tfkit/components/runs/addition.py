@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 import tfkit
-from tfkit.component import Batch, Data, DataConfig
+from tfkit.component import Batch, Data, DataConfig, Ids
 from tfkit.components.runs.rows import RowsData, divided, next_tokens
 
-Ids = NDArray[np.int64]
 SYMBOLS = "0123456789+="
 HELD_OUT = 1  # the seed of the order in which problems are divided into splits
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 import tfkit
-from tfkit.component import Batch, Data, DataConfig, Examples, Order, PositiveCount
+from tfkit.component import Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount
 from tfkit.components.runs.rows import RowsData, divided, generator, next_tokens
 from tfkit.components.runs.windows import StreamData
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 SYMBOLS = "$()*+-./0123456789=an"
 OPERATORS = "/*-+"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tfkit.component import IGNORED, Batch, Data, DataConfig, PositiveCount
+from tfkit.component import IGNORED, Batch, Data, DataConfig, Ids, PositiveCount
 from tfkit.components.runs.rows import RowsData, divided, generator
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 class CopyConfig(DataConfig):

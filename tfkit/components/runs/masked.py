@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from tfkit.component import IGNORED, Batch, Data, Examples, PositiveCount
+from tfkit.component import IGNORED, Batch, Data, Examples, Ids, PositiveCount
 from tfkit.components.runs.over import OverConfig, OverData
 from tfkit.components.runs.rows import generator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 HIDDEN, RANDOM = 0.8, 0.1
 """The shares of chosen tokens that become the mask token, and any token; the others stay."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tfkit.component import IGNORED, Batch, Data, DataConfig, PositiveCount, PositiveFloat
+from tfkit.component import IGNORED, Batch, Data, DataConfig, Ids, PositiveCount, PositiveFloat
 from tfkit.components.runs.rows import RowsData, divided, generator
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 class MQARConfig(DataConfig):

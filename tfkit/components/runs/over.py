@@ -6,17 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from tfkit.component import Data, DataConfig, Examples, Order, Tokenizer
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 class OverConfig(DataConfig):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tfkit.component import IGNORED, Batch, Data, Examples
+from tfkit.component import IGNORED, Batch, Data, Examples, Ids
 from tfkit.components.runs.over import OverConfig, OverData
 from tfkit.components.runs.tokenizers import id_of
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 class PackedConfig(OverConfig):

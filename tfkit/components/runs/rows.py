@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfkit.component import IGNORED, Batch, DataConfig, Examples, Order, Tokenizer
+from tfkit.component import IGNORED, Batch, DataConfig, Examples, Ids, Order, Tokenizer
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field
 
-from tfkit.component import Data, DataConfig, Dim, Immaterial
+from tfkit.component import Data, DataConfig, Dim, Ids, Immaterial
 from tfkit.components.runs.text import shown
 from tfkit.components.runs.windows import StreamData
 from tfkit.errors import Invalid, quoted
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 CHUNK = 2**22
 """Tokens that are looked at in one piece."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from tfkit.component import IGNORED, Batch, Examples, Order, Tokenizer
+from tfkit.component import IGNORED, Batch, Examples, Ids, Order, Tokenizer
 from tfkit.errors import Invalid
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
 
 
 class Stream(Protocol):

@@ -12,19 +12,37 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
 
-__all__ = ["check_file", "extras_of", "fresh_file", "fresh_folder", "names_in", "write_file", "written_folder"]
+__all__ = [
+    "check_file",
+    "extras_of",
+    "fresh_file",
+    "fresh_folder",
+    "names_in",
+    "write_file",
+    "writing",
+    "written_folder",
+]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file completely or not at all; raises SpecError if it cannot be written."""
     data = content.encode() if isinstance(content, str) else content
     check_file(path)
-    with _told(path):
+    with writing(path):
         if _is_device(path):  # a device or a pipe is written to, not replaced
             path.write_bytes(data)
             return
         with fresh_file(path) as new:
             new.write_bytes(data)
+
+
+@contextmanager
+def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
+    """A block that writes to a path: an error of the system in it, or another one, becomes a SpecError of that path."""
+    try:
+        yield
+    except (OSError, other) as error:
+        raise _cannot_write(path, error) from error
 
 
 @contextmanager
@@ -66,9 +84,9 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_folder(path: Path) -> Iterator[Path]:
-    """`fresh_folder`, whose errors of the system are SpecErrors: the disk is full, or the place is not allowed."""
-    with _told(path), fresh_folder(path) as new:
+def written_folder(path: Path, other: type[Exception] = OSError) -> Iterator[Path]:
+    """`fresh_folder`, whose errors are SpecErrors, as of `writing`: the disk is full, or the place is not allowed."""
+    with writing(path, other), fresh_folder(path) as new:
         yield new
 
 
@@ -93,7 +111,7 @@ def names_in(path: Path) -> list[str] | None:
     Raises SpecError for a file, and for a folder that cannot be read.
     """
     place = _place(path)
-    with _told(path):
+    with writing(path):
         sweep(place)
         if not place.exists():
             return None
@@ -126,15 +144,6 @@ def _flush(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """The system's error in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def _cannot_write(path: Path, error: Exception) -> SpecError:

@@ -10,7 +10,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import SweepFile
 from tfkit.spec.render import render
-from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.cost.device_file import find_device
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.sweep.arms import Arm, Arms, Choice
@@ -85,7 +85,8 @@ def _help(arms: Arms, arm: Arm, name: str, own: float, target: float, folder: Pa
     if name == "time":
         return f"as much time are about {round(run.steps * target / own):,} steps"
     place = folder / "models" / f"{arm.variant}.yaml"
-    place.parent.mkdir(parents=True, exist_ok=True)
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
     write_file(place, render(run.graph.spec.model))
     options = f"--params {target}"
     if name == "flops":

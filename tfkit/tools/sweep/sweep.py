@@ -11,7 +11,7 @@ from statistics import fmean
 
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
-from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
@@ -146,7 +146,8 @@ class Sweep:
         from tfkit.tools.sweep.page import page
 
         place = self.folder / PAGE
-        place.parent.mkdir(parents=True, exist_ok=True)
+        with writing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
         choices = self._choices()
         runs = {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
         write_file(place, page(self.arms, found, runs))

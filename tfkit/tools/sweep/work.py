@@ -21,7 +21,7 @@ from typing import IO
 from tfkit.graph.run import Run
 from tfkit.spec.folder import RUN
 from tfkit.spec.render import render_run
-from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.train.record import METRICS, facts_of
@@ -108,8 +108,9 @@ def _text(run: Run) -> str:
 
 def _lock(cell: Cell) -> int | None:
     """The lock of a run; None if another process has it."""
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(cell.folder / LOCK, os.O_CREAT | os.O_RDWR)
+    with writing(cell.folder):
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(cell.folder / LOCK, os.O_CREAT | os.O_RDWR)
     with suppress(OSError):  # the system has no locks
         if not held(lock):
             os.close(lock)

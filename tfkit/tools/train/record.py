@@ -25,7 +25,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, WEIGHTS
 from tfkit.spec.render import render_run
-from tfkit.tools.common.atomic_files import fresh_folder, write_file
+from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.save.save import write_model
 from tfkit.training.checkpoint import Checkpoint, Restored
@@ -50,10 +50,7 @@ class Facts:
 
 
 class RunFolder:
-    """A run on the disk; see `tfkit.training.checkpoint.Record`.
-
-    Raises SpecError if the folder holds another run, or something else.
-    """
+    """A run on the disk; see `tfkit.training.checkpoint.Record`. Raises SpecError if the folder holds another run."""
 
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -70,7 +67,6 @@ class RunFolder:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
         found = facts_of(self.folder, self._run)
         if found is None:
-            _check_new(self.folder)
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
             return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
         changed = [name for name in bits if found.bits.get(name) != bits[name]]
@@ -103,9 +99,10 @@ class RunFolder:
 
     def _open(self, position: int, step: int) -> None:
         path = self.folder / METRICS
-        path.touch()
-        os.truncate(path, position)
-        self._metrics = path.open("ab")
+        with writing(path):
+            path.touch()
+            os.truncate(path, position)
+            self._metrics = path.open("ab")
         for number, config in enumerate(self._run.config.track):
             try:
                 self._trackers.append(config.build(self.folder, step))
@@ -124,12 +121,14 @@ class RunFolder:
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
-        self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
+        with writing(self.folder / METRICS):
+            self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
 
     def save(self, checkpoint: Checkpoint) -> None:
         assert self._metrics is not None
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        with writing(self.folder / METRICS):
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
         place = self.folder / f"step-{checkpoint.step}"
         state = {
             "step": checkpoint.step,
@@ -139,18 +138,14 @@ class RunFolder:
             "skipped": checkpoint.skipped,
             "callbacks": checkpoint.callbacks,
         }
-        try:
-            with fresh_folder(place) as target:
-                write_model(checkpoint.model, target)
-                save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
-                shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
-                (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-                tokenizer = self._run.data.tokenizer
-                if tokenizer is not None:
-                    tokenizer.save(target / tokenizer.file)
-        except (OSError, SafetensorError) as error:
-            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise SpecError(Diagnostic(f"cannot write {quoted(str(place))}: {cause}")) from error
+        with written_folder(place, SafetensorError) as target:
+            write_model(checkpoint.model, target)
+            save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
+            shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+            (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+            tokenizer = self._run.data.tokenizer
+            if tokenizer is not None:
+                tokenizer.save(target / tokenizer.file)
         write_file(self.folder / LATEST, f"{place.name}\n")
         self._remove_old(checkpoint.step)
 
@@ -163,10 +158,11 @@ class RunFolder:
                 shutil.rmtree(self.folder / f"step-{step}", ignore_errors=True)
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
         for tracker in self._trackers:
             tracker.close()
+        if self._metrics is not None:
+            with writing(self.folder / METRICS):
+                self._metrics.close()
 
 
 class Follower:
@@ -227,12 +223,11 @@ def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder of a run, for this process alone; made if it does not exist."""
-    try:
+    """The folder of a run, for this process alone, made if there is none; raises SpecError for any other folder."""
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _check_folder(folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {error.strerror}")) from error
     try:
         _lock(number, folder)
         yield
@@ -247,8 +242,10 @@ def _lock(number: int, folder: Path) -> None:
             raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o"))
 
 
-def _check_new(folder: Path) -> None:
-    """Raise SpecError if a folder holds other things than a run that did not begin."""
+def _check_folder(folder: Path) -> None:
+    """Raise SpecError if a folder holds other things than a run, begun or not."""
+    if (folder / FACTS).exists():
+        return
     others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
     if others:
         message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(others[:4])}"

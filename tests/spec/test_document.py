@@ -1,0 +1,51 @@
+"""A document of another sort than a command reads is one error, which names the command that does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import RUN, write_run
+from tfkit.cli import main
+
+SWEEP = "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n"
+MODEL = "tfkit: 1\nname: m\ngraph: {embedding: {block: embedding, vocab_size: 9, d_model: 8}}\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    for name, text in {"model": MODEL, "run": RUN, "sweep": SWEEP}.items():
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "extends.yaml").write_text("extends: model.yaml\n", encoding="utf-8")
+    (tmp_path / "base.yaml").write_text(SWEEP.replace("small", "model"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "said"),
+    [
+        ("show", "run.yaml", "`run.yaml` is a run, not a model"),
+        ("show", "sweep.yaml", "`sweep.yaml` is a sweep, not a model"),
+        ("train", "model.yaml", "`model.yaml` is a model, not a run"),
+        ("train", "sweep.yaml", "`sweep.yaml` is a sweep, not a run"),
+        ("train", "extends.yaml", "`model.yaml` is a model, not a run"),
+        ("sweep", "model.yaml", "`model.yaml` is a model, not a sweep"),
+        ("sweep", "run.yaml", "`run.yaml` is a run, not a sweep"),
+        ("sweep", "base.yaml", "`model.yaml` is a model, not a run"),
+    ],
+)
+def test_another_sort(command: str, file: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, file]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {said}\n  --> ")
+    assert error.count("error:") == 1
+    right = {"model": "show", "run": "train", "sweep": "sweep"}[said.split(" is a ")[1].split(",")[0]]
+    assert error.endswith(f"= help: `tfkit {right}` reads it\n")
+
+
+def test_a_document_of_two_sorts_has_the_errors_of_the_one_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(f"{RUN}graph: {{}}\n", encoding="utf-8")
+    assert main(["train", "run.yaml"]) == 1
+    assert "unknown key `graph`" in capsys.readouterr().err
