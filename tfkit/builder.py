@@ -17,8 +17,7 @@ from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.first_loss import warn_of_first_losses
 from tfkit.graph.decode_split import wire_of
-from tfkit.graph.expand import Graph, Node, load
-from tfkit.graph.given import AnySpec
+from tfkit.graph.expand import AnySpec, Graph, Node, load
 from tfkit.graph.pairs import masks_in_use, masks_of_pairs
 from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner

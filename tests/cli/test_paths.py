@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tfkit.decoding.text import load_tokenizer
 from tfkit.tools.common.atomic_files import names_in, write_file
 from tfkit.tools.import_.importing import import_config
 
-from ..sampling import slow
+from ..sampling import chosen, slow
 from ..tools.conftest import DECODER
 
 BAD = {"loop": "loop", "long": "a" * 300, "through": "file/below"}
@@ -116,8 +117,7 @@ def test_a_file_where_a_folder_is_wanted(name: str, capsys: pytest.CaptureFixtur
     assert "is a file" in refused(capsys, *FOLDERS[name], "file")
 
 
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(("name", "bad"), chosen(product(INPUTS, BAD), {*zip(INPUTS, cycle(BAD))}))
 def test_what_cannot_be_read(name: str, bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, *(word.format(BAD[bad]) for word in INPUTS[name]))
 

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.components.attention_core import Eager, SinkDotProduct, SinkSoftmax
 from tfkit.nn import Context
-from tfkit.testing import (
-    check_cached_step,
-    check_capture,
-    check_component,
-    example_inputs,
-)
-from tfkit.tools.check.small import Layout
+from tfkit.testing import Layout, check_cached_step, check_capture, check_component, example_inputs
 
 from ..sampling import chosen, some
 from .attentions import BACKENDS, WINDOW, mixed, results, run_flex_on_the_cpu, served, spec

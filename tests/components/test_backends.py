@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +15,7 @@ from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Softmax
 from tfkit.testing import check_capture, check_causal, check_script, example_inputs
 
-from ..sampling import slow, some
+from ..sampling import chosen, slow, some
 from .attentions import (
     BACKENDS,
     FEATURES,
@@ -119,9 +119,13 @@ def test_a_core_that_knows_no_backends_gets_its_mask_written_out(
 # ---- with everything else that a model goes through ----
 
 
+DECODERS = [name for name, (layout, _) in FEATURES.items() if layout == "decoder"]
+
+
 @pytest.mark.usefixtures("flex")
-@pytest.mark.parametrize("feature", [name for name, (layout, _) in FEATURES.items() if layout == "decoder"])
-@pytest.mark.parametrize("backend", ["eager", "flex"])
+@pytest.mark.parametrize(
+    ("backend", "feature"), chosen(product(["flex", "eager"], DECODERS), {*zip(cycle(["flex", "eager"]), DECODERS)})
+)
 def test_the_cache(backend: AttentionBackend, feature: str) -> None:
     model = tfkit.build(spec(*FEATURES[feature]), attention_backend=backend).eval()
     tokens = torch.randint(17, (2, 8))

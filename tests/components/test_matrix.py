@@ -13,18 +13,7 @@ import yaml
 
 import tfkit
 from tfkit.component import Component, InputPositionConfig
-from tfkit.testing import (
-    check_cached,
-    check_cached_step,
-    check_capture,
-    check_causal,
-    check_filled,
-    check_gradients,
-    check_padding,
-    check_script,
-    check_state_dict,
-    example_inputs,
-)
+from tfkit.testing import check_capture, check_model, example_inputs
 from tfkit.tools.check.all_pairs import Row, all_pairs, every_value
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -192,26 +181,7 @@ def test_the_rows_hold_every_kind_and_every_pair() -> None:
         assert {row[axis] for row in CHOSEN} == set(values)
 
 
-@pytest.mark.parametrize("row", rest(CHOSEN, ROWS), ids=name_of)
-def test_every_pair(row: Row) -> None:
-    graph = load(spec_of(row))
-    check_filled(graph)
-    check_state_dict(graph)
-    model, inputs = tfkit.build(graph), example_inputs(graph)
-    if row["stack"] == "encoder":
-        with pytest.raises(AssertionError, match="change by"):
-            check_causal(model, inputs, along="tokens")
-    else:
-        check_causal(model, inputs, along="tokens")
-    check_padding(model, inputs)
-    check_gradients(model, inputs)
-    check_gradients(model, example_inputs(graph, padding="rows"))
-
-
-@pytest.mark.parametrize("row", rest(CHOSEN[::3], FEW), ids=name_of)
-def test_every_value_is_scripted(row: Row) -> None:
-    graph = load(spec_of(row))
-    check_script(tfkit.build(graph), example_inputs(graph), example_inputs(graph, length=8, padding="left"))
+PROMISES = ("weights", "state-dict", "look-ahead", "padding", "gradients", "padded-gradients", "cached")
 
 
 def decoding(row: Row) -> Row:
@@ -220,27 +190,22 @@ def decoding(row: Row) -> Row:
 
 
 @pytest.mark.parametrize("row", rest(CHOSEN, ROWS), ids=name_of)
-def test_every_pair_is_read_in_pieces(row: Row) -> None:
-    graph = load(spec_of(decoding(row)))
-    check_cached(tfkit.build(graph), example_inputs(graph, length=9))
+def test_every_pair_keeps_every_promise(row: Row) -> None:
+    check_model(load(spec_of(row)), plugins=PLUGINS, only=PROMISES)
+    if row["stack"] == "encoder":
+        check_model(load(spec_of(decoding(row))), plugins=PLUGINS, only=["cached"])
+
+
+@pytest.mark.parametrize("row", rest(CHOSEN[::3], FEW), ids=name_of)
+def test_every_value_is_scripted(row: Row) -> None:
+    check_model(load(spec_of(row)), plugins=PLUGINS, only=["script"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", FEW, ids=name_of)
-def test_every_step_is_captured_and_scripted(row: Row) -> None:
-    graph = load(spec_of(decoding(row)))
-    check_cached_step(tfkit.build(graph), example_inputs(graph, length=9))
-
-
-def capture(row: Row, backend: str | None = None) -> None:
-    graph = load(spec_of(row))
-    calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8, 11)]
-    check_capture(tfkit.build(graph), *calls, backend=backend)
-
-
-@pytest.mark.parametrize("row", rest(CHOSEN[:1], FEW), ids=name_of)
-def test_it_is_captured_whole(row: Row) -> None:
-    capture(row)
+def test_it_is_captured_whole_and_so_is_every_step(row: Row) -> None:
+    check_model(load(spec_of(row)), plugins=PLUGINS, level="full", only=["capture"])
+    check_model(load(spec_of(decoding(row))), plugins=PLUGINS, level="full", only=["cached-step"])
 
 
 @pytest.mark.slow
@@ -248,4 +213,6 @@ def test_it_is_captured_whole(row: Row) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("row", CHOSEN[:6], ids=name_of)
 def test_some_through_the_real_compiler(row: Row) -> None:
-    capture(row, "inductor")
+    graph = load(spec_of(row))
+    calls = [example_inputs(graph, length=n, padding="left") for n in (5, 8, 11)]
+    check_capture(tfkit.build(graph), *calls, backend="inductor")

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import tfkit
 from tfkit.components.relative_bias import T5Bias, T5BiasConfig
-from tfkit.testing import check_cached, check_gradients, check_script, check_state_dict, example_inputs
+from tfkit.testing import check_cached, check_model, example_inputs
 from tfkit.tools.common.weights import load_weights
 
 from ..families.case import Trial
@@ -83,11 +83,7 @@ def test_each_layer_has_the_table_of_its_number() -> None:
 
 def test_it_keeps_the_promises_of_every_position() -> None:
     graph = tfkit.loads(SPEC, sets=["decoder.n_layers=4"])
-    model, inputs = tfkit.build(graph), example_inputs(graph, length=12)
-    check_state_dict(graph)
-    check_gradients(model, inputs)
-    check_script(model, inputs)
-    check_cached(model, inputs)
+    check_model(graph, only=["state-dict", "gradients", "script", "cached"])
 
 
 def test_layers_that_share_their_weights_share_their_table() -> None:

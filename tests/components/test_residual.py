@@ -13,7 +13,9 @@ from transformers.models.doge.modeling_doge import DogeDecoderLayer
 from transformers.models.modernbert.modeling_modernbert import ModernBertModel
 
 import tfkit
-from tfkit.testing import check_cached, check_gradients, check_script, example_inputs
+from tfkit.testing import check_model
+
+from ..sampling import slow
 
 HEAD = "tfkit: 1\nname: test\nd_model: 16\ninputs: {x: {type: features, width: 16}}\n"
 
@@ -168,7 +170,7 @@ def test_a_layer_without_its_first_norm_is_that_of_modernbert() -> None:
     assert theirs.layers[0].attn_norm.__class__ is nn.Identity
 
 
-@pytest.mark.parametrize("residual", ["{onto: normed}", "{onto: normed, learned_onto: scalar, learned: vector}"])
+@pytest.mark.parametrize("residual", [slow("{onto: normed}"), "{onto: normed, learned_onto: scalar, learned: vector}"])
 def test_it_trains_is_scripted_and_is_read_in_pieces(residual: str) -> None:
     text = (
         HEAD.replace("inputs: {x: {type: features, width: 16}}", "vocab_size: 61\nmax_len: 32")
@@ -179,11 +181,7 @@ graph:
   logits: {block: lm_head}
 """
     )
-    graph = tfkit.loads(text, sets=[f"decoder.residual={residual}"])
-    model, inputs = tfkit.build(graph), example_inputs(graph, length=12)
-    check_gradients(model, inputs)
-    check_script(model, inputs)
-    check_cached(model, inputs)
+    check_model(tfkit.loads(text, sets=[f"decoder.residual={residual}"]), only=["gradients", "script", "cached"])
 
 
 @torch.no_grad()

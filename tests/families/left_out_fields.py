@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -49,7 +50,7 @@ def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, s
     except Exception as error:  # transformers says in many ways that it cannot
         return "illegal", repr(error)
     found, why = meaning(name, config, folder)
-    if f"{place[-1]}` is missing" in why:
+    if re.search(rf"\b{place[-1]}(\.\w+)?` is missing", why):
         return "required", why
     expected, why_not = meaning(name, full, folder)
     if found != expected:

@@ -18,6 +18,8 @@ from .llama_kin import LLAMA, LLAMA_KIN
 
 FIXED = {"type", "beta_fast", "beta_slow", "truncate", "max_position_embeddings", "llama_4_scaling_beta"}
 """Fields that only one of the two writes, where they have their usual values."""
+NEEDED = {"ministral3"}
+"""Types whose rotary position is required: a part of it that is left out depends on what else is there."""
 
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()}), 8))
+@pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()} - NEEDED), 8))
 def test_sizes_alone(name: str, tmp_path: Path) -> None:
     family = tfkit.load(families(KNOWN)[name]).spec.family
     assert family is not None

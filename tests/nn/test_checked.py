@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, fx
 import tfkit
 from tfkit.graph.sequence_limits import beyond
 
-from ..sampling import some
+from ..sampling import chosen, some
 
 MAX_LEN = 8
 HEAD = "tfkit: 1\nname: m\nd_model: 16\nvocab_size: 13\nmax_len: 8\n"
@@ -93,15 +94,16 @@ CALLS: dict[str, Callable[..., Any]] = {
 # ---- masks ----
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("bad", some(BAD_MASKS, 3))
+@pytest.mark.parametrize(("call", "bad"), chosen(product(CALLS, BAD_MASKS), {*zip(CALLS, cycle(BAD_MASKS))}))
 def test_a_mask_that_is_not_one_is_an_error(call: str, bad: str) -> None:
     with pytest.raises((ValueError, torch.jit.Error), match="mask is not bool or 0 and 1"):
         CALLS[call](model_of(POSITIONS["rope"]), tokens_of(5), BAD_MASKS[bad])
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+NUMBERS = (torch.int64, torch.int32, torch.uint8)
+
+
+@pytest.mark.parametrize(("call", "dtype"), chosen(product(CALLS, NUMBERS), {*zip(CALLS, cycle(NUMBERS))}))
 def test_zeros_and_ones_are_a_mask(call: str, dtype: torch.dtype) -> None:
     model = model_of(POSITIONS["learned"])
     found, wanted = (CALLS[call](model, tokens_of(5), mask) for mask in (REAL.to(dtype), REAL.bool()))

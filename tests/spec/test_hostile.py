@@ -83,7 +83,7 @@ SNIPPETS = st.one_of(
 )
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+@settings(max_examples=50, derandomize=True, deadline=None, database=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), SNIPPETS), min_size=1, max_size=4),
     st.booleans(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -13,7 +14,19 @@ import tfkit
 from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Context
 from tfkit.plugin.registry import place_of
-from tfkit.testing import check_cached_step, check_capture, check_component, check_model, example_inputs
+from tfkit.testing import (
+    check_alone,
+    check_cached_step,
+    check_capture,
+    check_component,
+    check_dtype,
+    check_filled,
+    check_model,
+    check_state_dict,
+    example_inputs,
+    small_spec,
+)
+from tfkit.tools.check.small import with_component
 
 from .wrong import (
     BreaksTheGraph,
@@ -105,6 +118,26 @@ BROKEN: dict[type[nn.Module], list[str]] = {
     ],
     BreaksTheGraph: ["capture", "torch.compile does not capture the model whole: "],
 }
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "words"),
+    [
+        (check_filled, Unfilled, "is not filled"),
+        (check_state_dict, HiddenState, "the state dict is incomplete"),
+        (lambda graph: check_dtype(graph, torch.bfloat16), Upcasts, "returns float32 for bfloat16"),
+        (lambda graph: check_alone(tfkit.build(graph), example_inputs(graph)), LooksBack, "looks back"),
+    ],
+)
+def test_one_property_of_any_model(check: Callable[[tfkit.Graph], None], wrong: type[nn.Module], words: str) -> None:
+    plugins = with_component(PLUGINS, FFNConfig)
+    right, broken = (
+        tfkit.load(small_spec("encoder", FFNConfig, {"kind": "wrong", "wrong": name}), plugins=plugins)
+        for name in ("Wrong", wrong.__name__)
+    )
+    check(right)
+    with pytest.raises(AssertionError, match=words):
+        check(broken)
 
 
 def findings(wrong: type[nn.Module], within: Literal["encoder", "decoder"] = "encoder", only: str = "") -> list[str]:

@@ -99,6 +99,17 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
     return expand(_warned(read_spec(spec, plugins, sets=changes)))
 
 
+AnySpec: TypeAlias = Annotated[
+    Graph | AnySource, "a spec: its name, its path, a mapping, or what `tfkit.load` returned"
+]
+"""A model as users pass it."""
+
+
+def as_graph(spec: AnySpec) -> Graph:
+    """The graph itself, or the loaded one; raises SpecError as `load` does."""
+    return spec if isinstance(spec, Graph) else load(spec)
+
+
 @checked
 def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
     """Read the text of a spec, as `load` reads a file."""

@@ -112,17 +112,11 @@ def _execute(module: ModuleType, path: Path) -> None:
     importlib.invalidate_caches()
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
-    before = sys.path[:]
     try:
-        module.__spec__.loader.exec_module(module)
+        with _search(()):
+            module.__spec__.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] in _siblings(path):
+        siblings = {path.stem, *(one.stem for one in (path if path.is_dir() else path.parent).iterdir())}
+        if error.name and error.name.partition(".")[0] in siblings:
             error.add_note("a plugin of several files is a package and writes `from .module import name`")
         raise
-    finally:
-        sys.path[:] = before
-
-
-def _siblings(path: Path) -> set[str]:
-    folder = path if path.is_dir() else path.parent
-    return {path.stem} | {one.stem for one in folder.iterdir()}

@@ -13,16 +13,7 @@ from tfkit_mla import LatentAttention, LatentAttentionConfig
 from torch import Tensor, fx, nn
 
 import tfkit
-from tfkit.testing import (
-    Layout,
-    check_cached,
-    check_causal,
-    check_component,
-    check_filled,
-    check_gradients,
-    check_script,
-    example_inputs,
-)
+from tfkit.testing import Layout, check_component, check_model
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
 FIELDS = {"n_heads": 3, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
@@ -38,12 +29,7 @@ def test_it_keeps_every_promise(within: Layout) -> None:
 
 def test_it_trains_is_scripted_and_is_read_in_pieces() -> None:
     graph = graph_of(q_rank=7, bias=True, kv_scale=1.5, position=ROPE, mask={"left": 2, "right": 0})
-    model, inputs = tfkit.build(graph), example_inputs(graph, length=8)
-    check_filled(graph)
-    check_gradients(model, example_inputs(graph, padding="rows"))
-    check_causal(model, inputs, along="tokens")
-    check_script(model, inputs)
-    check_cached(model, inputs)
+    check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "look-ahead", "script", "cached"])
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_text_stays_text() -> None:
     assert not any(markup in table for markup in ("<b>", "<i>", "<script>"))
 
 
+@pytest.mark.slow
 def test_nothing_that_draws_is_imported_early() -> None:
     code = "import sys, tfkit; tfkit.load('gpt2'); print([name for name in sys.modules if 'tfkit.tools.draw' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -117,26 +117,24 @@ def test_a_folder_that_cannot_be_written_is_one_error(
 
 
 def test_a_run_with_another_default_is_not_taken_and_not_touched(
-    capsys: pytest.CaptureFixture[str], made: list[str]
+    capsys: pytest.CaptureFixture[str], finished: list[str]
 ) -> None:
-    result(capsys)
-    facts = Path("out/runs", made[-1], "run.json")
+    facts = Path("out/runs", finished[-1], "run.json")
     text = facts.read_text(encoding="utf-8")
     facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert sweep() == 1
-    assert f"`out/runs/{made[-1]}` has another run" in (said := capsys.readouterr().err)
+    assert f"`out/runs/{finished[-1]}` has another run" in (said := capsys.readouterr().err)
     assert "optimizer.eps: 1e-06 -> 1e-08" in said
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
 def test_runs_that_were_named_while_defaults_counted_are_found(
-    capsys: pytest.CaptureFixture[str], made: list[str]
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
 ) -> None:
     found = result(capsys)
-    for folder in [Path("out/runs", name) for name in made]:
+    for folder in [Path("out/runs", name) for name in finished]:
         folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
-    made.clear()
     assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
     assert made == []
 

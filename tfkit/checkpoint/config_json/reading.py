@@ -188,9 +188,12 @@ class FieldReading:
         """Raise `Invalid` if two fields, one of them in the file, give different values of one place."""
         other, before = self._solved.setdefault(path, (self._name, value))
         if before != value and not self._values.keys().isdisjoint((self._name, other)):
-            left_out = "" if self._name in self._values else ", which is left out,"
-            message = f"{quoted(self._name)}{left_out} gives {quoted(case_of(value))}, but {quoted(other)} gives"
-            raise Invalid("", f"{message} {quoted(case_of(before))}", help="leave the wrong one out")
+            message = f"{self._gives(self._name, value)}, but {self._gives(other, before)}"
+            raise Invalid("", message, help="correct the wrong one")
+
+    def _gives(self, name: str, value: Any) -> str:
+        left_out = "" if name in self._values else ", which is left out,"
+        return f"{quoted(name)}{left_out} gives {quoted(case_of(value))}"
 
     def layers(self, stack: str) -> list[str] | None:
         n_layers = self.at(f"{stack}.n_layers")

@@ -42,7 +42,8 @@ class LayerTypesConfig(FieldConfig):
             raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
         given = [case_of(one) for one in spelt_out(value)]
         if not given:
-            raise Invalid("", "the list of layer types is empty", help="name the type of each layer, or leave it out")
+            message = "the list of layer types is empty" if file.given(name) else f"{quoted(name)} is missing"
+            raise Invalid("", message, help="name the type of each layer")
         types = self.layer_types
         if unknown := [one for one in given if one not in types]:
             raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])

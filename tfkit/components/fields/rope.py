@@ -168,8 +168,9 @@ def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
     values = file.given(_around(name))
     name, default = name.removeprefix(_around(name)), file.default(name) or {}
     found = dict(default.get(kind, default) if kind else default)
-    if values.get(name) or values.get("rope_scaling"):
-        found = {key: value for key, value in found.items() if key in ("rope_theta", *ROTATED_SHARE)}
+    if values.get(name) or values.get("rope_scaling"):  # of a default with a scaling, nothing stays without it
+        kept = () if "rope_type" in found else ("rope_theta", *ROTATED_SHARE)
+        found = {key: value for key, value in found.items() if key in kept}
     for theta in THETAS[kind]:
         found |= {"rope_theta": values[theta]} if theta in values else {}
     for field in ROTATED_SHARE:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.placement import AnyDevice, device_of
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC

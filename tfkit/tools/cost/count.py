@@ -12,8 +12,7 @@ from tfkit.arguments import Positive, checked
 from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of

@@ -15,10 +15,11 @@ from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels
 from tfkit.tools.cost.layers import Layers
-from tfkit.tools.cost.mask_share import EVERYTHING, hidden_share
 from tfkit.tools.cost.observe import Place, Tally, Watch
 from tfkit.tools.cost.steps import Step
 from tfkit.torch_private.tensors import tensors_in
+
+EVERYTHING = MaskConfig()
 
 
 @dataclass
@@ -109,3 +110,18 @@ def _gathered(watch: Watch, layers: Layers) -> Seen:
     for path, n in layers.extra:
         seen.extra[path] = seen.extra.get(path, 0) + n
     return seen
+
+
+def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
+    """The share of hidden pairs, if the queries are the last of the keys' positions; a prefix is left out."""
+    if mask == EVERYTHING:
+        return 0.0
+    first = n_keys - n_queries
+    seen = sum(_seen(mask, position, n_keys) for position in range(first, n_keys))
+    return 1 - seen / (n_queries * n_keys)
+
+
+def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:
+    start = 0 if mask.left is None else max(0, position - mask.left)
+    end = n_keys if mask.right is None else min(n_keys, position + mask.right + 1)
+    return max(0, end - start)

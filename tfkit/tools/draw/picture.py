@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tfkit.arguments import checked
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, as_graph
 from tfkit.tools.draw.boxes import Differences
 from tfkit.tools.draw.compare import differences
 from tfkit.tools.draw.model import scene_of

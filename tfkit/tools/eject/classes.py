@@ -97,11 +97,14 @@ class Classes(Making):
         }
         return sorted(left.items(), key=lambda item: (item[0] != "forward", item[1].code.line))
 
+    def _used(self, module: nn.Module) -> set[str]:
+        """The attributes that its own methods and other modules read."""
+        methods = self._methods.get(module, {}).values()
+        return set(self.whole.read.get(module, ())).union(*(method.attributes for method in methods))
+
     def children(self, module: nn.Module) -> dict[str, nn.Module]:
         """The children that are left: those that hold tensors, or are called."""
-        called = set(self.whole.read.get(module, ())).union(
-            *(m.attributes for m in self._methods.get(module, {}).values())
-        )
+        called = self._used(module)
         every = isinstance(module, tuple(CONTAINERS.values()))
         return {
             name: self.whole.alikes[child]
@@ -111,9 +114,7 @@ class Classes(Making):
 
     def attributes(self, module: nn.Module) -> list[str]:
         """The plain attributes that the methods of a module read, in the module's order."""
-        used = set(self.whole.read.get(module, ())).union(
-            *(m.attributes for m in self._methods.get(module, {}).values())
-        )
+        used = self._used(module)
         return [n for n, value in plain(module).items() if n in used and value is not None and not callable(value)]
 
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:

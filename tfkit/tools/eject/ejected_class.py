@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -39,7 +40,10 @@ class Class:
 
     def call(self, module: nn.Module) -> str:
         """The call that makes a module of this class."""
-        given = {name: self.slots[slot][module] for slot, name in self.arguments.items()}
+        return self.made({name: self.slots[slot][module] for slot, name in self.arguments.items()})
+
+    def made(self, given: Mapping[str, str]) -> str:
+        """The call with these texts of arguments."""
         parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
         return f"{self.name}({', '.join(parts)})"
 

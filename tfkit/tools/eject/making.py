@@ -112,13 +112,10 @@ class Making:
         slots = [next(slot for slot, name in owner.arguments.items() if name == one) for one in names]
         differ = [s for s in slots if len({owner.slots[s][child] for child in children}) > 1]
         loop = [owner.arguments[slot] for slot in differ]
-        parts = [CONFIG] * owner.takes_config
-        parts += [
-            f"{owner.arguments[s]}={owner.arguments[s] if s in differ else owner.slots[s][children[0]]}" for s in slots
-        ]
+        given = {owner.arguments[s]: owner.arguments[s] if s in differ else owner.slots[s][children[0]] for s in slots}
         rows = [", ".join(owner.slots[slot][child] for slot in differ) for child in children]
         values = ", ".join(rows if len(differ) == 1 else [f"({row})" for row in rows])
-        return f"nn.ModuleList({owner.name}({', '.join(parts)}) for {', '.join(loop)} in ({values}))"
+        return f"nn.ModuleList({owner.made(given)} for {', '.join(loop)} in ({values}))"
 
     def _count(self, count: int) -> str:
         """A number of layers."""

@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from tfkit.arguments import checked
 from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
@@ -158,6 +157,7 @@ class _File:
             lines.add("from typing import NamedTuple")
         if "nn.Sequential(OrderedDict(" in body:
             lines.add("from collections import OrderedDict")
+        ours = {*self.whole.records, *(key[0] for key in self.whole.functions if len(key) == 1)}
         for name, value in self.names.items():
             if value in (torch, nn, torch.Tensor) or _is_constant(value):
                 continue
@@ -165,12 +165,9 @@ class _File:
                 lines.add("from torch.nn import functional as F")
             elif isinstance(value, ModuleType):
                 lines.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
-            elif isinstance(value, FunctionType | type) and not self._is_ours(value):
+            elif isinstance(value, FunctionType | type) and value not in ours:
                 lines.add(f"from {value.__module__} import {value.__name__}")
         return sorted(lines)
-
-    def _is_ours(self, value: Any) -> bool:
-        return (value,) in self.whole.functions or value in self.whole.records
 
     def config(self, body: str) -> str:
         body += "".join(
@@ -242,8 +239,7 @@ class _File:
             return one.value(name, module)
         if child in self.classes.of:
             owner = self.classes.of[child]
-            given = [f"{a}={one.value(f'{name}.{a}', module)}" for a in dict.fromkeys(owner.arguments.values())]
-            return f"{owner.name}({', '.join([CONFIG] * owner.takes_config + given)})"
+            return owner.made({a: one.value(f"{name}.{a}", module) for a in owner.arguments.values()})
         return made_by_torch(child, {a: one.value(f"{name}.{a}", module) for a in arguments_of(child)})
 
     def typed(self, one: Class, name: str) -> str:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from tfkit.arguments import checked
 from tfkit.component import Signal
-from tfkit.graph.expand import Graph, Node
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, Node, as_graph
 from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import rows_of
 from tfkit.graph.tables import table_owner

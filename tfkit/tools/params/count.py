@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from tfkit.arguments import checked
 from tfkit.builder import build
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.cache import CacheSize, cache_size

@@ -15,8 +15,7 @@ import torch
 
 from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.given import AnySpec, as_graph
+from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
