@@ -90,6 +90,7 @@ def test_scripts_read_them_too(name: str) -> None:
         torch.testing.assert_close(script(TOKENS, tokens_mask=PAIRS), model(TOKENS, tokens_mask=PAIRS))
 
 
+@pytest.mark.slow
 def test_compiled_models_read_them_too() -> None:
     torch._dynamo.reset()
     model = built("learned").eval()

@@ -225,12 +225,6 @@ def test_pieces(name: str) -> None:
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))
 
 
-@pytest.mark.parametrize("name", ["memory_sublayers", pytest.param("prefix_window", marks=pytest.mark.slow)])
-def test_step(name: str) -> None:
-    model = build(SPECS[name])
-    check_cached_step(model, example_inputs(model.meta["graph"], length=LENGTH))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_every_step(name: str) -> None:

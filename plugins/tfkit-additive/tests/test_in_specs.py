@@ -24,8 +24,17 @@ def filled(core: Additive) -> Additive:
     return core
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [{"position": "alibi"}, {"position": "t5"}, {"bias": False, "qk_norm": "rmsnorm"}])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"position": "alibi"}, marks=SLOW),
+        pytest.param({"position": "t5"}, marks=SLOW),
+        {"bias": False, "qk_norm": "rmsnorm"},
+    ],
+)
 def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
     check_component(AdditiveConfig, fields=fields, within=["decoder"])
 

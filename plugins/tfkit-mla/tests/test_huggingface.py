@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from itertools import cycle, product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,16 @@ PADDINGS = {
     "left": torch.arange(7) >= torch.tensor([[0], [3]]),
     "right": torch.arange(7) < torch.tensor([[7], [3]]),
 }
+QUICK = {*zip(CASES, cycle(PADDINGS), repeat("sdpa"))}
+ROWS = [
+    pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow)
+    for row in product(CASES, PADDINGS, ["sdpa", "eager"])
+]
 
 
-@pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS)
-@pytest.mark.parametrize("backend", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("model_type", "given", "fields"), CASES.values(), ids=CASES)
-def test_outputs_and_gradients(
-    model_type: str, given: dict[str, Any], fields: dict[str, Any], backend: str, padding: Tensor
-) -> None:
+@pytest.mark.parametrize(("case", "padded", "backend"), ROWS)
+def test_outputs_and_gradients(case: str, padded: str, backend: str) -> None:
+    (model_type, given, fields), padding = CASES[case], PADDINGS[padded]
     peer, rotary = peer_of(model_type, given)
     decoder = decoder_of(fields, backend)
     attention = decoder.layers[0].attention

@@ -28,12 +28,9 @@ from .geometry import Reader, boxes, faults, ways
 LARGE = {"gpt3_175b", "palm_540b", "llama2_70b", "llama3_405b", "char_relu", "gpt_neo_125m", "llama_7b", "mpt_7b"}
 QUICK = {
     *FEW[::2],
-    "block_512",
-    "gpt2",
     "albert_base",
     "deepseek_v3",
     "ernie_3_0_base_zh",
-    "qwen1_5_moe_a2_7b",
     "t5gemma_2b_2b",
 } - LARGE
 EVERY = covering(*QUICK)

@@ -20,6 +20,7 @@ from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
 from tfkit.training import memory
 
+from ...sampling import slow
 from .in_process import InProcess
 from .small import SWEEP, sweep, write, write_files
 
@@ -245,7 +246,7 @@ def test_a_ladder_of_sizes_has_a_law(
     assert len(made) == 8
 
 
-@pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", "[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]"])
+@pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])
 def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
     write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
     assert sweep("--plan") == 1
