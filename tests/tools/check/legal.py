@@ -64,6 +64,7 @@ SIZES: Mapping[str, list[Any]] = {
     "n_buckets": [8],
     "n_classes": [3],
     "n_experts": [4],
+    "n_experts_per_token": [2, 3],  # among one chosen expert, a softmax leaves a router nothing to learn
     "n_heads": [2, 4],
     "original_max_len": [4, 16],
     "pattern": [["other", "base"], {"0": "other", "rest": "base"}],
