@@ -65,7 +65,7 @@ class Measurement(pytest.Item):
         if found.status == "does not apply":
             pytest.skip(found.detail)
         if found.status == "failed":
-            pytest.fail(found.detail, pytrace=False)
+            pytest.fail(found.fault, pytrace=False)
 
 
 def _components(name: str) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,22 @@ from .cases import CASES
 from .config_mutations import Mutation, config_of
 from .left_out_fields import outcomes
 
-EXCEPT = {"qk_rope_head_dim": {"deepseek_v2", "deepseek_v2_lite"}}
-"""Fields that some cases have twice: `head_dim` still has the value of the one that is left out."""
+EXCEPT = {
+    "deepseek_v2* qk_rope_head_dim": "`head_dim` is there, too, and still has its value",
+    "dots1* layer_types": "the list also says what `max_window_layers` does, which the file has for another depth",
+    "laguna* rope_parameters.*_attention": "its class makes a config of this, and no model",
+    "hyperclovax* attention_multiplier": "null is the same scale as the number that its class writes",
+    "qwen2_moe_* layer_types": "without a list, its class has windows in other layers than `max_window_layers` says",
+    "phi3_longrope original_max*": "the number inside `rope_parameters` is read then, which its class replaces by 4096",
+}
+"""Fields of cases, with `*`, that are refused, or differ; each with the reason."""
 
 
 @pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
 def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path: Path) -> None:
     found = outcomes(name, tmp_path)
-    wrong = {field: why for field, (verdict, why) in found.items() if verdict == "wrong"}
-    assert {field: why for field, why in wrong.items() if name not in EXCEPT.get(field, ())} == {}
+    wrong = {f"{name} {field}": why for field, (verdict, why) in found.items() if verdict == "wrong"}
+    assert {one: why for one, why in wrong.items() if not any(fnmatchcase(one, known) for known in EXCEPT)} == {}
     assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
 
 
@@ -41,6 +49,8 @@ def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path
             "num_key_value_heads",
             "`num_key_value_heads`, which is left out, gives `16`, but `num_attention_heads`",
         ),
+        ("roc_bert", "enable_shape", "`enable_shape` must be `false`"),
+        ("flint", "layer_types", r"`layer_types` is missing\n.*\(layer_types\)"),
         ("laguna", "num_experts_per_tok", r"8 experts: there are 6(.|\n)*`num_experts_per_tok` is left out, .* `8`"),
         ("laguna", "num_key_value_heads", r"multiple of n_kv_heads(.|\n)*`num_key_value_heads` is left out, .* `8`"),
     ],

@@ -38,6 +38,9 @@ def test_a_property_that_holds_or_breaks() -> None:
     tests["gradients"].values[0]()
     with pytest.raises(AssertionError, match=r"in an encoder: ffn kind `wrong`, `stack.layers.0.ffn`, looks back"):
         tests["alone"].values[0]()
+    with pytest.raises(AssertionError, match=r"^in an encoder: stack\.layers\.0\.ffn: padding on the left") as caught:
+        tests["padding"].values[0]()
+    assert caught.traceback[-1].ishidden(None)
     with pytest.raises(pytest.skip.Exception, match="every position may read all others"):
         tests["look-ahead"].values[0]()
 

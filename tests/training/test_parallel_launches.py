@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.tools.train.killed import check_latest
 
-from .launches import children, finish, launched, numbers, options, start, tensors
+from .launches import LONGEST, children, finish, launched, numbers, options, start, tensors
 from .runs import same, write_run
 
 pytestmark = pytest.mark.slow
@@ -144,20 +145,22 @@ def latest(folder: Path) -> int:
     return int(file.read_text().strip()[5:]) if file.exists() else -1
 
 
-def until(folder: Path, step: int) -> None:
-    """Wait until a run has a checkpoint of that step, or a later one."""
-    for _ in range(600):
-        if latest(folder) >= step:
-            return
+def until(running: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a run has a checkpoint of that step, or a later one; one that does not get there is ended."""
+    end = time.monotonic() + LONGEST
+    while latest(folder) < step:
+        if running.poll() is not None or time.monotonic() > end:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            pytest.fail(f"the run made no steps: {running.communicate()[1]}")
         time.sleep(0.2)
-    pytest.fail("the run made no steps")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> None:
     name = f"killed-{rank}"
     running = start(folder, 2, "small.yaml", "-o", name, *ENDLESS)
-    until(folder / name, 20)
+    until(running, folder / name, 20)
     os.kill(children(running)[rank], signal.SIGKILL)
     began = time.monotonic()
     status, _, errors = finish(running)
@@ -210,7 +213,7 @@ def killed_at_random(folder: Path, deaths: int) -> None:
 
 def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
     running = start(folder, 2, "small.yaml", "-o", "told", *ENDLESS)
-    until(folder / "told", 20)
+    until(running, folder / "told", 20)
     os.kill(children(running)[1], signal.SIGTERM)  # to one of them, and not the writer
     status, out, errors = finish(running)
     assert status == 0, errors

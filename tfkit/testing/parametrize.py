@@ -89,9 +89,11 @@ def _check(one: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
     def check() -> None:
         import pytest
 
+        __tracebackhide__ = True  # pytest then shows the author's test alone
         found = {name: next(outcomes(subject, [one])) for name, subject in models().items()}
-        broken = [f"in {name}: {o.detail}" for name, o in found.items() if o.status == "failed"]
-        assert not broken, "\n".join(broken)
+        broken = [f"in {name}: {o.fault}" for name, o in found.items() if o.status == "failed"]
+        if broken:
+            raise AssertionError("\n".join(broken))
         if not any(o.status == "ok" for o in found.values()):
             pytest.skip(next(o.detail for o in found.values()))
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import tfkit
+from tfkit.tools.check import known
+from tfkit.tools.check.check import Work
+from tfkit.tools.check.measure import Measured, property_of
+from tfkit.tools.check.subject import Subject
 
 Run = Callable[..., str]
 BROKEN = '''
@@ -84,6 +90,21 @@ def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
     assert {one["outcomes"][0]["status"] for one in found} == {"failed", "does not apply"}
 
 
+def test_several_models_are_named(run: Run, ahead: str) -> None:
+    text = " ".join(run("check", "--kind", "ahead", "--only", "look-ahead", ahead, status=1).split())
+    assert "look-ahead, in attention kind `ahead` in a decoder" in text
+    assert "more: stack.layers.0.attention: the model looks ahead: outputs before position 1 change" in text
+
+
+def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(subject: Subject) -> Iterator[Measured]:
+        yield Measured.fault("it has none")
+
+    monkeypatch.setattr(known, "PROPERTIES", (property_of("fails", "does not")(fails),))
+    (model,) = json.loads(run("check", "tiny.yaml", "--json", status=1), parse_constant=pytest.fail)
+    assert (model["outcomes"][0]["status"], model["outcomes"][0]["worst"]) == ("failed", None)
+
+
 def test_what_does_not_apply_has_a_reason(run: Run, specs: Path) -> None:
     assert "does not apply: " in run("check", "pair.yaml", "--only", "nothing-to-read", "--only", "ties")
 
@@ -100,6 +121,18 @@ def test_wrong_usage(run: Run, specs: Path, arguments: tuple[str, ...], said: st
     assert said in run("check", *arguments, status=2, stderr=True)
 
 
+@pytest.mark.parametrize("name", ["tfkit-additive", "tfkit-mla", "tfkit-moe"])
+def test_a_plugin_is_checked_without_fields(name: str) -> None:
+    """Required numbers have small values."""
+    work = Work(tfkit.load_plugins(), only=["forward"])
+    assert all(work.check(model).ok for model in work.of_components(None, name))
+
+
+def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None:
+    text = run("check", "--kind", "linear", "--only", "forward", stderr=True)
+    assert "warning: block `linear`, schedule kind `linear` have no small model" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -108,6 +141,7 @@ def test_wrong_usage(run: Run, specs: Path, arguments: tuple[str, ...], said: st
             "there is no property `paddign`\n   = help: one with a similar name exists: `padding`",
         ),
         (("--kind", "gleu"), "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
+        (("--kind", "encoder"), "block `encoder` has no small model\n   = help: check a spec"),
         (("--plugin", "nothing"), "there is no plugin `nothing`"),
     ],
 )

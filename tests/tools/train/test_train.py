@@ -70,6 +70,8 @@ def test_python_evaluates_what_the_command_does(capsys: pytest.CaptureFixture[st
             tfkit.evaluate("out", **options)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="has no weights to evaluate"):
         tfkit.evaluate("small.yaml")
+    with pytest.raises(SpecError, match="there is no run `outt`"):
+        tfkit.evaluate("outt")
 
 
 def test_the_page_of_a_run() -> None:

@@ -33,7 +33,7 @@ class OnlyConfig(FieldConfig):
         return (text.removeprefix(EQUAL), words) if isinstance(text, str) and text.startswith(EQUAL) else None
 
     def read(self, name: str, file: Reading) -> None:
-        value = file.given(name).get("")
+        value = file.given(name).get("", None if self._other else file.default(name))
         if value == self.also:
             return
         if self._other is not None:

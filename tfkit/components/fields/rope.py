@@ -178,6 +178,8 @@ def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
     if kind in ("", "full_attention"):
         found |= _mapping(values, "rope_scaling")
     given = _mapping(values, name)
+    if kind in given and "rope_theta" in default:  # that of an entry without one
+        found["rope_theta"] = default["rope_theta"]
     found |= _mapping(given, kind) if kind in given else {} if kind and "rope_type" not in given else given
     found |= {"rope_type": found.pop("type")} if "type" in found else {}
     if "rope_theta" not in found:

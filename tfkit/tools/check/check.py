@@ -22,7 +22,7 @@ from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
 from tfkit.tools.check.relative import relative
 from tfkit.tools.check.result import Checked
-from tfkit.tools.check.small import LAYOUTS
+from tfkit.tools.check.small import LAYOUTS, SLOTS
 from tfkit.tools.check.subject import Subject
 
 
@@ -47,7 +47,14 @@ class Work:
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """The models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
-        models = [one for config in configs for one in self._of_component(config)]
+        others = [f"{kind_of(one)} `{one.kind_name()}`" for one in configs if one.slot not in SLOTS]
+        if others:
+            have = "has" if len(others) == 1 else "have"
+            wrong = Diagnostic(f"{listing(others)} {have} no small model", help="check a spec: `tfkit check SPEC`")
+            if len(others) == len(configs):
+                raise SpecError(wrong)
+            self.faults += (wrong,)
+        models = [one for config in configs if config.slot in SLOTS for one in self._of_component(config)]
         self.total *= len(models)
         return models
 

@@ -28,11 +28,12 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     "check",
     notes="""
     SPEC of any size is checked as its smallest relative: a few narrow layers that
-    keep every variant, the ratio of heads, windows shorter than what is read, the
-    pattern and the ties. Its weights are random, biases and norms too. --whole
-    takes it as it is; --weights, or a folder with weights, too, and leaves out
-    what is said of new models. --kind and --plugin check components, each in an
-    encoder, a decoder and a decoder with a memory, for every pair of options.
+    keep every variant, the ratio of heads, windows shorter than what is read,
+    patterns of up to four layers, and ties. Its weights are random, biases and
+    norms too. --whole takes it as it is; --weights, or a folder with weights, too,
+    and leaves out what is said of new models. --kind and --plugin check
+    components, each in an encoder, a decoder and a decoder with a memory, for
+    every pair of options.
 
     A property is ok, failed, or does not apply, for a reason that the spec gives.
     What follows from a broken property is not run.
@@ -87,21 +88,18 @@ def check(
     from tfkit.tools.check.check import Work
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
-    warn(work.faults)
     if graph is not None:
         models = work.of_model(graph, whole=whole, weights=weights)
     else:
         models = work.of_components(kind, plugin)
+    warn(work.faults)
     with _progress(work) as stage:
         checked = [work.check(model, stage) for model in models]
     if json:
         print_json([{**vars(one), "ok": one.ok} for one in checked])
     else:
-        given: dict[str, Any] = {
-            "kind": kind,
-            "plugin": plugin,
-            "weights": weights if spec and not _is_folder(spec) else None,
-        }
+        brought = spec is not None and Path(spec).is_dir()  # the folder of a model has its weights
+        given: dict[str, Any] = {"kind": kind, "plugin": plugin, "weights": None if brought else weights}
         given |= {"level": level if level != "quick" else None, "seed": seed or None}
         arguments = [spec] if spec else []
         arguments += [f"--{name}={value}" for name, value in given.items() if value is not None]
@@ -132,22 +130,19 @@ def _progress(work: Work) -> Iterator[Any]:
         yield stage
 
 
-def _is_folder(spec: str) -> bool:
-    """True for the folder of a model, which brings its weights."""
-    return Path(spec).is_dir()
-
-
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.check.result import again, worst_of
 
     found = worst_of(checked)
-    rows = [(one.name, RESULTS.get(one.status, one.status), _size(one), _note(one)) for one in found]
+    rows = [
+        (one.name, RESULTS.get(one.status, one.status), "" if one.worst is None else f"{one.worst:.1e}", _note(one))
+        for one in found
+    ]
     show(_head(checked), "", table(["property", "result", "worst", "the model"], rows, right=["worst"]), "")
     failed = [one for one in found if one.status == "failed"]
     for one in failed:
-        place = f"{one.component}: " if one.component not in one.detail else ""
-        show(f"{one.name}: {place}{one.detail}")
+        show(f"{one.name}{_worst_model(one, checked)}: {one.fault}")
     if failed:
         show("", f"again: {again(arguments, failed)}")
     left = f"; {work.left} more with --level full" if work.left else ""
@@ -162,19 +157,18 @@ def _head(checked: Sequence[Checked]) -> str:
     return f"{one.name}, as a relative: {one.words}" if one.words else one.name
 
 
-def _of_several(checked: Sequence[Checked]) -> str:
-    broken = [one for one in checked if not one.ok]
-    return (
-        f"{len(checked)} models, {len(broken)} of them with a broken property"
-        if broken
-        else f"{len(checked)} models ok"
-    )
-
-
-def _size(one: Outcome) -> str:
-    if one.worst is None or one.worst == float("inf"):
+def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
+    """The model in which a property is broken, if there are several."""
+    if len(checked) == 1:
         return ""
-    return f"{one.worst:.1e}"
+    broken = [model for model in checked if failed.name in [one.name for one in model.failed]]
+    (worst,) = [model.words for model in broken if any(one is failed for one in model.outcomes)]
+    return f", in {worst}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
+
+
+def _of_several(checked: Sequence[Checked]) -> str:
+    broken = sum(not one.ok for one in checked)
+    return f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
 
 
 def _note(one: Outcome) -> str:

@@ -1,12 +1,14 @@
-"""Random inputs of the right kind for a model, and the call that takes them."""
+"""Random inputs of the right kind for a model, the call that takes them, and hooks on its modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tfkit.builder import inputs_of
 from tfkit.graph.expand import Graph
@@ -37,6 +39,20 @@ def _mask(batch: int, length: int, padding: Padding) -> Tensor:
         return (row < batch - 1).expand(batch, length).clone()
     mask = torch.arange(length) < (length - row).clamp(min=1)
     return mask.flip(1) if padding == "left" else mask
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs, those that are numbers in another type."""
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are removed at the end."""
+    with ExitStack() as hooks:
+        for handle in handles:
+            hooks.enter_context(handle)
+        yield
 
 
 def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:

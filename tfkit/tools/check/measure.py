@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -85,7 +86,7 @@ class Outcome:
         name: the property's.
         claim: the property in a few words.
         status: `ok`, `failed`, `does not apply`, or `not run`.
-        worst: the largest deviation; None if nothing was measured, infinite for one without a size.
+        worst: the largest deviation; None if nothing was measured, or if it has no size.
         component: the path of the component where the worst deviation arises.
         detail: the deviation in words, or the reason why the property does not apply or was not run.
         seconds: the time that it took.
@@ -99,6 +100,11 @@ class Outcome:
     detail: str = ""
     seconds: float = 0.0
 
+    @property
+    def fault(self) -> str:
+        """The deviation in words, with the place where it arises."""
+        return self.detail if self.component in self.detail else f"{self.component}: {self.detail}"
+
 
 def property_of(name: str, claim: str, **options: Any) -> Callable[[Callable[[Subject], Iterable[Measured]]], Property]:
     """Turn a function that measures a model into a property."""
@@ -111,12 +117,13 @@ def outcome_of(check: Property, subject: Subject) -> Outcome:
     try:
         for one in check.measure(subject):
             if one.broken:
-                return replace(outcome, status="failed", worst=one.error, component=one.where(), detail=one.detail)
+                size = one.error if math.isfinite(one.error) else None
+                return replace(outcome, status="failed", worst=size, component=one.where(), detail=one.detail)
             outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
     except DoesNotApplyError as reason:
         return replace(outcome, status="does not apply", worst=None, detail=str(reason))
     except Exception as wrong:
-        return replace(outcome, status="failed", worst=float("inf"), component=place_of(wrong), detail=in_words(wrong))
+        return replace(outcome, status="failed", worst=None, component=place_of(wrong), detail=in_words(wrong))
     return outcome
 
 

@@ -1,15 +1,16 @@
-"""The component at which two runs of a model begin to differ."""
+"""Two runs of a model, compared, and the component at which they begin to differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tfkit.builder import evaluating
-from tfkit.tools.check.measure import TOLERANCE, distance
+from tfkit.tools.check.measure import TOLERANCE, Measured, distance, unequal
 from tfkit.tools.compare.outputs import Outputs, outputs
 
 Pair = tuple[Tensor, Tensor]
@@ -44,6 +45,28 @@ def first_difference(
     return ""
 
 
+def compared(
+    model: fx.GraphModule,
+    one: Callable[[], list[Tensor]],
+    other: Callable[[], list[Tensor]],
+    detail: str,
+    align: Align = lambda a, b: (a, b),
+    *,
+    second: fx.GraphModule | None = None,
+    limit: float = TOLERANCE,
+) -> Iterator[Measured]:
+    """Compare the outputs of two runs, bit by bit if the limit is 0; `{}` in the detail is the size of a difference.
+
+    The other arguments are those of `first_difference`, which finds the place.
+    """
+    where = partial(first_difference, model, one, other, align, second=second, limit=limit)
+    for pair in map(align, one(), other()):
+        if pair is not None:
+            want, found = pair
+            error = distance(found, want) if limit else unequal(found, want)
+            yield Measured(error, detail.format(f"{error:.1e}"), limit, where)
+
+
 def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
     """The outputs of the named modules, or of all components, in eval mode, the innermost first."""
     with evaluating(model), torch.no_grad():
@@ -56,17 +79,14 @@ def along(columns: slice) -> Align:
 
 
 def of_row(row: int, side: str) -> Align:
-    """A row of a padded output [b, t, ...], and the output of that row alone, whose tokens are at that side."""
+    """The output of a row alone, and the tokens of that row in a padded output [b, t, ...], which are at that side."""
 
-    def align(padded: Tensor, alone: Tensor) -> Pair | None:
+    def align(alone: Tensor, padded: Tensor) -> Pair | None:
         if padded.dim() < 2 or alone.dim() != padded.dim() or alone.size(0) != 1:
             return None
-        return (padded[row], alone[0]) if padded.dim() == 2 else (tokens(padded[row], alone[0], side), alone[0])
+        if padded.dim() == 2:
+            return alone[0], padded[row]
+        extra = padded.size(1) - alone.size(1)
+        return alone[0], padded[row, : alone.size(1)] if side == "right" else padded[row, extra:]
 
     return align
-
-
-def tokens(output: Tensor, want: Tensor, side: str) -> Tensor:
-    """The rows of a padded output that belong to tokens."""
-    extra = output.size(0) - want.size(0)
-    return output[: want.size(0)] if side == "right" else output[extra:]

@@ -46,7 +46,7 @@ EXPERTS = 16
 WINDOW = 4
 DIM, COUNT = 2**26, 4096
 """The bounds of a `Dim` and of a `Count`."""
-PATTERN = 6
+PATTERN = 4
 """Layers of the longest pattern that is kept as it is."""
 
 

@@ -18,8 +18,13 @@ Layout = Literal["encoder", "decoder", "memory"]
 
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
+SLOTS = ("activation", "attention", "ffn", "init", "norm", "position", "rope_scaling")
+"""The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
+SMALL |= {"n_experts_per_token": 2}
 """The values of required fields of these names."""
+NUMBER = 4
+"""The value of every other required whole number."""
 
 
 def subjects_of(
@@ -53,16 +58,18 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
 
 
 def _required(config: type[Component]) -> dict[str, Any]:
-    fields = config.model_fields.items()
+    required = {name: info for name, info in config.model_fields.items() if info.is_required()}
     return {
-        name: SMALL[name]
-        for name, info in fields
-        if name in SMALL and info.is_required() and marker(info, SharedMarker) is None
+        name: SMALL.get(name, NUMBER)
+        for name, info in required.items()
+        if (name in SMALL or info.annotation is int) and marker(info, SharedMarker) is None
     }
 
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
     """The spec of a small model with a component, given as its mapping, in its slot."""
+    if config.slot not in SLOTS:
+        raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
     attention: dict[str, object] = {"kind": "mha", "n_heads": 2}
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
@@ -75,8 +82,6 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         attention["position"] = {"kind": "rope", "scaling": part}
     elif config.slot == "position":
         (embedding if issubclass(config, InputPositionConfig) else attention)["position"] = part
-    elif config.slot != "init":
-        raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
     spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
     spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
     if layout == "memory":

@@ -48,8 +48,8 @@ def eval_(
         raise click.UsageError("--weights are those of one run")
     found: dict[str, dict[str, float]] = {}
     for name in runs:
-        path = weights_of(name, weights)
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
+        path = weights_of(name, weights)
         with stages() as stage:
             stage(f"evaluating {name}")
             found[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)

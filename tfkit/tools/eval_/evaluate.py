@@ -49,8 +49,8 @@ def evaluate(
     """
     plugins = load_plugins()
     given = None if weights is None else Path(weights)
-    path = weights_of(run, given)
     loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)
+    path = weights_of(run, given)
     return evaluate_run(loaded, path, plugins, tuple(splits), tuple(metrics), allow_change=allow_change)
 
 

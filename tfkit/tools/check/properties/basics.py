@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.placement import threads
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.measure import Measured, in_words, property_of, unequal
-from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.measure import Measured, in_words, property_of
+from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 
 
@@ -85,17 +86,7 @@ def forward(subject: Subject) -> Iterator[Measured]:
 @property_of("eval-mode", "returns equal bits, run again", basic=True)
 def eval_mode(subject: Subject) -> Iterator[Measured]:
     """Nothing is random in eval mode: two forwards return the same bits, by one thread and by two."""
-    inputs, model = subject.inputs(), subject.model
+    run, detail = partial(subject.run, subject.inputs()), "something is random in eval mode: two forwards differ by {}"
     for number in (1, 2):
         with threads(number):
-            for first, second in zip(subject.run(inputs), subject.run(inputs), strict=True):
-                error = unequal(second, first)
-                detail = f"something is random in eval mode: two forwards differ by {error:.1e}"
-                yield Measured(
-                    error,
-                    detail,
-                    0.0,
-                    lambda: first_difference(
-                        model, lambda: subject.run(inputs), lambda: subject.run(inputs), limit=0.0
-                    ),
-                )
+            yield from compared(subject.model, run, run, detail, limit=0.0)

@@ -13,9 +13,9 @@ from tfkit.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component
 from tfkit.nn import StackedLinear
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.inputs import Inputs, call
-from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of, unequal
-from tfkit.tools.check.places import first_difference, of_row, tokens
+from tfkit.tools.check.inputs import Inputs, call, hooked
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of
+from tfkit.tools.check.places import compared, of_row
 from tfkit.tools.check.subject import Subject
 
 ALONE = ("activation", "ffn", "norm")
@@ -39,11 +39,8 @@ def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
     paths = [path for path, component in components.items() if component.slot in ALONE]
     handles = [model.get_submodule(path).register_forward_pre_hook(keep(path)) for path in paths]
     with evaluating(model), torch.no_grad():
-        try:
+        with hooked(handles):
             call(model, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
         for path, x in given.items():
             if x.dim() == 3:
                 for error, what in _mixing(model.get_submodule(path), x):
@@ -84,23 +81,13 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
         padded = dict(inputs)
         for name in sequences:
             padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
+        detail = f"padding on the {side} changes the outputs of tokens by {{}}"
         with evaluating(model), torch.no_grad():
-            found = call(model, padded)
-            for row in range(found[0].size(0)):
+            for row in range(padded[sequences[0]].size(0)):
                 alone = {name: x[row : row + 1] for name, x in inputs.items()}
                 alone |= {name: alone[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
-                where = partial(
-                    first_difference,
-                    model,
-                    partial(call, model, padded),
-                    partial(call, model, alone),
-                    of_row(row, side),
-                )
-                for output, want in zip(found, call(model, alone), strict=True):
-                    pair = (tokens(output[row], want[0], side), want[0]) if want.dim() > 2 else (output[row], want[0])
-                    error = distance(*pair)
-                    detail = f"padding on the {side} changes the outputs of tokens by {error:.1e}"
-                    yield Measured(error, detail, where=where)
+                runs = partial(call, model, alone), partial(call, model, padded)
+                yield from compared(model, *runs, detail, of_row(row, side))
 
 
 def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
@@ -122,29 +109,23 @@ def neighbours(subject: Subject) -> Iterator[Measured]:
     limit = TOLERANCE if experts else 0.0
     inputs, others = subject.inputs(), subject.inputs(seed=1)
     beside = {name: torch.cat((x[:1], others[name][1:])) for name, x in inputs.items()}
-    order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
     single = {name: x[:1] for name, x in inputs.items()}
-    first = slice(0, 1)
-    for what, changed, ours, theirs, allowed in (
-        ("beside other rows, the first one", beside, first, first, limit),
-        ("in another order, rows", order, slice(None), slice(None), TOLERANCE),
-        ("alone, the first row", single, first, first, TOLERANCE),
+    order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
+    for changed, detail, align, allowed in (
+        (beside, "beside other rows, the first one of a batch changes by {}", _first, limit),
+        (order, "in another order, rows change by {}", _back, TOLERANCE),
+        (single, "alone, the first row of a batch changes by {}", _first, TOLERANCE),
     ):
-        back = -1 if changed is order else 0
-        for want, found in zip(subject.run(inputs), subject.run(changed), strict=True):
-            pair = (found.roll(back, dims=0)[theirs], want[ours])
-            error = unequal(*pair) if allowed == 0 else distance(*pair)
-            detail = f"{what} of a batch changes by {error:.1e}".replace("rows of a batch changes", "rows change")
-            yield Measured(error, detail, allowed, partial(_where, subject, inputs, changed, back, allowed))
+        runs = partial(subject.run, inputs), partial(subject.run, changed)
+        yield from compared(subject.model, *runs, detail, align, limit=allowed)
 
 
-def _where(subject: Subject, inputs: Inputs, changed: Inputs, back: int, limit: float) -> str:
-    """The first component in which a row differs."""
+def _first(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The first row of two batches."""
+    batches = rows.dim() > 1 and rows.dim() == others.dim() and rows.size(0) > 1
+    return (rows[:1], others[:1]) if batches and others.size(0) in (1, rows.size(0)) else None
 
-    def align(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-        if a.dim() < 2 or b.dim() != a.dim() or b.size(0) not in (1, a.size(0)) or a.size(0) == 1:
-            return None
-        return (b.roll(back, dims=0), a) if back else (b[:1], a[:1])
 
-    runs = (partial(call, subject.model, inputs), partial(call, subject.model, changed))
-    return first_difference(subject.model, *runs, align, limit=limit)
+def _back(rows: Tensor, rolled: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The rows of two batches, those of the second in the order of the first."""
+    return (rows, rolled.roll(-1, dims=0)) if rows.dim() > 1 and rows.size(0) > 1 else None

@@ -10,12 +10,11 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tfkit.builder import inputs_of
 from tfkit.component import RopeScalingConfig
 from tfkit.reference import Result, UnknownKind, run
-from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.inputs import Inputs, call, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, property_of
 from tfkit.tools.check.places import outputs_of
 from tfkit.tools.check.subject import Subject
@@ -34,7 +33,7 @@ def meaning(subject: Subject) -> Iterator[Measured]:
     scaled = any(True for _ in subject.graph.configs(RopeScalingConfig))  # type: ignore[type-abstract]
     for padding in ("none", "left", "right") if subject.padded else ("none",):
         given = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
-        inputs = {name: _wide(given[name]) for name in inputs_of(model) if name in given}
+        inputs = {name: x for name, x in cast(given, torch.float64).items() if name in inputs_of(model)}
         try:
             wanted = run(subject.graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=subject.kinds)
         except UnknownKind as wrong:
@@ -43,10 +42,6 @@ def meaning(subject: Subject) -> Iterator[Measured]:
             error = _difference(found.numpy(), want, wanted.real[name])
             detail = f"`{name}` differs from what the spec says by {error:.1e}"
             yield Measured(error, detail, where=partial(_where, model, inputs, wanted))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
 
 
 def _difference(found: Array, want: Array, real: Array) -> float:

@@ -16,7 +16,7 @@ from tfkit.graph.expand import Graph
 from tfkit.nn import Context
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.choices import Choices
-from tfkit.tools.check.inputs import Inputs, call, example_inputs
+from tfkit.tools.check.inputs import call, cast, example_inputs, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of
 from tfkit.tools.check.places import first_difference
 from tfkit.tools.check.properties.reading import arguments
@@ -39,7 +39,7 @@ def types(subject: Subject) -> Iterator[Measured]:
 
 def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Measured]:
     """Build a model of another type, and look at the types and values of its outputs."""
-    inputs = _cast(example_inputs(graph), dtype)
+    inputs = cast(example_inputs(graph), dtype)
     try:
         model = build(graph, dtype=dtype).eval()
         run_watched(model, {name: x for name, x in inputs.items() if name in inputs_of(model)})
@@ -54,10 +54,6 @@ def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Measured]:
                 yield Measured.fault(f"a model of {dtype} returns values that are not finite")
 
 
-def _cast(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
-
-
 def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
     return copy.deepcopy(subject.model).to(dtype)
 
@@ -69,7 +65,7 @@ def rounding(subject: Subject) -> Iterator[Measured]:
 
     def run(model: fx.GraphModule, dtype: torch.dtype) -> list[Tensor]:
         with choices:
-            return subject.run(_cast(inputs, dtype), model)
+            return subject.run(cast(inputs, dtype), model)
 
     wanted = run(exact, torch.float64)
     for dtype, limit in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
@@ -125,11 +121,8 @@ def inputs_kept(subject: Subject) -> Iterator[Measured]:
                 module.register_forward_pre_hook(partial(before, path), with_kwargs=True),
                 module.register_forward_hook(partial(after, path), with_kwargs=True),
             ]
-    try:
+    with hooked(handles):
         subject.run(subject.inputs(padding="left"))
-    finally:
-        for handle in handles:
-            handle.remove()
     for path, error in changed.items():
         yield Measured(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, partial(str, path))
     yield Measured(0.0, "")
@@ -159,7 +152,7 @@ def large(subject: Subject) -> Iterator[Measured]:
             wild[0].rpartition(".")[0],
         )
     half = _converted(subject, torch.float16)
-    for output in subject.run(_cast(subject.inputs(), torch.float16), half):
+    for output in subject.run(cast(subject.inputs(), torch.float16), half):
         if not output.isfinite().all():
             yield Measured.fault("a model of torch.float16 returns values that are not finite")
     yield Measured(0.0, "")

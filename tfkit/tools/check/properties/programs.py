@@ -15,7 +15,7 @@ from tfkit.builder import evaluating, inputs_of
 from tfkit.errors import SpecError
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of
-from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.export.torchscript import refusal, script
 from tfkit.torch_private import compiler
@@ -29,17 +29,11 @@ def backends(subject: Subject) -> Iterator[Measured]:
         raise DoesNotApplyError("the spec has no stack with attention")
     other = subject.build(attention_backend="eager")
     for padding in ("none", "left") if subject.padded else ("none",):
-        inputs = subject.inputs(padding=padding)
-        where = partial(
-            first_difference,
-            subject.model,
-            partial(call, subject.model, inputs),
-            partial(call, other, inputs),
-            second=other,
+        run, detail = (
+            partial(subject.run, subject.inputs(padding=padding)),
+            "attention that is written out differs by {}",
         )
-        for want, found in zip(subject.run(inputs), subject.run(inputs, other), strict=True):
-            error = distance(found, want)
-            yield Measured(error, f"attention that is written out differs by {error:.1e}", where=where)
+        yield from compared(subject.model, run, partial(run, other), detail, second=other)
 
 
 def _calls(subject: Subject) -> list[Inputs]:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import evaluating
 from tfkit.component import MaskConfig
 from tfkit.nn import Context
-from tfkit.tools.check.inputs import Inputs, Padding, call
+from tfkit.tools.check.inputs import Inputs, Padding, call, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import along, first_difference
 from tfkit.tools.check.subject import Attends, Subject
@@ -90,11 +90,8 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
     readers = [user for node in model.graph.find_nodes(op="placeholder", target=name) for user in node.users]
     modules = [model.get_submodule(str(user.target)) for user in readers if user.op == "call_module"]
     handles = [module.register_forward_hook(hook) for module in modules]
-    try:
+    with hooked(handles):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # ---- extents ----
@@ -130,11 +127,8 @@ def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Conte
     handles = [
         model.get_submodule(one.path).register_forward_pre_hook(partial(keep, one.path)) for one in subject.attentions
     ]
-    try:
+    with hooked(handles):
         subject.run(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

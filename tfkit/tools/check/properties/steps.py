@@ -17,7 +17,7 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
-from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.inputs import Inputs, call, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
@@ -86,9 +86,7 @@ def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
 def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Measured]:
     """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
     rows = _Rows.of(model, subject.inputs())
-    pieces = {
-        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x for name, x in rows.pieces.items()
-    }
+    pieces = cast(rows.pieces, next(model.parameters()).dtype)
     rows = _Rows(model, rows.main, pieces, rows.once)
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)

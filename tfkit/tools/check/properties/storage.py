@@ -17,8 +17,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.tables import heads_of_tables
 from tfkit.tools.check.inputs import call, example_inputs
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, in_words, property_of, unequal
-from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, in_words, property_of
+from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.import_.importing import export_config
 from tfkit.tools.save.save import Layout, save
@@ -35,12 +35,10 @@ def state_dict(graph: Graph) -> Iterator[Measured]:
     first, second = build(graph, seed=0).eval(), build(graph, seed=1).eval()
     second.load_state_dict(first.state_dict(), strict=True)
     inputs = example_inputs(graph)
+    runs = partial(call, first, inputs), partial(call, second, inputs)
+    detail = "the state dict is incomplete: the model that loads it differs"
     with torch.no_grad():
-        for mine, other in zip(call(first, inputs), call(second, inputs), strict=True):
-            detail = "the state dict is incomplete: the model that loads it differs"
-            runs = partial(call, first, inputs), partial(call, second, inputs)
-            where = partial(first_difference, first, *runs, second=second, limit=0.0)
-            yield Measured(unequal(other, mine), detail, 0.0, where)
+        yield from compared(first, *runs, detail, second=second, limit=0.0)
 
 
 @property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",))
@@ -60,11 +58,10 @@ def copies(subject: Subject) -> Iterator[Measured]:
 
 
 def _same(subject: Subject, what: str, other: fx.GraphModule) -> Iterator[Measured]:
-    inputs = subject.inputs()
-    runs = partial(call, subject.model, inputs), partial(call, other, inputs)
-    where = partial(first_difference, subject.model, *runs, second=other, limit=0.0)
-    for want, found in zip(subject.run(inputs), subject.run(inputs, other), strict=True):
-        yield Measured(unequal(found, want), f"{what} returns something else", 0.0, where)
+    run = partial(subject.run, subject.inputs())
+    yield from compared(
+        subject.model, run, partial(run, other), f"{what} returns something else", second=other, limit=0.0
+    )
 
 
 @property_of("save", "is read again from its folder", follows=("state-dict",))

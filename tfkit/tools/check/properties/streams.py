@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.component import Layer, Learned, Scale, Step
 from tfkit.graph.expand import Node
-from tfkit.tools.check.inputs import call
+from tfkit.tools.check.inputs import call, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import outputs_of
 from tfkit.tools.check.subject import Subject
@@ -26,15 +26,11 @@ def silent(subject: Subject) -> Iterator[Measured]:
     model, given = subject.model, dict[str, Tensor]()
     handles = [_silenced(model.get_submodule(path)) for node in stacks for path in _sublayers(node)]
     handles += [model.get_submodule(node.name).register_forward_pre_hook(_keep(given, node.name)) for node in stacks]
-    try:
+    with hooked(handles), torch.no_grad():
         names = [path for node in stacks for path in (*_layers(node), node.name)]
         found = outputs_of(model, partial(call, model, subject.inputs()), names)
-        with torch.no_grad():
-            for node in stacks:
-                yield from _compare(model, node, given[node.name], found)
-    finally:
-        for handle in handles:
-            handle.remove()
+        for node in stacks:
+            yield from _compare(model, node, given[node.name], found)
 
 
 def _sublayers(node: Node) -> list[str]:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from tfkit.checkpoint.weights import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.pairs import deaf_to_pairs
-from tfkit.tools.check.inputs import call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
-from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.places import compared
 from tfkit.tools.check.properties.reading import arguments
 from tfkit.tools.check.subject import Subject
 
@@ -72,21 +71,15 @@ def documents(subject: Subject) -> Iterator[Measured]:
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
     together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}
-    found, start = subject.run(together), 0
-    for size in DOCUMENTS:
-        part = slice(start, start + size)
-        alone = {name: inputs[name][:, part]}
-        runs = partial(call, subject.model, together), partial(call, subject.model, alone)
-        where = partial(first_difference, subject.model, *runs, partial(_part, part))
-        for one, want in zip(found, subject.run(alone), strict=True):
-            error = distance(one[:, part], want)
-            detail = f"a document in a row with others changes by {error:.1e}"
-            yield Measured(error, detail, where=where)
-        start += size
+    detail = "a document in a row with others changes by {}"
+    for columns in torch.arange(len(of)).split(DOCUMENTS):
+        part = slice(int(columns[0]), int(columns[-1]) + 1)
+        runs = partial(subject.run, {name: inputs[name][:, part]}), partial(subject.run, together)
+        yield from compared(subject.model, *runs, detail, partial(_part, part))
 
 
-def _part(columns: slice, together: Tensor, alone: Tensor) -> tuple[Tensor, Tensor] | None:
-    return (together[:, columns], alone) if together.dim() > 2 else None
+def _part(columns: slice, alone: Tensor, together: Tensor) -> tuple[Tensor, Tensor] | None:
+    return (alone, together[:, columns]) if together.dim() > 2 else None
 
 
 @property_of("head-order", "has heads in any order")

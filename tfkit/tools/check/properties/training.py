@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
 from tfkit.tools.check.choices import Choices
-from tfkit.tools.check.inputs import Inputs, call
+from tfkit.tools.check.inputs import Inputs, call, cast, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
 from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.subject import Subject, redrawn, without_dropout
@@ -117,11 +117,8 @@ def _looking_up(model: nn.Module) -> Iterator[dict[str, set[int]]]:
 
     tables = {f"{path}.weight": module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
     handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in tables.items()]
-    try:
+    with hooked(handles):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
@@ -216,7 +213,7 @@ def _tied(subject: Subject) -> set[str]:
 def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Measured]:
     """Compare the derivative along a random direction of each parameter with a finite difference, the experts kept."""
     model = copy.deepcopy(subject.model).double()
-    inputs = {name: x.double() if x.is_floating_point() else x for name, x in subject.inputs(batch=2).items()}
+    inputs = cast(subject.inputs(batch=2), torch.float64)
     choices = Choices()
     with choices:
         _total(call(model, inputs)).backward()

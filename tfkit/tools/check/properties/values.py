@@ -23,8 +23,8 @@ from tfkit.initialize import initialize
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.changes import Path, every, put
 from tfkit.tools.check.inputs import call, example_inputs
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
-from tfkit.tools.check.places import first_difference
+from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
+from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
@@ -174,12 +174,9 @@ def neutral(subject: Subject) -> Iterator[Measured]:
         found = True
         first, second = subject.build(with_it), subject.build(without)
         second.load_state_dict(weights(first, second))
-        inputs = subject.inputs()
-        runs = partial(call, first, inputs), partial(call, second, inputs)
-        where = partial(first_difference, first, *runs, second=second)
-        for ours, theirs in zip(subject.run(inputs, first), subject.run(inputs, second), strict=True):
-            error = distance(ours, theirs)
-            yield Measured(error, f"{what} changes the outputs by {error:.1e}", where=where)
+        run = partial(subject.run, subject.inputs())
+        runs = partial(run, first), partial(run, second)
+        yield from compared(first, *runs, f"{what} changes the outputs by {{}}", second=second)
     if not found:
         raise DoesNotApplyError("the spec has no value with a neutral one")
 
