@@ -102,10 +102,10 @@ BROKEN: dict[type[nn.Module], list[str]] = {
     LooksBack: ["alone", f"{FFN}looks back: positions change by"],
     CountsTheLength: ["alone", f"{FFN}depends on the number of positions: among fewer, they change"],
     MixesTheBatch: ["alone", f"{FFN}mixes the rows of a batch: alone, one changes by"],
-    IsRandom: ["eval-mode", "something is random in eval mode: two forwards differ by"],
+    IsRandom: ["eval-mode", "stack.layers.0.ffn: something is random in eval mode: two forwards differ by"],
     LosesItsBuffer: ["weights", f"{STEPS}is not filled when the model is built"],
     Unfilled: ["weights", f"{WEIGHT}is not filled when the model is built"],
-    HiddenState: ["state-dict", "the state dict is incomplete: the model that loads it differs"],
+    HiddenState: ["state-dict", "stack.layers.0.ffn: the state dict is incomplete: the model that loads it differs"],
     Upcasts: [
         "types",
         "a model of torch.bfloat16 fails: ffn kind `wrong` returns float32 for bfloat16: it must keep the type",

@@ -80,7 +80,7 @@ def check_model(
 def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
     """The deviations of a model in words, by the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
-    return {one.name: one.detail for one in outcomes(subject, properties) if one.status == "failed"}
+    return {one.name: one.fault for one in outcomes(subject, properties) if one.status == "failed"}
 
 
 def in_lines(name: str, found: Mapping[str, Mapping[str, str]]) -> str:

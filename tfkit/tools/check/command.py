@@ -163,7 +163,8 @@ def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
         return ""
     broken = [model for model in checked if failed.name in [one.name for one in model.failed]]
     (worst,) = [model.words for model in broken if any(one is failed for one in model.outcomes)]
-    return f", in {worst}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
+    more = len(broken) - 1
+    return f", in {worst}" + (f" and {more} more model{'s' * (more > 1)}" if more else "")
 
 
 def _of_several(checked: Sequence[Checked]) -> str:
