@@ -30,7 +30,6 @@ LINT = [
     "--target-version=py311",
 ]
 QUICK = {
-    "bart_base",
     "deepseek_v3",
     "gemma3_1b",
     "gpt_oss_20b",
