@@ -22,8 +22,8 @@ EXCEPT = {
     "dots1* layer_types": "the list also says what `max_window_layers` does, which the file has for another depth",
     "laguna* rope_parameters.*_attention": "its class makes a config of this, and no model",
     "hyperclovax* attention_multiplier": "null is the same scale as the number that its class writes",
-    "qwen2_moe_* layer_types": "without a list, its class has windows in other layers than `max_window_layers` says",
-    "phi3_longrope original_max*": "the number inside `rope_parameters` is read then, which its class replaces by 4096",
+    "qwen2_moe_* layer_types": "no list is the default: its class has windows in every second layer, so it is required",
+    "phi3_longrope original_max_position_embeddings": "its class replaces the number in `rope_parameters` by 4096 then",
 }
 """Fields of cases, with `*`, that are refused, or differ; each with the reason."""
 

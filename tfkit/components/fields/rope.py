@@ -208,9 +208,7 @@ def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None
         )
     names = SCALINGS[kind]
     if ORIGINAL in names and kind != "dynamic":
-        top = ORIGINAL if ORIGINAL in file.given("") else "max_position_embeddings"
-        parameters.setdefault(ORIGINAL, file.compute(top))
-        original = parameters[ORIGINAL]
+        original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL))
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
             raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
         parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
@@ -223,6 +221,23 @@ def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None
         for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(one, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _original(file: Reading, inside: Any) -> Any:
+    """The positions before a scaling: beside the mapping if the family has that field, and inside it if not."""
+    if file.knows(ORIGINAL):
+        beside = file.value(ORIGINAL)
+        if inside not in (None, beside):
+            message = (
+                f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, but beside them it means"
+            )
+            help = "transformers believes the one beside them, or its default: make the two agree"
+            raise Invalid("", f"{message} {quoted(str(beside))}", help=help)
+        return beside
+    original = file.compute("max_position_embeddings") if inside is None else inside
+    if file.given(ORIGINAL).get("", original) != original:
+        raise Invalid("", f"transformers reads {quoted(ORIGINAL)} among the rotary parameters alone: write it there")
+    return original
 
 
 def _unknown(field: str) -> Invalid:
