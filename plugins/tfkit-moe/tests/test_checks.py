@@ -1,13 +1,15 @@
-"""The warning of slow widths says what torch does."""
+"""The warnings of slow widths and of idle routers say what torch does."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tfkit_moe.checks import slow_widths
+from tfkit_moe.checks import idle_routers, slow_widths
 from tfkit_moe.stacked import takes_grouped
 
 import tfkit
+
+from .layer import PLUGINS, spec
 
 
 @pytest.mark.parametrize("width", [64, 68, 72, 100])
@@ -30,4 +32,22 @@ def test_layer_variants_too() -> None:
 def test_no_published_model_is_slow() -> None:
     names = [name for name, spec in tfkit.load_plugins().specs.files.items() if spec.plugin.startswith("tfkit-moe")]
     assert names
-    assert [name for name in names if list(slow_widths(tfkit.load(name)))] == []
+    assert [name for name in names if [*slow_widths(tfkit.load(name)), *idle_routers(tfkit.load(name))]] == []
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("order", ["topk_then_score", "score_then_topk"])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_it_warns_of_a_router_without_a_gradient(score: str, order: str, renormalize: bool) -> None:
+    router = {"score": score, "order": order, "renormalize": renormalize}
+    if router == {"score": "softmax", "order": "topk_then_score", "renormalize": True}:
+        return  # refused: it is divided by one anyway
+    graph = tfkit.loads(spec(n_experts=4, n_experts_per_token=1, d_ff=8, router=router), plugins=PLUGINS)
+    model = tfkit.build(graph)
+    torch.manual_seed(0)
+    model(torch.randn(2, 8, 16)).square().sum().backward()
+    gradient = model.get_parameter("encoder.layers.0.ffn.router.weight").grad
+    assert gradient is not None
+    assert [one.path for one in idle_routers(graph)] == (
+        [] if gradient.abs().max() > 1e-5 else ["graph.encoder.ffn.n_experts_per_token"]
+    )

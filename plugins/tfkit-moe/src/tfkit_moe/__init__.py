@@ -1,8 +1,7 @@
 """Mixture of experts: the `ffn` kind `moe`.
 
 `moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
-`stacked.py` one layer of all of them, `checks.py` a
-warning, `properties.py` a property for `tfkit check`.
+`stacked.py` one layer of all of them, `checks.py` warnings, `properties.py` a property for `tfkit check`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tfkit
-from tfkit_moe.checks import slow_widths
+from tfkit_moe.checks import idle_routers, slow_widths
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
 from tfkit_moe.router import GroupsConfig, Router, RouterConfig
@@ -38,8 +37,9 @@ def tfkit_register(register: tfkit.Register) -> None:
 
 @tfkit.hookimpl
 def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """Warn of widths that are slow."""
-    return slow_widths(graph)
+    """Warn of widths that are slow, and of routers that learn nothing."""
+    yield from slow_widths(graph)
+    yield from idle_routers(graph)
 
 
 @tfkit.hookimpl

@@ -1,4 +1,4 @@
-"""A warning about experts that miss the fast kernel."""
+"""Warnings: experts that miss the fast kernel, and routers that learn nothing."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
                     notes=(f"torch multiplies all of them at once if widths are multiples of {WIDTHS}",),
                     help=f"`{name}: {nearest}` is near",
                 )
+
+
+def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
+    """The routers whose one chosen expert always has the weight 1: the loss of a model has no gradient for them."""
+    for path, config in graph.configs(MoEConfig):
+        router = config.router
+        softmax_of_one = router.score == "softmax" and router.order == "topk_then_score"
+        if config.n_experts_per_token == 1 < config.n_experts and (softmax_of_one or router.renormalize):
+            weight = "the softmax over it" if softmax_of_one else "its score over itself, by `renormalize`,"
+            way_out = "write `order: score_then_topk`" if softmax_of_one else "leave `renormalize` out"
+            yield tfkit.Diagnostic(
+                "the router learns nothing from the loss of the model: its one expert always has the weight 1",
+                path=f"{path}.n_experts_per_token",
+                notes=(f"{weight} is 1, whatever the score",),
+                help=f"{way_out}, so that its score is its weight; or choose two experts",
+            )
