@@ -33,7 +33,7 @@ def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
     found = outcomes(CASES[name], tmp_path)
     wrong = {change: why for change, (verdict, why) in found.items() if verdict in ("wrong", "crashed")}
     assert {change: why for change, why in wrong.items() if not excepted(f"{name} {change}")} == {}
-    assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
+    assert any(verdict == "equal" for verdict, _ in found.values())
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ def test_a_width_that_contradicts_the_share_of_a_head(tmp_path: Path) -> None:
             import_config(tmp_path)
 
 
+def test_windows_in_a_list_that_are_switched_off_elsewhere(tmp_path: Path) -> None:
+    types = ["sliding_attention", *["full_attention"] * 35]
+    text = said("smollm3_3b", tmp_path, layer_types=types, sliding_window=8, use_sliding_window=False)
+    assert text.startswith(
+        "error: `layer_types` has `sliding_attention`, but other fields say that every layer is alike"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "scaling", "refused"),
     [

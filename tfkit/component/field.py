@@ -124,6 +124,9 @@ class FieldConfig(Component, ABC):
     def read(self, name: str, file: Reading) -> None:
         """Change the spec as the field says; raises `Invalid`."""
 
+    def pass_over(self, name: str, file: Reading) -> None:
+        """Called in place of `read` where other fields leave it without a meaning; raises `Invalid` if it needs one."""
+
     @abstractmethod
     def write(self, name: str, file: Writing) -> None:
         """Write the field that says what the spec has; raises `Invalid` if no value of it does."""

@@ -90,8 +90,9 @@ class FieldReading:
         self._span = self._values[name].span if name in self._values else self._around.get(around, self._top)
         self._used.add(name)
         try:
-            if all(self.value(other) == wanted for other, wanted in self._family.when.get(name, {}).items()):
-                self._family.fields[name].read(name, self)
+            field, conditions = self._family.fields[name], self._family.when.get(name, {})
+            means = all(self.value(other) == wanted for other, wanted in conditions.items())
+            (field.read if means else field.pass_over)(name, self)
         except Invalid as wrong:
             self._error(str(wrong), name, *wrong.notes, help=wrong.help)
 

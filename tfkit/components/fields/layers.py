@@ -16,8 +16,9 @@ class LayerTypesConfig(FieldConfig):
 
     kind: Literal["layer_types"] = "layer_types"
     layer_types: dict[str, str | dict[str, str]]
-    """The variant for each type; or one for some layers of the type and one for the rest (`{0: first, rest: base}`), or
-    one for each variant that an earlier list gave them (`{base: dense, full: dense_full, rest: dense}`)."""
+    """The variant for each type, the usual one first; or one for some layers of the type and one for the rest
+    (`{0: first, rest: base}`), or one for each variant that an earlier list gave them (`{base: dense, full: dense_full,
+    rest: dense}`)."""
     at: str
     """The path of the stack."""
 
@@ -49,6 +50,13 @@ class LayerTypesConfig(FieldConfig):
             raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
         names = _cycled(given, len(before))
         file.arrange(self.at, [_variant(types[one], i, before[i]) for i, one in enumerate(names)])
+
+    def pass_over(self, name: str, file: Reading) -> None:
+        given, usual = spelt_out(file.given(name).get("")), next(iter(self.layer_types))
+        others = [one for one in given if one != usual] if isinstance(given, list) else []
+        if others:
+            message = f"{quoted(name)} has {quoted(case_of(others[0]))}, but other fields say that every layer is alike"
+            raise Invalid("", message, help="make them agree: classes of transformers differ in which they believe")
 
     def write(self, name: str, file: Writing) -> None:
         names, default = file.layers(self.at), file.default(name)
