@@ -103,7 +103,8 @@ def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
-        if isinstance(value, int | float) and not named and not stretched:
+        cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values  # no distance is far
+        if isinstance(value, int | float) and not (named or stretched or cut_off):
             yield path, value
 
 
