@@ -65,6 +65,15 @@ def test_options_that_are_refused_together_are_left_out() -> None:
         models_of(config.config, PLUGINS, options={}, fields={"qk_norm_weight": "per_head"})
 
 
+def test_options_may_be_mappings() -> None:
+    config = PLUGINS.registry.find("attention", "mha")
+    assert config is not None
+    options = {"position": [None, {"kind": "rope", "theta": 9.0}], "clip": [None, 1.0]}
+    models = models_of(config.config, PLUGINS, options=options, within=["encoder"])
+    assert len(models) == 4
+    assert 'an encoder, position: {"kind": "rope", "theta": 9.0}, clip: 1.0' in models
+
+
 def test_known_failures_are_strict_and_have_a_reason() -> None:
     tests = checks_of(fields={"wrong": "DoesNotScript"}, known={"script": "it takes keywords"})
     (mark,) = tests["script"].marks

@@ -15,6 +15,11 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, 
 
     With `meeting`, only those of these pairs of axes do. A single axis has a row for each value.
     """
+    numbers = {axis: range(len(values)) for axis, values in axes.items()}  # values may be mappings, or equal
+    return [{axis: axes[axis][n] for axis, n in row.items()} for row in _rows(numbers, meeting)]
+
+
+def _rows(axes: Mapping[str, Sequence[int]], meeting: Collection[tuple[str, str]] | None) -> list[Row]:
     if len(axes) == 1:
         return [{axis: value} for axis, values in axes.items() for value in values]
     pairs = combinations(axes, 2) if meeting is None else meeting
