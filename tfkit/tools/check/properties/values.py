@@ -29,7 +29,7 @@ from tfkit.tools.check.subject import Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
 """Functions that read all fields of a config at once."""
-SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len parameters length rows".split())  # noqa: SIM905
+SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
 
 
