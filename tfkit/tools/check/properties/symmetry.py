@@ -85,22 +85,20 @@ def _part(columns: slice, alone: Tensor, together: Tensor) -> tuple[Tensor, Tens
 @property_of("head-order", "has heads in any order")
 def head_order(subject: Subject) -> Iterator[Measured]:
     """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
-    found = False
+    model, inputs, found = copy.deepcopy(subject.model), subject.inputs(), False
+    wanted = subject.run(inputs)
     for one in subject.attentions:
         by_head = isinstance(one.config.position, ScoreBiasConfig) or one.config.kv_heads < 2
-        other = copy.deepcopy(subject.model.get_submodule(one.path))
-        if by_head or {name for name, _ in other.named_parameters()} - PROJECTIONS:
+        attention = model.get_submodule(one.path)
+        if by_head or {name for name, _ in attention.named_parameters()} - PROJECTIONS:
             continue
         found = True
-        _turn(other, one.config)
-        model = copy.deepcopy(subject.model)
-        model.set_submodule(one.path, other)
-        inputs = subject.inputs()
-        for want, output in zip(subject.run(inputs), subject.run(inputs, model), strict=True):
+        _turn(attention, one.config)
+        for want, output in zip(wanted, subject.run(inputs, model), strict=True):
             error = distance(output, want)
-            yield Measured(
-                error, f"heads in reverse order change the outputs by {error:.1e}", where=partial(str, one.path)
-            )
+            detail = f"heads in reverse order change the outputs by {error:.1e}"
+            yield Measured(error, detail, where=partial(str, one.path))
+        _turn(attention, one.config)  # back again
     if not found:
         raise DoesNotApplyError("no attention has several heads whose weights are those of its projections alone")
 

@@ -6,8 +6,10 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,11 +19,11 @@ from torch import Tensor, fx
 from tfkit.builder import allocate, assemble
 from tfkit.checkpoint.weights import places
 from tfkit.component import Component, RopeScalingConfig
-from tfkit.errors import Invalid, SpecError
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.changes import Path, every, put
+from tfkit.tools.check.changes import Change, Place
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
 from tfkit.tools.check.places import compared
@@ -91,14 +93,18 @@ def values(subject: Subject) -> Iterator[Measured]:
     yield Measured(0.0, "")
 
 
-def _allowed(subject: Subject, path: Path, value: float) -> Iterator[Graph]:
+def _allowed(subject: Subject, path: Place, value: float) -> Iterator[Graph]:
     """The graphs with other values there, as far as the spec allows them."""
     for other in _others(value):
-        with suppress(SpecError, Invalid):
-            yield subject.changed(_put(path, other))
+        with suppress(SpecError, ValueError):
+            yield subject.changed(_put({path: other}))
 
 
-def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
+def _put(values: Mapping[Place, Any]) -> Change:
+    return lambda path, old: values.get(path, old)
+
+
+def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
     """The values that are numbers or true or false, that another value could replace."""
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
@@ -118,16 +124,21 @@ def _others(value: float) -> tuple[float, ...]:
 
 
 class _Seen:
-    """All that shows of a model: names and first values of its parameters, then its outputs in eval and train mode."""
+    """All that shows of a model: shapes and first values of its parameters, then its outputs in eval and train mode."""
 
     def __init__(self, subject: Subject, graph: Graph) -> None:
-        self.subject = subject
+        self.subject, self.graph = subject, graph
         with torch.device("meta"):
             self.new = assemble(graph)
-        allocate(self.new, "cpu")
-        initialize(self.new, graph, subject.seed)
-        self.first = {name: parameter.detach().clone() for name, parameter in self.new.named_parameters()}
+        self.shapes = {name: parameter.shape for name, parameter in self.new.named_parameters()}
         self.found: dict[bool, list[Tensor]] = {}
+
+    @cached_property
+    def first(self) -> list[Tensor]:
+        """The first values of the parameters."""
+        allocate(self.new, "cpu")
+        initialize(self.new, self.graph, self.subject.seed)
+        return [parameter.detach().clone() for parameter in self.new.parameters()]
 
     @cached_property
     def model(self) -> fx.GraphModule:
@@ -145,15 +156,13 @@ class _Seen:
 
     def equals(self, other: _Seen) -> bool:
         """True if nothing differs."""
-        if self.first.keys() != other.first.keys():
-            return False
-        if not _equal_bits(self.first.values(), other.first.values()):
+        if self.shapes != other.shapes or not _equal_bits(self.first, other.first):
             return False
         return all(_equal_bits(self.outputs(train=mode), other.outputs(train=mode)) for mode in (False, True))
 
 
 def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 # ---- neutral values ----
@@ -163,54 +172,68 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 def neutral(subject: Subject) -> Iterator[Measured]:
     """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
 
-    And groups of query heads: heads of keys and values of their own, with equal weights, are the same.
+    And groups of query heads: heads of keys and values of their own, with equal weights, are the same. Values of one
+    field are neutral together, and one by one where that is refused or has an effect.
     """
-    found = False
-    for what, change, weights in _neutral(subject):
-        try:
-            with_it = subject.changed(change[0])
-            without = subject.changed(change[1])
-        except (SpecError, Invalid):
-            continue
-        found = True
-        first, second = subject.build(with_it), subject.build(without)
-        second.load_state_dict(weights(first, second))
-        run = partial(subject.run, subject.inputs())
-        runs = partial(run, first), partial(run, second)
-        yield from compared(first, *runs, f"{what} changes the outputs by {{}}", second=second)
-    if not found:
+    measured = []
+    for alike in _neutral(subject).values():
+        together = _with_and_without(subject, alike)
+        if not together or any(one.broken for one in together):
+            together = [found for one in alike for found in _with_and_without(subject, [one])]
+        measured += together
+    if not measured:
         raise DoesNotApplyError("the spec has no value with a neutral one")
+    yield from measured
 
 
-Change = Callable[[Any], Any]
 Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 
 
-def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Weights]]:
-    """A description, the model with the neutral value and without it, and the weights of the second from the first."""
+@dataclass(frozen=True)
+class _Neutral:
+    """A neutral value, in words; the values of the spec with it and without, and the weights of the second model."""
+
+    words: str
+    given: dict[Place, Any]
+    left_out: dict[Place, Any]
+    weights: Weights
+
+
+def _with_and_without(subject: Subject, alike: Sequence[_Neutral]) -> list[Measured]:
+    """Compare the model with these neutral values and the one without; nothing if the spec refuses one of the two."""
+    given, left_out = ChainMap(*(one.given for one in alike)), ChainMap(*(one.left_out for one in alike))
+    try:
+        first, second = (subject.build(subject.changed(_put(values))) for values in (given, left_out))
+    except (SpecError, ValueError):
+        return []
+    second.load_state_dict(alike[0].weights(first, second))
+    run = partial(subject.run, subject.inputs())
+    runs = partial(run, first), partial(run, second)
+    return [*compared(first, *runs, f"{alike[0].words} changes the outputs by {{}}", second=second)]
+
+
+def _neutral(subject: Subject) -> dict[str, list[_Neutral]]:
+    """The neutral values, by the name of their field."""
+    found = defaultdict[str, list[_Neutral]](list)
     for path, value in subject.values.items():
+        name = ".".join(path[1:])
         if path[-1] == "softcap" and value is not None:
-            yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
+            one = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal)
         elif path[-2:] == ("mask", "left") and value is not None:
-            yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
+            one = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal)
         elif path[-1] == "sinks" and value:
-            yield f"`{_dotted(path)}`, each minus a billion,", (_put(path, True), _put(path, False)), _without_sinks
+            one = _Neutral(f"`{name}`, each minus a billion,", {}, {path: False}, _without_sinks)
         elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
-            changes = _put(path, value), _put(path, heads)
-            yield f"`{_dotted(path)}: {heads}`, with equal weights,", changes, partial(_repeated, subject)
+            one = _Neutral(f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated, subject))
         elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
-            yield f"`{_dotted(path)}: 1`", (_put(path, 1.0), _put(path[:-1], None)), _equal
+            one = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal)
+        else:
+            continue
+        found[path[-1]].append(one)
+    return found
 
 
-def _put(path: Path, value: Any) -> Change:
-    return lambda model: every(model, put(path, value))
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(path[1:])
-
-
-def _is_neutral(subject: Subject, path: Path) -> bool:
+def _is_neutral(subject: Subject, path: Place) -> bool:
     """True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
     for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
         if tuple(place.split(".")) == path[:-1]:
