@@ -78,8 +78,9 @@ def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
         cached.start(rows.batch, **rows.once)
         given: dict[str, Any] = dict(rows.pieces)
         found.append(as_tensors(cached(given.pop(rows.main), keep=keep, **given)))
-    for whole, last in zip(*found, strict=True):
-        error = distance(last, whole[:, -2:]) if last.shape == whole[:, -2:].shape else math.inf
+    for name, whole, last in zip(subject.graph.outputs, *found, strict=True):
+        wanted = whole[:, -2:] if subject.graph.node(name).output.type == "logits" else whole
+        error = distance(last, wanted) if last.shape == wanted.shape else math.inf
         yield Measured(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 

@@ -54,7 +54,7 @@ def token_order(subject: Subject) -> Iterator[Measured]:
     if positions:
         raise DoesNotApplyError("the spec has positions")
     for node in subject.graph.nodes:
-        if node.stack is None and node.output.type == "sequence" and not computes_alone(node):
+        if node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node):
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
