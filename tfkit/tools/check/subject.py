@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import build, evaluating
-from tfkit.component import AttentionConfig, Component, Step
+from tfkit.component import AttentionConfig, Component, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, expand
@@ -37,7 +37,6 @@ class Attends:
 
     path: str
     step: Step
-    prefix: str | None
 
     @property
     def config(self) -> AttentionConfig:
@@ -141,14 +140,26 @@ class Subject:
         """The inputs along which no output may read later positions."""
         return causal_inputs(self.graph)
 
+    @property
+    def stacks(self) -> list[Node]:
+        """The nodes that are stacks."""
+        return [node for node in self.graph.nodes if node.stack is not None]
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """The layers of all stacks, by the paths of their modules."""
+        return {
+            f"{node.name}.layers.{number}": layer
+            for node in self.graph.nodes
+            for number, layer in enumerate(node.stack.layers if node.stack else ())
+        }
+
     @cached_property
     def attentions(self) -> tuple[Attends, ...]:
         """The attentions of all stacks, in order."""
         return tuple(
-            Attends(f"{node.name}.layers.{number}.{step.name}", step, node.stack.prefix)
-            for node in self.graph.nodes
-            if node.stack is not None
-            for number, layer in enumerate(node.stack.layers)
+            Attends(f"{path}.{step.name}", step)
+            for path, layer in self.layers.items()
             for step in layer.steps
             if isinstance(step.config, AttentionConfig)
         )

@@ -148,7 +148,7 @@ def _extent(
         if memory is None:
             wrong = wrong & ~torch.eye(x.size(1), dtype=torch.bool)
         count = int(wrong.sum())
-        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, lambda: one.path)
+        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, one.path)
 
 
 def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
@@ -176,8 +176,8 @@ def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memor
     extent, ahead = one.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
     near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
-    if one.prefix is not None:
-        near = near | (tokens.cumsum(1) <= inputs[one.prefix][:, None])[:, None]
+    if node.stack is not None and node.stack.prefix is not None:
+        near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
     return near & tokens[:, None]
 
 

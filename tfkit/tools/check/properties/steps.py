@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -88,7 +88,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
     """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
     rows = _Rows.of(model, subject.inputs())
     pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
-    rows = _Rows(model, rows.main, pieces, once)
+    rows = replace(rows, pieces=pieces, once=once)
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
@@ -221,14 +221,14 @@ class _Rows:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Rows:
         """Another batch of rows from these."""
-        pieces = {name: change(value) for name, value in self.pieces.items()}
-        return _Rows(self.model, self.main, pieces, {name: change(value) for name, value in self.once.items()})
+        pieces, once = ({name: change(x) for name, x in some.items()} for some in (self.pieces, self.once))
+        return replace(self, pieces=pieces, once=once)
 
     def started_by(self, piece: Piece) -> _Rows:
         """The rows with the prefixes that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
-        return _Rows(self.model, self.main, self.pieces, once)
+        return replace(self, once=once)
 
     def alone(self) -> list[Tensor]:
         """The outputs [b, t, ...] of the whole forward over one row after the other, without padding."""
@@ -299,7 +299,7 @@ def _repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> Iterator[Me
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
     pieces = {name: _crossed(value, rows.length // 2) for name, value in twice.pieces.items()}
-    reading.repeat(_Rows(twice.model, twice.main, pieces, twice.once))
+    reading.repeat(replace(twice, pieces=pieces))
     yield from reading.read(rest)
 
 

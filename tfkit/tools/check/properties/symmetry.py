@@ -43,7 +43,7 @@ def memory_order(subject: Subject) -> Iterator[Measured]:
             want, other = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
         error = distance(other, want)
         detail = f"a memory in reverse order changes cross-attention by {error:.1e}"
-        yield Measured(error, detail, where=partial(str, one.path))
+        yield Measured(error, detail, where=one.path)
 
 
 @property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
@@ -60,9 +60,13 @@ def token_order(subject: Subject) -> Iterator[Measured]:
         raise DoesNotApplyError("attention is limited by the order of tokens")
     inputs = subject.inputs()
     turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
-    for want, found in zip(subject.run(inputs), subject.run(turned), strict=True):
-        error = distance(found.flip(1) if found.dim() > 2 else found, want)
-        yield Measured(error, f"tokens in reverse order change their outputs by {error:.1e}")
+    runs = partial(subject.run, inputs), partial(subject.run, turned)
+    yield from compared(subject.model, *runs, "tokens in reverse order change their outputs by {}", _back)
+
+
+def _back(want: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+    """Two outputs, those of tokens in reverse order turned back."""
+    return want, turned.flip(1) if turned.dim() > 2 else turned
 
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
@@ -101,7 +105,7 @@ def head_order(subject: Subject) -> Iterator[Measured]:
         for want, output in zip(wanted, subject.run(inputs, model), strict=True):
             error = distance(output, want)
             detail = f"heads in reverse order change the outputs by {error:.1e}"
-            yield Measured(error, detail, where=partial(str, one.path))
+            yield Measured(error, detail, where=one.path)
         _turn(attention, one.config)  # back again
     if not found:
         raise DoesNotApplyError("no attention has several heads whose weights are those of its projections alone")

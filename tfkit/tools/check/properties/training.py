@@ -102,9 +102,8 @@ def every_row(subject: Subject) -> Iterator[Measured]:
 def _hidden(subject: Subject) -> tuple[str, ...]:
     """The beginnings of the names of tables of distances, where a mask hides some of those."""
     return tuple(
-        f"{node.name}.{layer.context}.position."
-        for node in subject.graph.nodes
-        for layer in (node.stack.layers if node.stack else ())
+        f"{path.partition('.')[0]}.{layer.context}.position."
+        for path, layer in subject.layers.items()
         if any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
 
