@@ -113,9 +113,10 @@ def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = T
     with evaluating(model), torch.no_grad():
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
+        whole, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
         for number, (way, pieces) in enumerate(schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
-            want = batch.alone()
+            want = batch.alone() if prefixes else [output.roll(number, dims=0) for output in whole]
             yield from _Reading(plain, batch, want, way, tolerance).read_all(pieces)
             if way in COMPILED:
                 compiled = _Reading(static, batch, want, f"{way}, by the compiled step", tolerance)

@@ -179,7 +179,7 @@ def neutral(subject: Subject) -> Iterator[Measured]:
     for alike in _neutral(subject).values():
         together = _with_and_without(subject, alike)
         if not together or any(one.broken for one in together):
-            together = [found for one in alike for found in _with_and_without(subject, [one])]
+            together = [*(found for one in alike for found in _with_and_without(subject, [one])), *together]
         measured += together
     if not measured:
         raise DoesNotApplyError("the spec has no value with a neutral one")
