@@ -30,6 +30,11 @@ def _changed(value: Any, change: Change, path: Place) -> Any:
     return change(path, value)
 
 
+def put(values: Mapping[Place, Any]) -> Change:
+    """A change of the values at these places."""
+    return lambda place, old: values.get(place, old)
+
+
 def leaves(config: Config, path: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Every value of a config and of those inside it that is not a config itself, with its path."""
     found: list[tuple[Place, Any]] = []
