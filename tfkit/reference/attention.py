@@ -61,7 +61,7 @@ def _projected(part: Part, x: Array, scope: Scope, g: int) -> dict[str, Array]:
 
 
 def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:
-    """The heads [h, t, d] of a projection y [t, h d]: clip, norm, norm of heads, rotation, norm; values have two."""
+    """The heads [h, t, d] of y [t, h d]: clip, norm, norm of each, rotation, norm; of values, clip and norm of each."""
     config, turns = part.config, name != "v"
     y = y if config.clip is None else np.clip(y, -config.clip, config.clip)
     y = part.optional(f"project.{name}_norm", config.qk_norm_full if turns else None, y)
