@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
@@ -15,7 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.folder import RUN
 from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.runs.variants import LETTERS, Variant
+from tfkit.tools.runs.variants import Variant, word_of
 from tfkit.tools.sweep.arms import Cell, collected, numbers_of
 
 ORDER = "order"
@@ -57,33 +56,26 @@ def check_alike(one: Variant, base: Variant, on: str) -> None:
     """Raise SpecError if the numbers of two variants are not of the same data, read in the same way."""
     own, other = _evaluated(one.run, on), _evaluated(base.run, on)
     notes = [
-        f"{path}: {_shown(other, path)} -> {_shown(own, path)}"
+        f"{path}: {word_of(path, other)} -> {word_of(path, own)}"
         for path in dict.fromkeys([*other, *own])
-        if _shown(other, path) != _shown(own, path)
+        if word_of(path, other) != word_of(path, own)
     ]
     if notes:
         folders = " and ".join(quoted(str(variant.cells[0].folder)) for variant in (base, one))
         raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))
 
 
-def _evaluated(run: Run, on: str) -> dict[str, Any]:
+def _evaluated(run: Run, on: str) -> dict[str, Value]:
     """The values that an evaluation depends on beside the weights, by their paths."""
     split, _, kind = on.partition(".")
     evaluations = run.config.eval
     assert evaluations is not None
-    batches = evaluations.splits[split].batches
-    found: dict[str, Any] = {
-        path: value
+    number = [metric.kind_name() for metric in evaluations.metrics].index(kind)
+    parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", f"eval.metrics.{number}"]
+    if evaluations.splits[split].batches != "all":
+        parts.append("batch.sequences")
+    return {
+        path.replace(f"eval.metrics.{number}", f"eval.{kind}"): value
         for path, value in run.meaning.values.items()
-        if path.partition(".")[0] in ("data", CONTENT) and path.rpartition(".")[2] != ORDER
+        if f"{path}.".startswith(tuple(f"{part}." for part in parts)) and path.rpartition(".")[2] != ORDER
     }
-    found |= {"batch.length": run.data.length, f"eval.splits.{split}": batches}
-    if batches != "all":
-        found["batch.sequences"] = run.config.batch.sequences
-    (metric,) = (metric for metric in evaluations.metrics if metric.kind_name() == kind)
-    return found | {f"eval.metrics.{kind}.{name}": value for name, value in metric.material().items()}
-
-
-def _shown(values: dict[str, Value], path: str) -> str:
-    text = str(values.get(path, "none"))
-    return text[:LETTERS] if path == CONTENT else text

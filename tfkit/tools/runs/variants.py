@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tfkit.graph.run import CONTENT, WEIGHTS_CONTENT, Run
 from tfkit.graph.run_meaning import Value
 from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.page import value_text
 
 SEED = "seed"
 KINDS = ("kind", "block")
@@ -52,10 +53,10 @@ def _names(runs: Sequence[Run]) -> list[str]:
     values = [_seedless(run) for run in runs]
     paths = _telling(values)
     labels = _labels(paths, values)
-    first = [_word(path, values[0]) for path in paths]
+    first = [word_of(path, values[0]) for path in paths]
     made = []
     for number, one in enumerate(values):
-        words = [_word(path, one) for path in paths]
+        words = [word_of(path, one) for path in paths]
         told = [word != other for word, other in zip(words, first, strict=True)]
         if number == 0:
             told = [word != NONE for word in words]
@@ -70,7 +71,7 @@ def _telling(values: Sequence[Mapping[str, Value]]) -> list[str]:
     chosen: list[str] = []
     groups = 1
     for path in paths:
-        finer = len({tuple(_word(one, each) for one in (*chosen, path)) for each in values})
+        finer = len({tuple(word_of(one, each) for one in (*chosen, path)) for each in values})
         if finer > groups:
             chosen, groups = [*chosen, path], finer
     return chosen
@@ -100,10 +101,9 @@ def _key(path: str) -> str:
     return ".".join(keys[start:])
 
 
-def _word(path: str, values: Mapping[str, Value]) -> str:
+def word_of(path: str, values: Mapping[str, Value]) -> str:
     """The value of a path as a word: `swiglu`, `0.001`; `none` where there is no such value."""
     if path not in values:
         return NONE
-    value = values[path]
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value_text(values[path])
     return text[:LETTERS] if path in DIGESTS else text
