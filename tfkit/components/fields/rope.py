@@ -133,7 +133,8 @@ class RopeConfig(FieldConfig):
         d_head = file.value(next(iter(self.paths.values()))[0].rpartition(".")[0]).head_width
         default = file.default(name) or {}
         types = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in there.items()}
-        said: dict[str, Any] = types.get("", types)
+        whole = {kind: one for kind, one in default.items() if kind in self.paths and "rope_type" in one}
+        said: dict[str, Any] = types.get("", {**whole, **types})
         if said.get("rope_type") == "longrope":
             file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
         file.put(name, said)
