@@ -137,6 +137,6 @@ def test_broken_pipe() -> None:
 
 def test_styles_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     colours = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    words = ("components", "norm", "--no-plugins")
+    words = ("list", "gpt2")
     assert "\x1b" in script(*words, env={**colours, "FORCE_COLOR": "1"}).stdout
     assert "\x1b" not in script(*words, env={**colours, "FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout

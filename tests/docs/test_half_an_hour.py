@@ -219,6 +219,10 @@ def test_they_keep_every_promise(kind: str, slot: str, fields: dict[str, Any], p
     check_component(kind, slot=slot, fields=fields, plugins=plugins)
 
 
+def test_a_bound_that_no_vector_reaches_has_an_effect(plugins: Any) -> None:
+    check_component("scalenorm", slot="norm", plugins=plugins, within=["encoder"], only=["values"])
+
+
 def test_they_compute_what_was_meant(plugins: Any) -> None:
     model = tfkit.build(tfkit.loads(SPEC, plugins=plugins)).eval()
     layer = model.get_submodule("decoder.layers.0")

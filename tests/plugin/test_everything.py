@@ -130,6 +130,11 @@ def test_its_check_warns_at_the_place(run: Run) -> None:
     assert "from the plugin tfkit-everything 0.1.0" in err
 
 
+def test_a_stack_that_ignores_its_mask_takes_none_of_pairs() -> None:
+    plugins = tfkit.load_plugins(plugin_dirs=[PROJECT], entry_points=False)
+    check_model(tfkit.load(SPEC, plugins=plugins), plugins=plugins, only=("documents",))
+
+
 @pytest.mark.slow
 def test_its_parts_keep_every_promise() -> None:
     plugins = tfkit.load_plugins(plugin_dirs=[PROJECT], entry_points=False)

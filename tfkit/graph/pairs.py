@@ -1,7 +1,7 @@
 """The masks that the nodes of a graph read, and those that may have pairs of tokens.
 
 A mask of pairs says which tokens a token may read. With it, documents in one row are as if each had the model to
-itself, provided that every node obeys: it reads the mask, or computes each position by itself.
+itself, provided that every node obeys: it reads the mask, or computes each position by itself without it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
 
 
 def deaf_to_pairs(graph: Graph) -> str | None:
-    """The first node that mixes tokens which a mask of pairs keeps apart; None if there is none."""
+    """The first node that mixes tokens which a mask of pairs keeps apart, or takes no such mask; None without one."""
     return next((node.name for node in graph.nodes if not _obeys(node)), None)
 
 
 def _obeys(node: Node) -> bool:
     whole = any(wire_of(node, field).whole for field in node.wires)
-    return not whole and (node.config.pairs or computes_alone(node))
+    return not whole and (node.config.pairs or (computes_alone(node) and not any(_masks(node))))
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:

@@ -86,8 +86,8 @@ def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
 def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Measured]:
     """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
     rows = _Rows.of(model, subject.inputs())
-    pieces = cast(rows.pieces, next(model.parameters()).dtype)
-    rows = _Rows(model, rows.main, pieces, rows.once)
+    pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
+    rows = _Rows(model, rows.main, pieces, once)
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tfkit.checkpoint.weights import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
+from tfkit.graph.decode_split import computes_alone
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import compared
@@ -52,6 +53,9 @@ def token_order(subject: Subject) -> Iterator[Measured]:
     positions = positions or any(one.config.position is not None for one in subject.attentions)
     if positions:
         raise DoesNotApplyError("the spec has positions")
+    for node in subject.graph.nodes:
+        if node.stack is None and node.output.type == "sequence" and not computes_alone(node):
+            raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
     inputs = subject.inputs()

@@ -126,7 +126,7 @@ def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
     for axis in range(reached.dim()):
         others = tuple(one for one in range(reached.dim()) if one != axis)
         idle = ~reached.any(dim=others) if others else ~reached
-        count, word = int(idle.sum()), ("values", "rows", "rows")[reached.dim() - 1] if axis == 0 else "columns"
+        count, word = int(idle.sum()), ("values" if reached.dim() == 1 else "rows") if axis == 0 else "columns"
         detail = f"{count} of {idle.numel()} {word} of `{name}` have no gradient: nothing uses them"
         yield Measured(count, detail, 0, partial(_module_of, name))
 

@@ -114,7 +114,7 @@ def _others(value: float) -> tuple[float, ...]:
         return (not value,)
     if isinstance(value, int):
         return tuple({value + 1, value - 1, value * 2, value // 4, value * 16} - {value})
-    return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2)
+    return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2, value * 1e4 + 100)
 
 
 class _Seen:
