@@ -55,6 +55,7 @@ WRONG = {
     "wrong_value_of_the_grid": SWEEP + "grid: {batch.sequences: [4, many]}\n",
     "equal_of_nothing": SWEEP + "equal: {}\n",
     "equal_to_a_number": SWEEP + "equal: {params: half}\n",
+    "equal_without_percent": SWEEP + "equal: {params: 5}\n",
     "not_equal": SWEEP + "equal: {params: 5%}\n",
     "not_equal_flops": SWEEP + "equal: {flops: 5%}\n",
     "not_equal_time": SWEEP + "equal: {time: 5%, device: a100}\n",

@@ -39,12 +39,12 @@ class EqualConfig(Config):
     device: str | None = None
     """The device of `time`: its name, or a file with its limits; that of the run unless given."""
 
-    @field_validator(*BUDGETS)
+    @field_validator(*BUDGETS, mode="before")
     @classmethod
-    def _percent(cls, text: str | None) -> str | None:
-        if text is not None and not _PERCENT.fullmatch(text):
-            raise Invalid("", f"`{text}` is not a share", help="write `0.5%`; or `0%` for the same number")
-        return text
+    def _percent(cls, given: object) -> object:
+        if given is not None and not _PERCENT.fullmatch(str(given)):
+            raise Invalid("", f"`{given}` is not a share", help="write `0.5%`; or `0%` for the same number")
+        return given
 
     def check(self) -> None:
         """Refuse a comparison of no size."""

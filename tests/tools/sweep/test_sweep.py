@@ -259,6 +259,13 @@ def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[st
     assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
 
 
+@pytest.mark.usefixtures("made")
+def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
+    (note,) = [one for one in result(capsys, "--so-far")["notes"] if "differently" in one]
+    assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
+
+
 @pytest.mark.usefixtures("finished")
 def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
     plan = run("sweep", "sweep.yaml", "-o", "nowhere", "--plan")

@@ -8,17 +8,14 @@ from pathlib import Path
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.graph.run import CONTENT, Run, check_run
-from tfkit.graph.run_meaning import Value
+from tfkit.graph.run import check_run
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.folder import RUN
 from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.runs.variants import Variant, word_of
+from tfkit.tools.runs.variants import Variant
+from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import Cell, collected, numbers_of
-
-ORDER = "order"
-"""The key of data that only training obeys."""
 
 
 def read_cells(folders: Sequence[Path], plugins: Plugins, on: str) -> list[Cell]:
@@ -54,28 +51,7 @@ def check_different(variants: Sequence[Variant]) -> None:
 
 def check_alike(one: Variant, base: Variant, on: str) -> None:
     """Raise SpecError if the numbers of two variants are not of the same data, read in the same way."""
-    own, other = _evaluated(one.run, on), _evaluated(base.run, on)
-    notes = [
-        f"{path}: {word_of(path, other)} -> {word_of(path, own)}"
-        for path in dict.fromkeys([*other, *own])
-        if word_of(path, other) != word_of(path, own)
-    ]
+    notes = unlike(base.run, one.run, on)
     if notes:
         folders = " and ".join(quoted(str(variant.cells[0].folder)) for variant in (base, one))
         raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))
-
-
-def _evaluated(run: Run, on: str) -> dict[str, Value]:
-    """The values that an evaluation depends on beside the weights, by their paths."""
-    split, _, kind = on.partition(".")
-    evaluations = run.config.eval
-    assert evaluations is not None
-    number = [metric.kind_name() for metric in evaluations.metrics].index(kind)
-    parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", f"eval.metrics.{number}"]
-    if evaluations.splits[split].batches != "all":
-        parts.append("batch.sequences")
-    return {
-        path.replace(f"eval.metrics.{number}", f"eval.{kind}"): value
-        for path, value in run.meaning.values.items()
-        if f"{path}.".startswith(tuple(f"{part}." for part in parts)) and path.rpartition(".")[2] != ORDER
-    }

@@ -6,19 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfkit.graph.run import CONTENT, WEIGHTS_CONTENT, Run
+from tfkit.graph.run import Run
 from tfkit.graph.run_meaning import Value
+from tfkit.tools.sweep.alike import NONE, word_of
 from tfkit.tools.sweep.arms import Cell
-from tfkit.tools.sweep.page import value_text
 
 SEED = "seed"
 KINDS = ("kind", "block")
 """Keys whose values say more than the fields beside them."""
-DIGESTS = (CONTENT, WEIGHTS_CONTENT)
-NONE = "none"
-"""The word for a value that a run does not have."""
-LETTERS = 8
-"""Digits of a digest in a name."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +94,3 @@ def _key(path: str) -> str:
     keys = path.split(".")[: -1 if _is_kind(path) else None]
     start = next(index for index in range(len(keys) - 1, -1, -1) if not keys[index].isdigit())
     return ".".join(keys[start:])
-
-
-def word_of(path: str, values: Mapping[str, Value]) -> str:
-    """The value of a path as a word: `swiglu`, `0.001`; `none` where there is no such value."""
-    if path not in values:
-        return NONE
-    text = value_text(values[path])
-    return text[:LETTERS] if path in DIGESTS else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
-from tfkit.graph.run_meaning import Value
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import colour
 from tfkit.tools.common.page import Child, remark, section, table, tag, terms
@@ -19,6 +17,7 @@ from tfkit.tools.diff.differences import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
+from tfkit.tools.sweep.alike import word_of
 from tfkit.tools.sweep.charts import forest, scaling, seeds
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.train.record import read_facts
@@ -122,17 +121,12 @@ def _graph(name: str, run: Run) -> Graph:
     return replace(run.graph, spec=run.graph.spec.named(name.replace(", ", " ")))
 
 
-def value_text(value: Value) -> str:
-    """A value as YAML has it: `null`, `0.001`."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def differing(base: Run, own: Run) -> list[Difference]:
     """The values that differ in two runs but for the seed, those of their models first."""
     before, after = base.meaning.values, own.meaning.values
     found = differences(base.graph, own.graph)
     for path in {**before, **after}:
-        texts = [value_text(values[path]) if path in values else None for values in (before, after)]
+        texts = [word_of(path, values) if path in values else None for values in (before, after)]
         if path != "seed" and not path.startswith("model.") and texts[0] != texts[1]:
             found.append(Difference(path, texts[0], texts[1], (path,)))
     return found

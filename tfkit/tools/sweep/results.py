@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice
+from tfkit.errors import listing
+from tfkit.tools.sweep.alike import unlike
+from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import Scaling, scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
@@ -93,10 +95,19 @@ def results(
             early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
         side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
         sides.append(side)
+        early += _unlike(arms, arm, chosen)
         early += ended_early(arm.name, side.curves, side.size.steps)
     compared, notes = compare(sides, on, lower=lower)
     laws = tuple(scalings(arms, complete, sizes))
     return Results(arms.file.name, on, lower, compared, laws, (*notes, *early), errors)
+
+
+def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[str]:
+    """A remark about an arm that is not evaluated as its baseline is."""
+    base, own = (arms.cells(one, chosen.get(one.name, (NOTHING, None))[0])[0].run for one in (arms.arm(arm.base), arm))
+    found = unlike(base, own, arms.config.compare.on)
+    if found:
+        yield f"{arm.name} is evaluated differently from {arm.base}: {listing(found, 4)}"
 
 
 def compare(sides: Sequence[Side], on: str, *, lower: bool) -> tuple[tuple[Result, ...], list[str]]:
