@@ -24,6 +24,22 @@ graph:
   stack: {block: decoder, n_layers: 2, attention: {kind: mha, n_heads: 4}, ffn: {kind: gelu, d_ff: 16}}
   logits: {block: lm_head, tie: embedding}
 """
+BEHIND = """
+tfkit: 1
+name: behind
+d_model: 16
+vocab_size: 29
+inputs: {first: tokens, second: tokens}
+graph:
+  one: {block: embedding, input: first}
+  other: {block: embedding, input: second}
+  both: {block: concat, inputs: [one, other]}
+  stack:
+    block: encoder
+    n_layers: 1
+    attention: {kind: mha, n_heads: 4, position: rope}
+    ffn: {kind: gelu, d_ff: 16}
+"""
 ROPE = "stack.attention.position={kind: rope, scaling: {kind: dynamic, factor: 2, original_max_len: LENGTH}}"
 VARIANTS = (
     "stack.layers={pattern: [one, two], "
@@ -54,6 +70,13 @@ def test_it_holds(what: str, seed: int) -> None:
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
     found = list(outcomes(Subject(graph, PLUGINS, seed), OWN.chosen(names)))
     assert [one.detail for one in found if one.status == "failed"] == []
+
+
+def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
+    """Two sequences, one behind the other: a mask that is none of the inputs."""
+    subject = Subject(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
+    found = {one.name: one.status for one in outcomes(subject, OWN.chosen(["extents", "padding", "meaning"]))}
+    assert found == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
 
 
 def test_documents_are_compared_where_the_sequence_is_seen() -> None:

@@ -71,6 +71,8 @@ def padding(subject: Subject) -> Iterator[Measured]:
     """Outputs of tokens do not depend on the amount or the contents of padding beside them."""
     if not subject.padded:
         raise DoesNotApplyError("no input may be padded")
+    if between := next((node.name for node in subject.graph.nodes if node.output.gaps), None):
+        raise DoesNotApplyError(f"`{between}` puts padding between tokens; `meaning` compares these")
     yield from padded_rows(subject.model, subject.inputs())
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import evaluating
-from tfkit.component import MaskConfig
+from tfkit.component import MaskConfig, Signal
 from tfkit.nn import Context
 from tfkit.tools.check.inputs import Inputs, Padding, call, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
@@ -112,7 +112,8 @@ def extents(subject: Subject) -> Iterator[Measured]:
     for padding in paddings:
         given = arguments(subject, subject.inputs(padding=padding))
         for one in subject.attentions:
-            if one.path in given:
+            gaps = one.path in given and _signal(subject, one, given[one.path][1].memory).gaps
+            if one.path in given and (padding == "none" or not gaps):  # a block's own mask is none of the inputs
                 yield from _extent(subject, one, *given[one.path], padding)
 
 
@@ -137,7 +138,7 @@ def _extent(
 ) -> Iterator[Measured]:
     """Compare the keys that a module's outputs have a gradient to with those that the spec grants."""
     module, memory = subject.model.get_submodule(one.path), context.memory
-    granted = _granted(subject, one, inputs, x.size(1), None if memory is None else memory.size(1))
+    granted = _granted(subject, one, inputs, x.size(1), memory)
     for size in SIZES:
         read = _read(module, x * size, None if memory is None else memory * size, context)
         for shift in range(1, TRIES if size == 1 else 1):  # a gate may be closed by chance
@@ -165,11 +166,17 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
     return torch.stack(found, dim=1)
 
 
-def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memory: int | None) -> Tensor:
+def _signal(subject: Subject, one: Attends, memory: Tensor | None) -> Signal:
+    """What the keys of an attention are made of."""
+    signal = subject.graph.node(one.path.partition(".")[0]).signals["input" if memory is None else "memory"]
+    assert isinstance(signal, Signal)
+    return signal
+
+
+def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
     """True where the spec lets a query read a key, bool [b, q, k]."""
-    node = subject.graph.node(one.path.partition(".")[0])
-    signal = node.signals["input" if memory is None else "memory"]
-    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory
+    node, signal = subject.graph.node(one.path.partition(".")[0]), _signal(subject, one, memory)
+    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
     tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
     if memory is not None:
         return tokens[:, None].expand(-1, queries, -1)
