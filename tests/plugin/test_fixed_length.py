@@ -103,7 +103,9 @@ def test_it_keeps_every_promise(text: str) -> None:
 
 def test_the_order_of_pixels_the_axes_of_kernels_and_the_type_of_what_is_read_once() -> None:
     for text in TEXTS.values():
-        check_model(tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS, only=("token-order", "every-row", "cached-types"))
+        check_model(
+            tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS, only=("token-order", "every-row", "cached-types")
+        )
 
 
 @pytest.mark.parametrize(
