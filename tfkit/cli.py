@@ -29,7 +29,7 @@ BY_SIGNAL = 128
 
 SECTIONS = {
     "Models": ("build", "params", "generate"),
-    "Training": ("train", "eval", "sweep", "tokenizer"),
+    "Training": ("train", "eval", "sweep", "runs", "tokenizer"),
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("check", "explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),

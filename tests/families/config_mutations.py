@@ -236,8 +236,8 @@ def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig
     """The value at a place of a config.json, or the default of the field."""
     value = at(config, place)
     usual = family.defaults.get(place[0])
-    if place[0] == "rope_parameters" and isinstance(usual, Mapping):
-        usual = {"rope_type": "default", **usual}
+    if place[0] == "rope_parameters" and isinstance(usual, Mapping) and "rope_theta" in usual:
+        usual = {"rope_type": "default", "partial_rotary_factor": 1.0, **usual}
     for key in place[1:]:
         usual = usual.get(key) if isinstance(usual, Mapping) else None
     return usual if value in (None, {}) else value

@@ -104,7 +104,7 @@ ENCODERS: dict[str, Case] = {
         | NO_PADDING
         | {
             "num_hidden_layers": 4,
-            "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
             "local_attention": 6,
             "attention_bias": True,
             "mlp_bias": True,
@@ -134,7 +134,7 @@ ENCODERS: dict[str, Case] = {
         | {
             "pad_token_id": 0,
             "num_hidden_layers": 4,
-            "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
             "local_attention": 6,
             "attention_bias": True,
             "mlp_bias": True,

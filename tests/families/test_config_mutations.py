@@ -23,12 +23,13 @@ from .config_mutations import Mutation, config_of, findings, imported, mutations
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = sorted(CASES)
 EXCEPT = {
-    "granite_swa* rope_parameters.rope_theta=*": "`layer_rope_theta` gives that of each layer",
-    "umt5* tie_word_embeddings=*": "its head has a table of its own whatever the field says",
-    "*original_max_position_embeddings=* is passed over": "read beside a scaling alone",
-    "* use_sliding_window=* is passed over": "`layer_types` gives each layer",
-    "hunyuan* rope_parameters.beta_*": "`alpha` is beside it, and their class reads that alone",
-    "* rope_parameters.factor=* is passed over": "null: it follows from two lengths",
+    "granite_swa* rope_parameters.rope_theta=*": "their class reads `layer_rope_theta` instead, where it is not null",
+    "umt5* tie_word_embeddings=*": "their class sets it to true, whatever the file says; `differences` has the rest",
+    "*original_max_position_embeddings=* is passed over": "their classes read it with a scaling alone",
+    "phi3_longrope original_max_position_embeddings=* is written as 4096": "what their class believes",
+    "* use_sliding_window=* is passed over": "`layer_types` is beside it, and no layer there has a window",
+    "hunyuan* rope_parameters.[bfm]*": "`alpha` is beside it, and their class reads that alone",
+    "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""
 

@@ -26,24 +26,15 @@ transformers.utils.logging.disable_progress_bar()
 QUICK = frozenset(
     """
     llama-sequence llama-question bert-sequence bert-causal roberta-sequence modernbert-sequence bart-causal t5-token
+    opt_350m-question
     """.split()  # noqa: SIM905
 )
-"""Those that differ most: one token of a sequence or all, another prefix, a mask, a transform, a part of the body."""
-REFUSED = {
-    "opt_350m-sequence": "another width than the body's, which only the other heads project to",
-    "opt_350m-question": "the same",
-}
+"""Those that differ most: in tokens that are read, prefix, mask, transform, parts of the body, and a node more."""
 
 
-@pytest.mark.parametrize("name", chosen(sorted({*HEADS} - {*REFUSED}), QUICK))
+@pytest.mark.parametrize("name", chosen(sorted(HEADS), QUICK))
 def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
     prove(HEADS[name], tmp_path)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_body_that_a_head_cannot_read_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(tfkit.SpecError, match="`word_embed_proj_dim` is `16`, but `hidden_size` gives `32`"):
-        prove(HEADS[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))

@@ -23,7 +23,6 @@ EXCEPT = {
     "laguna* rope_parameters.*_attention": "its class makes a config of this, and no model",
     "hyperclovax* attention_multiplier": "null is the same scale as the number that its class writes",
     "qwen2_moe_* layer_types": "no list is the default: its class has windows in every second layer, so it is required",
-    "phi3_longrope original_max_position_embeddings": "its class replaces the number in `rope_parameters` by 4096 then",
 }
 """Fields of cases, with `*`, that are refused, or differ; each with the reason."""
 

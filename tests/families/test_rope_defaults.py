@@ -1,8 +1,9 @@
-"""Rotary positions where config.json does not say them: as the config class of transformers has them."""
+"""Rotary positions in all forms of config.json, and in none: as the config class of transformers has them."""
 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import pytest
 import transformers
 
 import tfkit
+from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import export_config, families, import_config
 
 from ..known import KNOWN
-from ..sampling import some
+from ..sampling import chosen, some
+from .cases import CASES
+from .config_mutations import config_of, imported
 from .llama_kin import LLAMA, LLAMA_KIN
 
 FIXED = {"type", "beta_fast", "beta_slow", "truncate", "max_position_embeddings", "llama_4_scaling_beta"}
 """Fields that only one of the two writes, where they have their usual values."""
-NEEDED = {"ministral3"}
-"""Types whose rotary position is required: a part of it that is left out depends on what else is there."""
+NEEDED = {"ministral3", "granitemoehybrid"}
+"""Types that need more than sizes: a part of the rotary position, or the types of layers."""
 
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -42,3 +46,115 @@ def test_sizes_alone(name: str, tmp_path: Path) -> None:
     assert plain(found["rope_parameters"]) == plain(theirs.rope_parameters)
     if "layer_types" in found:
         assert found["layer_types"] == theirs.layer_types
+
+
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+YARN = {"rope_type": "yarn", "factor": 3.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PLAIN = {"rope_type": "default"}
+ORIGINAL = {"original_max_position_embeddings": 6}
+THETA = {"rope_theta": 77.0}
+FORMS: dict[str, dict[str, Any]] = {
+    "flat": {"rope_parameters": {**LINEAR, **THETA}},
+    "flat without a base": {"rope_parameters": LINEAR},
+    "flat without a type": {"rope_parameters": THETA},
+    "a base beside": THETA,
+    "a base beside a scaling": {**THETA, "rope_scaling": LINEAR},
+    "an older scaling": {"rope_scaling": LINEAR},
+    "an older scaling with a base": {"rope_scaling": {**LINEAR, **THETA}},
+    "an older scaling and a length": {"rope_scaling": {**YARN, **ORIGINAL}},
+    "a length beside": {"rope_scaling": YARN, **ORIGINAL},
+    "no factor": {"rope_scaling": {**LLAMA3, **ORIGINAL}},
+    "nothing": {"rope_scaling": None, "rope_parameters": None},
+    "two bases": {**THETA, "rope_local_base_freq": 55.0},
+    "two bases with a scaling": {"global_rope_theta": 77.0, "local_rope_theta": 55.0, "rope_scaling": LINEAR},
+    "older names": {"rotary_emb_base": 55.0, "rotary_pct": 0.5},
+    "another older name": {"rope_pct": 0.5},
+    "a share": {**THETA, "partial_rotary_factor": 0.5},
+    "one type": {"rope_parameters": {"full_attention": {**LINEAR, **THETA}}},
+    "types without a base": {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
+    "types beside a base": {**THETA, "rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
+    "types": {"rope_parameters": {"full_attention": {**YARN, **THETA, **ORIGINAL}, "sliding_attention": THETA}},
+}
+ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "layer_rope_theta", *ORIGINAL)
+QUICK = {
+    "gemma3_text",
+    "olmo3",
+    "modernbert",
+    "ultrabert",
+    "laguna",
+    "mellum",
+    "gpt_neox",
+    "cohere2_moe",
+    "apertus",
+    "phi3",
+}
+EXCEPT = {
+    "dbrx": "its files have the base in another field",
+    "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
+}
+"""Cases whose rotary positions may differ; each with the reason."""
+
+
+@pytest.mark.parametrize("name", chosen(sorted(CASES.keys() - EXCEPT.keys()), QUICK))
+def test_each_form_is_read_as_they_read_it_or_refused(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    if "rope_parameters" not in config or "rope_parameters" not in export_config(imported(name, config, tmp_path)):
+        pytest.skip("its positions are not rotary")
+    rest = {key: value for key, value in config.items() if key not in ROTARY}
+    wrong = {form: unlike(name, rest | fields, tmp_path) for form, fields in FORMS.items()}
+    assert {form: both for form, both in wrong.items() if both} == {}
+
+
+def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] | None:
+    """Our rotary positions and theirs, if both can be had, and differ."""
+    try:
+        written = export_config(imported(name, config, folder))
+    except SpecError:
+        return None
+    try:
+        read = transformers.AutoConfig.for_model(**deepcopy(config))
+        read.standardize_rope_params()  # as their model does, which then finds a length beside
+        theirs = plain(read.rope_parameters)
+    except Exception:  # transformers says in many ways that it cannot
+        return None
+    ours = plain(written["rope_parameters"])
+    return (ours, theirs) if ours != theirs else None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("gemma3_text", {"rope_parameters": {**PLAIN, **THETA}}, "`rope_type` is not a type of layer"),
+        ("gemma3_text", {"local_rope_theta": 55.0}, "gemma3_text does not know the field `local_rope_theta`"),
+        ("modernbert", THETA, "modernbert does not know the field `rope_theta`"),
+        ("gpt_neox", THETA, "gpt_neox does not know the field `rope_theta`"),
+        ("llama", {"rotary_emb_base": 55.0}, "llama does not know the field `rotary_emb_base`"),
+        ("laguna", {"rope_parameters": {"full_attention": THETA}}, "`rope_theta` of `sliding_attention` is missing"),
+        *(
+            (name, {"partial_rotary_factor": 0.5}, f"{name} rotates whole heads, but this file rotates 0.5 of them")
+            for name in ("afmoe", "dots1", "exaone_moe", "hy_v3", "solar_open")
+        ),
+        ("cohere2_moe", {"rope_scaling": LINEAR}, "`rope_scaling` must be `null`: its class does not read it"),
+        ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is left out, gives `12000000.0`"),
+        ("llama", {"rope_scaling": {**LLAMA3, **ORIGINAL}}, "missing key `factor`"),
+        ("llama", {"rope_scaling": {**YARN, **ORIGINAL}, "original_max_position_embeddings": 9},
+         "is `6` among the rotary parameters, and `9` beside them"),
+    ],
+)  # fmt: skip
+def test_what_their_class_would_pass_over_is_refused(
+    name: str, fields: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = {key: value for key, value in config_of(name).items() if key not in ROTARY} | fields
+    with pytest.raises(SpecError, match=why):
+        imported(name, config, tmp_path)
+
+
+def test_phi3_believes_the_length_beside_the_rotary_parameters_or_its_default(tmp_path: Path) -> None:
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for beside, meant in ({}, 4096), (ORIGINAL, 6):
+        config = {**config_of("phi3_longrope"), "rope_parameters": {**longrope, **THETA, **ORIGINAL}}
+        config = {key: value for key, value in config.items() if key not in ORIGINAL} | beside
+        theirs = transformers.AutoConfig.for_model(**deepcopy(config)).rope_parameters
+        found = export_config(imported("phi3_longrope", config, tmp_path))["rope_parameters"]
+        assert found["original_max_position_embeddings"] == theirs["original_max_position_embeddings"] == meant

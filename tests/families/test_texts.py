@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -76,33 +75,6 @@ def test_windows_in_a_list_that_are_switched_off_elsewhere(tmp_path: Path) -> No
     assert text.startswith(
         "error: `layer_types` has `sliding_attention`, but other fields say that every layer is alike"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "scaling", "refused"),
-    [
-        ("phi3_mini_4k", {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
-         {(None, 512): "beside them it means `4096`", (512, 9): "`9` among the rotary parameters"}),
-        ("llama_7b", {"rope_type": "yarn", "factor": 2.0},
-         {(512, None): "among the rotary parameters alone", (512, 9): "among the rotary parameters alone"}),
-    ],
-)  # fmt: skip
-def test_the_length_before_a_scaling_stands_beside_it_or_inside(
-    name: str, scaling: dict[str, Any], refused: dict[Any, str], tmp_path: Path
-) -> None:
-    """Phi-3 believes the field beside the rotary parameters, or its default; other classes read that among them."""
-    original = "original_max_position_embeddings"
-    for beside, inside in [(None, None), (None, 512), (512, None), (512, 512), (512, 9)]:
-        fields = {"rope_parameters": {**scaling, "rope_theta": 10000.0} | ({original: inside} if inside else {})}
-        fields |= {original: beside} if beside else {}
-        if (beside, inside) in refused:
-            assert refused[beside, inside] in said(name, tmp_path, **fields)
-            continue
-        published = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
-        published = {key: value for key, value in published.items() if key != original}
-        (tmp_path / "config.json").write_text(json.dumps(published | fields))
-        theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
-        assert re.search(rf"original_max_len: {theirs[original]}\b", import_config(tmp_path).text)
 
 
 def test_what_a_config_cannot_say_is_said_in_few_words() -> None:

@@ -66,6 +66,14 @@ def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: 
     return click.option("-o", "--output", required=required, metavar=metavar, type=kind, help=help)
 
 
+def forms_option(function: Any) -> Any:
+    """The options `--markdown` and `--latex`."""
+    latex = click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
+    return click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")(
+        latex(function)
+    )
+
+
 batch_option = count_option("--batch", "Sequences.", default=1)
 by_option = click.option(
     "--by",

@@ -45,11 +45,7 @@ def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mappin
     if not isinstance(node, Mapping):
         node = Mapping({"extends": node}, {"extends": node.span}, node.span)
     if (older := next((key for key in OLDER if key in node.items), None)) is not None:
-        type = node.items.get("model_type")
-        name = type.value if isinstance(type, Scalar) and type.value in known.families else "llama"
-        help = f"name the family instead, `checkpoint: {name}`; or write its entries as {OLDER[older]}"
-        message, span = f"a section with {quoted(older)} is of an older tfkit", node.keys[older]
-        raise SpecError(Diagnostic(message, span, f"checkpoint.{older}", help=help))
+        raise SpecError(_of_an_older_tfkit(node, older, known))
     texts, chain = [node], list[Path]()
     while (word := texts[-1].items.get("extends")) is not None:
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
@@ -64,6 +60,17 @@ def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mappin
     whole = reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), None)
     assert whole is not None
     return without_nulls(whole)
+
+
+def _of_an_older_tfkit(node: Mapping, key: str, known: KnownSpecs) -> Diagnostic:
+    """The error of a section with a key of an older tfkit, and the line that takes its place if its family is known."""
+    word = node.items.get("model_type", node.items.get("extends"))
+    if isinstance(word, Scalar) and word.value in known.families:
+        help = f"name the family instead, `checkpoint: {word.value}`; or write its entries as {OLDER[key]}"
+    else:
+        help = f"write its entries as {OLDER[key]}: specs/README.md shows how"
+    message = f"a section with {quoted(key)} is of an older tfkit"
+    return Diagnostic(message, node.keys[key], f"checkpoint.{key}", help=help)
 
 
 def with_head(root: Mapping) -> Mapping:

@@ -12,12 +12,8 @@ from typing import Any, Literal
 from tfkit.component import ABSENT, FieldConfig, Reading, Writing, case_of
 from tfkit.errors import Invalid, listing, quoted
 
-THETAS = {
-    "": ("rope_theta", "rotary_emb_base"),
-    "full_attention": ("rope_theta", "global_rope_theta"),
-    "sliding_attention": ("rope_local_base_freq", "local_rope_theta"),
-}
-ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+THETA, SHARE = "rope_theta", "partial_rotary_factor"
+OLDER = "rope_scaling"
 WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
 
@@ -58,6 +54,12 @@ class RopeConfig(FieldConfig):
     kind: Literal["rope"] = "rope"
     rope: str | dict[str, str | tuple[str, ...]]
     """Its path; or, for each type of layer, that of one or several."""
+    theta: str | dict[str, str] = THETA
+    """The field beside it with the base, in older files; for types of layers, those that have one."""
+    share: str = SHARE
+    """The field beside it with the rotated share of a head, in older files."""
+    scaled: tuple[str, ...] = ()
+    """The types of layers that `rope_scaling` is for, in older files."""
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
@@ -65,21 +67,34 @@ class RopeConfig(FieldConfig):
         types = {"": self.rope} if isinstance(self.rope, str) else self.rope
         return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
+    def beside(self, kind: str) -> dict[str, str]:
+        """The entries of a layer type that older files have in fields beside it, with the names of these."""
+        thetas = {"": self.theta} if isinstance(self.theta, str) else self.theta
+        entries = {THETA: thetas[kind]} if kind in thetas else {}
+        return entries if kind else {**entries, SHARE: self.share}
+
+    def mappings(self, name: str, kind: str) -> list[str]:
+        """The fields with a mapping that a layer type has entries in."""
+        return [name] if kind and kind not in self.scaled else [OLDER, name]
+
     def read(self, name: str, file: Reading) -> None:
-        beside = ["rope_scaling", ORIGINAL, *ROTATED_SHARE, *(one for names in THETAS.values() for one in names)]
-        file.used([name, *(f"{_around(name)}{one}" for one in beside)])
+        for kind in self.paths:
+            file.used([f"{_around(name)}{one}" for one in (*self.mappings(name, kind), *self.beside(kind).values())])
         _check_one_form(file, name)
-        _check_beside(file, name)
         _check_width(file, name)
         _check_entries(file, name, self.paths)
         default = file.default(name) or {}
         for kind, paths in self.paths.items():
-            parameters = _parameters(file, name, kind)
+            parameters = self._parameters(file, name, kind)
             _check_numbers(parameters)
-            patch = {"theta": parameters.pop("rope_theta"), "scaling": _scaling(file, parameters)}
-            own = file.knows(f"{name}.partial_rotary_factor")  # if only some dimensions of a head are rotated
-            share = 1.0 if own else parameters.pop("partial_rotary_factor", 1.0)
-            if share != 1 and "partial_rotary_factor" not in default.get(kind, default):
+            if THETA not in parameters:
+                raise Invalid("", f"{quoted(THETA)}{f' of {quoted(kind)}' if kind else ''} is missing")
+            beside = not kind and not file.knows(f"{name}.{ORIGINAL}")
+            file.used([ORIGINAL] * beside)
+            patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, beside)}
+            own = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
+            share = 1.0 if own else parameters.pop(SHARE, 1.0)
+            if share != 1 and SHARE not in default.get(kind, default):
                 message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
                 help = "a family with partial rotation has a default for `partial_rotary_factor`"
                 raise Invalid("", message, help=help)
@@ -90,6 +105,25 @@ class RopeConfig(FieldConfig):
                 file.put(path, {"scaling": None})  # nothing of the family's own model is to remain
                 file.put(path, patch)
 
+    def _parameters(self, file: Reading, name: str, kind: str) -> dict[str, Any]:
+        """All of a file's parameters for the rotation of one layer type, under the newer names."""
+        around, fields = _around(name), self.beside(kind)
+        values, default, name = file.given(around), file.default(name) or {}, name.removeprefix(around)
+        found = dict(default.get(kind, {}) if kind else default)
+        inside = {quoted(one): _mapping(values, one) for one in self.mappings(name, kind)}
+        if any(inside.values()):  # of a default with a scaling, nothing stays without it
+            found = {} if "rope_type" in found else {key: one for key, one in found.items() if key in (THETA, SHARE)}
+        elif "rope_type" in found:
+            inside[f"{quoted(name)}, which is left out,"] = found
+        if kind:
+            found |= {THETA: default[THETA]} if kind in inside[quoted(name)] and THETA in default else {}
+            inside[quoted(name)] = _mapping(inside[quoted(name)], kind)
+        beside = {entry: values[field] for entry, field in fields.items() if field in values}
+        _check_beside(fields, beside, inside)
+        for entries in (beside, *inside.values()):
+            found |= entries
+        return found | ({"rope_type": found.pop("type")} if "type" in found else {})
+
     def write(self, name: str, file: Writing) -> None:
         found = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
         every = {kind: [one for one in some if one not in (None, ABSENT)] for kind, some in found.items()}
@@ -99,7 +133,8 @@ class RopeConfig(FieldConfig):
         d_head = file.value(next(iter(self.paths.values()))[0].rpartition(".")[0]).head_width
         default = file.default(name) or {}
         types = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in there.items()}
-        said: dict[str, Any] = types.get("", types)
+        whole = {kind: one for kind, one in default.items() if kind in self.paths and "rope_type" in one}
+        said: dict[str, Any] = types.get("", {**whole, **types})
         if said.get("rope_type") == "longrope":
             file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
         file.put(name, said)
@@ -119,17 +154,15 @@ def _check_one_form(file: Reading, name: str) -> None:
         raise Invalid("", message, help="leave out the wrong one: `rope_scaling` is the older form")
 
 
-def _check_beside(file: Reading, name: str) -> None:
-    """Raise `Invalid` if a file has a parameter beside the mapping of all, and they differ."""
-    values, name = file.given(_around(name)), name.removeprefix(_around(name))
-    for mapping in ("rope_scaling", name):
-        inner = _mapping(values, mapping)
-        for field in ("rope_theta", "partial_rotary_factor"):
-            beside = values.get(field)
-            if beside is not None and inner.get(field, beside) != beside:
-                message = (
-                    f"{quoted(field)} is {quoted(str(beside))}, but {quoted(mapping)} gives {quoted(str(inner[field]))}"
-                )
+def _check_beside(
+    fields: Mapping[str, str], beside: Mapping[str, Any], inside: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raise `Invalid` if a field beside the mappings has the value of an entry, and one of them another."""
+    for mapping, entries in inside.items():
+        for entry, value in beside.items():
+            if entries.get(entry, value) != value:
+                given = f"but {mapping} gives {quoted(str(entries[entry]))}"
+                message = f"{quoted(fields[entry])} is {quoted(str(value))}, {given}"
                 raise Invalid("", message, help="transformers believes the second: leave the wrong one out")
 
 
@@ -147,8 +180,7 @@ def _check_width(file: Reading, name: str) -> None:
 def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
     """Raise `Invalid` if a mapping with an entry for each layer type has something else, which nothing would read."""
     given = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
-    flat = "rope_type" in given and given.keys().isdisjoint(kinds)
-    others = [] if flat or "" in kinds else [key for key in given if key not in kinds]
+    others = [] if "" in kinds else [key for key in given if key not in kinds]
     if others:
         raise Invalid("", f"{quoted(others[0])} is not a type of layer", notes=[f"of {listing(kinds)}"])
 
@@ -163,30 +195,6 @@ def _check_numbers(parameters: Mapping[str, Any]) -> None:
                 raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(one))}")
 
 
-def _parameters(file: Reading, name: str, kind: str) -> dict[str, Any]:
-    """All of a file's parameters for the rotation of one layer type, under the newer names."""
-    values = file.given(_around(name))
-    name, default = name.removeprefix(_around(name)), file.default(name) or {}
-    found = dict(default.get(kind, default) if kind else default)
-    if values.get(name) or values.get("rope_scaling"):  # of a default with a scaling, nothing stays without it
-        kept = () if "rope_type" in found else ("rope_theta", *ROTATED_SHARE)
-        found = {key: value for key, value in found.items() if key in kept}
-    for theta in THETAS[kind]:
-        found |= {"rope_theta": values[theta]} if theta in values else {}
-    for field in ROTATED_SHARE:
-        found |= {"partial_rotary_factor": values[field]} if field in values else {}
-    if kind in ("", "full_attention"):
-        found |= _mapping(values, "rope_scaling")
-    given = _mapping(values, name)
-    if kind in given and "rope_theta" in default:  # that of an entry without one
-        found["rope_theta"] = default["rope_theta"]
-    found |= _mapping(given, kind) if kind in given else {} if kind and "rope_type" not in given else given
-    found |= {"rope_type": found.pop("type")} if "type" in found else {}
-    if "rope_theta" not in found:
-        raise Invalid("", "`rope_theta` is missing")
-    return found
-
-
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The value of a mapping field, without its null entries; empty if there is none."""
     found = values.get(name, {})
@@ -195,7 +203,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None:
+def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[str, Any] | None:
     """The scaling described by the parameters; those that it uses are removed from them."""
     kind = parameters.pop("rope_type", "default")
     kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
@@ -208,10 +216,11 @@ def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None
         )
     names = SCALINGS[kind]
     if ORIGINAL in names and kind != "dynamic":
-        original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL))
+        original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL), beside)
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
             raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
-        parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
+        if kind != "llama3":
+            parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
     elif kind == "dynamic":
         parameters[ORIGINAL] = file.compute("max_position_embeddings")
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
@@ -223,21 +232,15 @@ def _scaling(file: Reading, parameters: dict[str, Any]) -> dict[str, Any] | None
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
-def _original(file: Reading, inside: Any) -> Any:
-    """The positions before a scaling: beside the mapping if the family has that field, and inside it if not."""
-    if file.knows(ORIGINAL):
-        beside = file.value(ORIGINAL)
-        if inside not in (None, beside):
-            message = (
-                f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, but beside them it means"
-            )
-            help = "transformers believes the one beside them, or its default: make the two agree"
-            raise Invalid("", f"{message} {quoted(str(beside))}", help=help)
-        return beside
-    original = file.compute("max_position_embeddings") if inside is None else inside
-    if file.given(ORIGINAL).get("", original) != original:
-        raise Invalid("", f"transformers reads {quoted(ORIGINAL)} among the rotary parameters alone: write it there")
-    return original
+def _original(file: Reading, inside: Any, beside: bool) -> Any:
+    """The positions before a scaling: those beside the mapping, if the class reads them there, before those inside."""
+    given = file.given(ORIGINAL).get("") if beside else None
+    if given is not None and inside not in (None, given):
+        message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, and {quoted(str(given))}"
+        raise Invalid("", f"{message} beside them", help="transformers believes the second: leave the wrong one out")
+    given = file.value(ORIGINAL) if file.knows(ORIGINAL) else given
+    found = inside if given is None else given
+    return file.compute("max_position_embeddings") if found is None else found
 
 
 def _unknown(field: str) -> Invalid:
