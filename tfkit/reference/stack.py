@@ -23,7 +23,7 @@ PLACES = {
 }
 """The norms of each placement; in the last two, sublayers read the layer's input."""
 Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
-"""What a sublayer of each kind reads beside x: one scope, or none."""
+"""The scopes that a sublayer of each kind reads beside x: one, or none."""
 
 
 def stack(
