@@ -55,7 +55,7 @@ def _variants(config: Any) -> Iterator[str]:
 
 
 def _scopes(part: Part, real: Array, memory: Value | None, prefix: Value | None, causal: bool) -> Scopes:
-    """What each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
+    """Scopes that each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
