@@ -272,6 +272,11 @@ def test_changes_are_a_text_several_or_a_mapping(sets: Any) -> None:
     assert not isinstance(sets, dict) or len(sets) == 1 or decoder.norm.eps == 1e-6  # type: ignore[attr-defined]
 
 
+def test_a_truth_value_of_numpy_is_not_called_a_bool() -> None:
+    with pytest.raises(TypeError, match=r"not a (numpy\.bool|bool_)$"):
+        tfkit.load("gpt2", sets={"bias": np.bool_(True)}, plugins=PLUGINS)
+
+
 def test_a_text_and_a_model_are_told_from_a_spec() -> None:
     with pytest.raises(tfkit.SpecError, match=r"not a path\n.*= help: `tfkit.loads` reads a text"):
         tfkit.load("tfkit: 1\nname: x\n")

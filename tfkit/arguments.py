@@ -14,6 +14,7 @@ the annotation says more to a type checker.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import math
@@ -238,7 +239,9 @@ def shown(value: object) -> str:
         return f"the class {value.__name__}"
     more = ", ..." if isinstance(value, list | tuple) and len(value) > 1 else ""
     inside = f" of {shown(value[0])}{more}" if isinstance(value, list | tuple) and value else ""
-    return _an(type(value).__name__) + inside
+    name, module = type(value).__name__, type(value).__module__
+    hides = name in vars(builtins) and module != "builtins"  # numpy.bool
+    return _an(f"{module}.{name}" if hides else name) + inside
 
 
 def _an(name: str) -> str:

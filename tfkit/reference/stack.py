@@ -23,7 +23,7 @@ PLACES = {
 }
 """The norms of each placement; in the last two, sublayers read the layer's input."""
 Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
-"""The scope that a sublayer of each kind reads beside x; none for an FFN."""
+"""The scopes that a sublayer of each kind reads beside x: one, or none."""
 
 
 def stack(
@@ -55,7 +55,7 @@ def _variants(config: Any) -> Iterator[str]:
 
 
 def _scopes(part: Part, real: Array, memory: Value | None, prefix: Value | None, causal: bool) -> Scopes:
-    """The scope of each kind of sublayer: attention reads the tokens of its window and the prefix, no padding.
+    """Scopes that each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
