@@ -231,7 +231,9 @@ def test_every_mask(name: str) -> None:
         (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` was given twice"),
         (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: one with a similar name is `tokens`"),
         (lambda: MODEL("text"), "`tokens` must be a tensor, not 'text'"),
-        (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t], not torch.float32 [2, 3]"),
+        (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.float32 [2, 3]"),
+        (lambda: MODEL(TOKENS.byte()), "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.uint8 [2, 3]"),
+        (lambda: MODEL(TOKENS.to_sparse()), "`tokens` must be a dense tensor, token ids [b, t] of 64 or 32 bits"),
         (lambda: MODEL(TOKENS + 23), "23 is not a token id of this model: `tokens` may be 0 to 22"),
         (lambda: SEQ2SEQ(TOKENS), "`t5_small` needs `target`"),
         (
@@ -260,6 +262,7 @@ def test_an_error_of_a_component_stays_what_it_is(monkeypatch: pytest.MonkeyPatc
         ["decoder.n_layers=1"],
         iter(["decoder.n_layers=1"]),
         {"decoder.n_layers": 1},
+        {"decoder.n_layers": np.int32(1)},
         {"decoder.n_layers": "3 - 2", "decoder.final_norm": True, "decoder.norm": {"kind": "rmsnorm", "eps": 1e-6}},
     ],
 )
@@ -267,6 +270,25 @@ def test_changes_are_a_text_several_or_a_mapping(sets: Any) -> None:
     decoder = tfkit.load("gpt2", sets=sets, plugins=PLUGINS).node("decoder").config
     assert decoder.n_layers == 1  # type: ignore[attr-defined]
     assert not isinstance(sets, dict) or len(sets) == 1 or decoder.norm.eps == 1e-6  # type: ignore[attr-defined]
+
+
+def test_a_text_and_a_model_are_told_from_a_spec() -> None:
+    with pytest.raises(tfkit.SpecError, match=r"not a path\n.*= help: `tfkit.loads` reads a text"):
+        tfkit.load("tfkit: 1\nname: x\n")
+    with pytest.raises(TypeError, match=r"`model.meta\['graph'\]` of a built model, not a Gpt2"):
+        tfkit.count_params(MODEL)  # type: ignore[arg-type]
+
+
+def test_a_model_without_values_is_named(tmp_path: Path) -> None:
+    model, words = tfkit.build(GRAPH, device="meta"), "the model is on the meta device, where weights have no values"
+    for call in (
+        lambda: tfkit.generate(model, [[1]], max_new_tokens=1),
+        lambda: tfkit.save(model, tmp_path / "out"),
+        lambda: tfkit.export(model, tmp_path / "out.ts"),
+        lambda: tfkit.attention_weights(model, TOKENS),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def test_changes_of_a_loaded_graph_are_refused() -> None:
@@ -292,7 +314,8 @@ def test_types_and_devices_have_names() -> None:
     }
     for given, message in (
         ({"dtype": "bf16"}, "not 'bf16': a similar one is 'bfloat16'"),
-        ({"dtype": torch.int8}, "weights are floating point"),
+        ({"dtype": torch.int8}, "a type of weights is one of float32, .*, not torch.int8"),
+        ({"dtype": torch.float8_e4m3fn}, "a type of weights is one of float32, .*, not torch.float8_e4m3fn"),
         ({"device": "warp"}, "`warp` is not a device"),
         ({"attention_backend": "spda"}, "a similar one is 'sdpa'"),
     ):

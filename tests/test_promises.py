@@ -291,6 +291,12 @@ def test_a_fault_in_many_layers_is_told_once() -> None:
     assert len(refusal(spec(FFN="wrong"), WrongFFN).diagnostics) == 1
 
 
+def test_a_wrong_type_is_told_of_its_component_alone() -> None:
+    """What is computed from it is of a wrong type too, and not at fault."""
+    (wrong,) = refusal(spec(FFN="{kind: wrong, module: double}", NORM="rmsnorm"), WrongFFN).diagnostics
+    assert wrong.message == "ffn kind `wrong` returns float64 for float32: it must keep the type of its input"
+
+
 def test_the_first_trial_looks_at_built_in_components_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: x[..., :1])
     graph = tfkit.loads(spec(), plugins=plugins())

@@ -6,6 +6,7 @@ its file. No module of a command imports torch, pydantic or rich before it runs.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -28,7 +29,7 @@ BY_SIGNAL = 128
 
 SECTIONS = {
     "Models": ("build", "params", "generate"),
-    "Training": ("train", "eval", "sweep", "tokenizer"),
+    "Training": ("train", "eval", "sweep", "runs", "tokenizer"),
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("check", "explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
@@ -85,6 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return answer(cli, os.environ[VARIABLE])
     if arguments is None:
         gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  it was closed before the start
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries would end the process
+        click.echo("error: the current folder does not exist any more", err=True)
+        return WRONG_SPEC
     try:
         with ending():
             return _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -95,11 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the last flush must not fail either
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as wrong:  # a full disk is a SpecError for every other file
+        if wrong.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        click.echo(f"error: cannot write to standard output: {wrong.strerror}", err=True)
+        return WRONG_SPEC
     finally:
         if arguments is None:
             gc.freeze()  # the interpreter flushes once more when it ends
+
+
+def _drop_output() -> None:
+    """Send what is left for standard output to nowhere, so that the last flush does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -23,7 +23,11 @@ from tfkit.nn import WrittenGraph
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
 """The type of arguments; `graph_of` tells if a module is one."""
-_SHAPES = {"tokens": "token ids [b, t]", "sequence": "vectors [b, t, width]", "lengths": "whole numbers [b]"}
+_SHAPES = {
+    "tokens": "token ids [b, t] of 64 or 32 bits",
+    "sequence": "vectors [b, t, width]",
+    "lengths": "whole numbers [b]",
+}
 _DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
 
 
@@ -99,8 +103,9 @@ def wrong_inputs(graph: Graph, given: Mapping[str, Any], weight: Tensor | None =
 
 def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
     wanted, dtype = _SHAPES[signal.type], value.dtype
-    whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-    if value.dim() != _DIMS[signal.type] or whole == (signal.type == "sequence"):
+    if value.is_nested or value.layout != torch.strided:
+        yield ValueError(f"`{name}` must be a dense tensor, {wanted}")
+    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type == "sequence"):
         yield ValueError(f"`{name}` must be {wanted}, not {dtype} {list(value.shape)}")
     elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")

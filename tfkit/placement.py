@@ -23,8 +23,8 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
         near = closest(str(dtype), DTYPES)
         help = f": a similar one is '{near}'" if near else ""
         raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {shown(dtype)}{help}")
-    if not found.is_floating_point:
-        raise ValueError(f"weights are floating point, one of {', '.join(DTYPES)}, not {found}")
+    if found not in TYPES.values():
+        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {found}")
     return found
 
 

@@ -135,12 +135,17 @@ class Watch:
             changed = any(version_of(one) != version for one, version in versions.pop())
             given = self._model.meta["given"].get(path, ())
             self._note(path, component, "changes its input in place" if changed else None)
-            self._note(path, component, wrong(given, args, output))
+            self._note(path, component, None if self._misled(args) else wrong(given, args, output))
             if "." not in path:
                 self.shapes[path] = tuple((output[0] if isinstance(output, tuple) else output).shape)
 
         hooks = [module.register_forward_pre_hook(before, with_kwargs=True)]
         return [*hooks, module.register_forward_hook(after, with_kwargs=True)]
+
+    def _misled(self, args: Any) -> bool:
+        """True after a component that returned another type: what it was given is not the model's."""
+        given = {one.dtype for one in tensors_in(args) if one.is_floating_point()}
+        return bool(self.broken and given - {one.dtype for one in self._model.parameters()})
 
     def _note(self, path: str, component: Component, wrong: str | None) -> None:
         if wrong is not None and (id(component), wrong) not in self._seen:

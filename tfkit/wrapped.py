@@ -53,14 +53,21 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def whole(model: object) -> fx.GraphModule:
-    """`unwrapped`, with all values of its parameters; raises `ValueError` if they are spread over processes."""
+    """`unwrapped`, with all values of its parameters; raises `ValueError` if they are elsewhere, or nowhere."""
     found = unwrapped(model)
+    check_values(found)
     if any(is_sharded(module) for module in found.modules()):
         raise ValueError(
             "the parameters of this model are sharded: gather them with "
             "`torch.distributed.checkpoint.state_dict.get_model_state_dict`, and load them into a model that is not"
         )
     return found
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise ValueError if the parameters of a model have shapes alone."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the model is on the meta device, where weights have no values: build it on another one")
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:

@@ -53,6 +53,7 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("unknown_option", ["params", "tiny.yaml", "--bye", "node"]),
         ("wrong_choice", ["params", "tiny.yaml", "--by", "nodes"]),
         ("no_folder_of_plugins", ["plugins", "--plugin-dir", "nowhere"]),
+        ("seed_of_more_than_64_bits", ["build", "tiny.yaml", "--seed", str(2**64)]),
         ("force_alone", ["build", "tiny.yaml", "--force"]),
         ("unknown_device", ["build", "tiny.yaml", "--device", "warp"]),
         ("meta_has_no_weights", ["build", "tiny.yaml", "--device", "meta", "-o", "out"]),
@@ -133,6 +134,33 @@ def test_broken_pipe() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+@pytest.mark.parametrize("arguments", ["--version", "--help", "list", "params tiny.yaml --json"])
+def test_a_full_disk(arguments: str) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        code = "import sys; from tfkit.cli import main; sys.exit(main())"
+        done = subprocess.run([sys.executable, "-c", code, *arguments.split()], stdout=full, stderr=-1, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(("closed", "err"), [(">&-", ""), ("2>&-", ""), (">&- 2>&-", "")])
+def test_closed_streams(closed: str, err: str) -> None:
+    code = "import sys; from tfkit.cli import main; sys.exit(main())"
+    done = subprocess.run(f'"{sys.executable}" -c "{code}" list {closed}', shell=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr.decode()) == (0, err)
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from tfkit.cli import main; sys.exit(main())"
+    for name in ("list", "params"):
+        arguments = [sys.executable, "-c", code, name, *["gpt2"] * (name == "params")]
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        done = subprocess.run(arguments, cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (1, "error: the current folder does not exist any more\n")
 
 
 def test_styles_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

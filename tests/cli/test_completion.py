@@ -56,6 +56,10 @@ def test_the_options_of_every_command() -> None:
         assert {"--help", "--plugin-dir"} <= {*completions(name, "--")}
 
 
+def test_folders_of_runs() -> None:
+    assert completions("runs", "") == completions("runs", "a", "--baseline", "") == ["<dir>"]
+
+
 def test_words_of_options() -> None:
     assert completions("export", "gpt2", "--format", "") == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
     assert completions("params", "--by=n") == ["node"]

@@ -217,7 +217,8 @@ NAN = float("nan")
         ),
         ([[1] * 10], {"length": 10}, "the prompt has 10 tokens, as long as a sequence of this model can be (10)"),
         ([[1], []], {}, "prompt 2 of 2 has no tokens, and a model can only continue some"),
-        ([], {}, "tokens must be whole numbers [b, t], not torch.float32 [0]"),
+        ([], {}, "there is no prompt: one is [[1, 2, 3]]"),
+        ([[]], {}, "prompt 1 of 1 has no tokens, and a model can only continue some"),
         (
             [1, 2],
             {},

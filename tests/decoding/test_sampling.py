@@ -58,6 +58,14 @@ SAMPLINGS = st.builds(
 )
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-40, 5e-324])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_next_to_zero_it_takes_the_likeliest(temperature: float, dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 3.0, -2.0], [-5.0, -7.0, -6.0], [0.0, 0.0, 1e4]], dtype=dtype)
+    sampler = Sampler(Sampling(temperature, top_p=0.9), 3, 1, 1, seed=1, device=CPU)
+    assert sampler(logits).tolist() == [1, 0, 2]
+
+
 @settings(deadline=None, max_examples=150)
 @given(SAMPLINGS, st.integers(0, 2**31), st.booleans())
 def test_scores_equal_hugging_face(sampling: Sampling, seed: int, ties: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from tfkit.errors import SpecError
 from tfkit.plugin import discover
 from tfkit.plugin.manager import available, load_plugins
+from tfkit.plugin.printed import apart
 from tfkit.plugin.wanted import how_to_get, where_it_is
 
 from .conftest import PlainConfig
@@ -270,3 +273,19 @@ def test_folder_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("plugins").mkdir()
     with pytest.raises(SpecError, match="plugin folder `plugins` cannot be read: Permission denied"):
         load("plugins")
+
+
+def test_threads_that_load_at_once_leave_the_output_as_it_was() -> None:
+    before = sys.stdout
+
+    def load_slowly() -> None:
+        with apart("one"):
+            time.sleep(0.1)
+
+    threads = [threading.Thread(target=load_slowly) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is before

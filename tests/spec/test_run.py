@@ -91,6 +91,31 @@ def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
     assert changed.graph.spec.model.name == "nanogpt"
 
 
+@pytest.mark.parametrize("word", ["all", "5"])
+def test_the_batches_of_a_split_are_a_word_or_a_number(word: str, tmp_path: Path) -> None:
+    """And a change reaches what the word stands for."""
+    write_run(tmp_path, RUN + f"eval: {{every: 2, splits: {{val: {word}}}}}\n")
+    (tmp_path / "child.yaml").write_text(CHILD + "eval: {splits: {val: {batches: 3}}}\n", encoding="utf-8")
+    small, child = (load_run(tmp_path / name, PLUGINS) for name in ("small.yaml", "child.yaml"))
+    whole = load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"eval.splits.val={{batches: {word}}}"])
+    changed = load_run(tmp_path / "small.yaml", PLUGINS, sets=["eval.splits.val=all", "eval.splits.val.batches=3"])
+    assert small.digest == whole.digest != changed.digest == child.digest
+
+
+def test_a_change_reaches_the_path_of_weights(tmp_path: Path) -> None:
+    write_run(tmp_path, RUN + "weights: base\n")
+    path = tmp_path / "child.yaml"
+    for text, missing in [("{missing: ['head.*']}", ("head.*",)), ("{path: base, missing: [a]}", ("a",)), ("base", ())]:
+        path.write_text(CHILD + f"weights: {text}\n", encoding="utf-8")
+        weights = load_run(path, PLUGINS).config.weights
+        assert weights is not None
+        assert (Path(weights.path).name, weights.missing) == ("base", missing)
+    path.write_text(CHILD + "weights: {missing: ['head.*']}\n", encoding="utf-8")
+    weights = load_run(path, PLUGINS, sets=["weights.path=other"]).config.weights
+    assert weights is not None
+    assert (Path(weights.path).name, weights.missing) == ("other", ("head.*",))
+
+
 @pytest.mark.parametrize("end", ["tokens=144", "passes=0.02", "steps=2"])
 def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
     name, _, value = end.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -313,3 +314,26 @@ def test_example_inputs_hide_what_they_say(padding: Literal["left", "right", "ro
 @pytest.mark.slow
 def test_check_model_takes_any_graph() -> None:
     check_model(tfkit.load("gpt2", sets=TINY_GPT2))
+
+
+def test_mistaken_calls_are_told() -> None:
+    calls: dict[str, Callable[[], None]] = {
+        "`component` of `check_component` must be a kind or a config class, not 5": lambda: check_component(5),  # type: ignore[arg-type]
+        "a kind fills a slot: give `slot`, one of activation, attention, ": lambda: check_component("swiglu"),
+        "no kind `nope` in slot `ffn`; slots: ": lambda: check_component("nope", slot="ffn"),
+        "`level` of `check_model` must be one of 'quick', 'full', not 'ful': a similar one is 'full'": lambda: (
+            check_model(
+                "gpt2",
+                level="ful",  # type: ignore[arg-type]
+            )
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+            call()
+
+
+def test_check_model_reads_a_spec(tmp_path: Path) -> None:
+    decoder = "{n_layers: 1, attention: {n_heads: 2}}"
+    (tmp_path / "x.yaml").write_text(f"extends: gpt2\nd_model: 16\nvocab_size: 11\ngraph: {{decoder: {decoder}}}\n")
+    check_model(tmp_path / "x.yaml", only=["forward"])

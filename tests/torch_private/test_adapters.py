@@ -254,6 +254,18 @@ def test_scripting_says_nothing_of_its_age() -> None:
     assert caught == []
 
 
+def test_a_program_runs_as_it_is_written() -> None:
+    with torchscript.quiet():
+        program = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    with torchscript.as_written():
+        for _ in range(3):
+            program(torch.ones(1, 2))
+        assert "prim::CallMethod" in str(torch.jit.last_executed_optimized_graph())
+    for _ in range(3):
+        program(torch.ones(1, 2))
+    assert "prim::CallMethod" not in str(torch.jit.last_executed_optimized_graph())
+
+
 def test_what_failed_is_forgotten(tmp_path: Path) -> None:
     module = Odd()
     with torchscript.quiet():

@@ -112,6 +112,8 @@ def test_a_token_alone_has_no_next_one() -> None:
     model = build("gpt2")
     with pytest.raises(ValueError, match="there is nothing to predict: a sequence of one token has no next token"):
         loss(model, torch.zeros(2, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match="there is nothing to predict"):
+        loss(model, torch.zeros(2, 0, dtype=torch.long))
     assert loss(model, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.long)) > 0
 
 

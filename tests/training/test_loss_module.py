@@ -152,7 +152,7 @@ def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
         ("text", None, "a loss reads tokens [b, t], or all inputs by name, `loss({'tokens': tokens})`, not 'text'"),
         ({"token": torch.zeros(1, 2)}, None, "the model has no argument `token`: one with a similar name is `tokens`"),
         ({}, None, "`gpt2` needs `tokens`"),
-        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t], not torch.float32 [1, 2]"),
+        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.float32 [1, 2]"),
         (torch.tensor([[0, 99]]), None, "99 is not a token id of this model: `tokens` may be 0 to 22"),
         (torch.tensor([[0, 1]]), torch.rand(1, 2), "targets are a tensor of ids, whole numbers, not torch.float32"),
         (

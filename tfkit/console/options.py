@@ -38,14 +38,21 @@ def dtype_option(help: str, *, default: str | None = None) -> Decorator:
     return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
 
 
-def count_option(name: str, help: str, *, default: int | None = None, least: int = 1) -> Decorator:
-    """An option that takes a whole number."""
-    return click.option(name, default=default, show_default=True, type=click.IntRange(least), metavar="N", help=help)
+def count_option(name: str, help: str, *, default: int | None = None, least: int = 1, **further: Any) -> Decorator:
+    """An option that takes a whole number; `further` is of click."""
+    kind = click.IntRange(least)
+    return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=help, **further)
 
 
 def seed_option(help: str) -> Decorator:
     """The option `--seed`."""
-    return count_option("--seed", help, default=0, least=0)
+    return count_option("--seed", help, default=0, least=0, callback=_of_64_bits)
+
+
+def _of_64_bits(context: click.Context, option: click.Parameter, seed: int) -> int:
+    if seed >= 2**63:
+        raise click.BadParameter(f"a seed has at most 64 bits, not {seed.bit_length()}")
+    return seed
 
 
 def device_option(help: str) -> Decorator:
@@ -57,6 +64,14 @@ def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: 
     """The option `--output`."""
     kind = click.Path(dir_okay=dir_okay, path_type=Path)
     return click.option("-o", "--output", required=required, metavar=metavar, type=kind, help=help)
+
+
+def forms_option(function: Any) -> Any:
+    """The options `--markdown` and `--latex`."""
+    latex = click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
+    return click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")(
+        latex(function)
+    )
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)

@@ -21,7 +21,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
 from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import is_token
-from tfkit.wrapped import unwrapped
+from tfkit.wrapped import check_values, unwrapped
 
 End: TypeAlias = Literal["stop", "length"]
 Id: TypeAlias = Annotated[int, INT64, "a token id"]
@@ -104,6 +104,7 @@ def generate(
     if n_samples > 1 and temperature == 0:
         raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
     built = model.model if isinstance(model, CachedModel) else unwrapped(model)
+    check_values(built)
     graph = graph_of(built)
     main, *_ = split_for_decoding(graph).given_again
     _check_names(graph, main, inputs)
@@ -231,9 +232,11 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
 
 
 def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    width = max(map(len, rows), default=0)
-    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    if not rows:
+        raise ValueError("there is no prompt: one is [[1, 2, 3]]")
+    width = max(map(len, rows))
+    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], dtype=torch.bool)
     return tokens, mask
 
 

@@ -18,6 +18,8 @@ from tfkit.initialize import generator_of
 
 GRID = 2**32
 """Draws are multiples of 1 / GRID: fine enough for any vocabulary; times a sum, always less than it in float64."""
+COLDEST = 1e-30
+"""A lower temperature would choose no other tokens, but divide to infinity."""
 
 
 Temperature: TypeAlias = Annotated[float, Limit(least=0)]
@@ -62,7 +64,7 @@ class Sampling:
         if self.repetition_penalty != 1 and seen is not None:
             scores = torch.where(seen, penalized(scores, self.repetition_penalty), scores)
         if self.temperature > 0:
-            scores = scores / self.temperature
+            scores = scores / max(self.temperature, COLDEST)
         if self.top_k is not None:
             scores = top_k(scores, self.top_k)
         if self.top_p is not None:

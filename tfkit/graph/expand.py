@@ -100,7 +100,8 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
 
 
 AnySpec: TypeAlias = Annotated[
-    Graph | AnySource, "a spec: its name, its path, a mapping, or what `tfkit.load` returned"
+    Graph | AnySource,
+    "a spec: its name, its path, a mapping, or what `tfkit.load` returned, `model.meta['graph']` of a built model",
 ]
 """A model as users pass it."""
 

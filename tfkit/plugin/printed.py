@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while `sys.stdout` is another: two threads that put it back in the wrong order would leave it so."""
 
 
 @contextmanager
 def apart(plugin: str) -> Iterator[None]:
     """While this lasts, each line for standard output goes to standard error, with the plugin and the place."""
     lines = _Lines(plugin)
-    with redirect_stdout(lines):
+    with _ONE_AT_A_TIME, redirect_stdout(lines):
         try:
             yield
         finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import PydanticUserError
@@ -154,6 +156,14 @@ def place_of(cls: type) -> str:
         return f"{inspect.getfile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
         return cls.__module__
+
+
+def last_line(cls: type, error: BaseException) -> tuple[str, ...]:
+    """The last line, `file:number`, that ran in the folder of a class before an error; empty if none did."""
+    file = _file(cls)
+    frames = [] if file is None else traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if Path(one.filename).parent == Path(file or "").parent]
+    return tuple(f"{one.filename}:{one.lineno}" for one in own[-1:])
 
 
 def _file(cls: type) -> str | None:

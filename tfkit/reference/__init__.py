@@ -10,7 +10,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
     attention                x [t, d_model], a Scope                                -> [t, d_model]
     position                 of an embedding: positions [t], width                  -> [t, width]
                              rotary: x [h, t, d], positions [t], number of keys     -> [h, t, d]
-                             of scores: attention's config, q and k [t], causal     -> [h, q, k]
+                             of scores: attention's config, positions [t], causal   -> [h, q, k]
     rope_scaling             frequencies [i], theta, number of keys                 -> [i], factor of cos and sin
     block                    its wires by name, each a Value                        -> a Value
 """
@@ -69,14 +69,9 @@ def run(
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
     outputs = {name: np.stack([values[name].x for values in found]) for name in graph.outputs}
-    real = {name: np.stack([_real(values[name]) for values in found]) for name in graph.outputs}
+    real = {name: np.stack([values[name].tokens for values in found]) for name in graph.outputs}
     traces = zip(*(model.trace for model in models), strict=True)
     return Result(outputs, real, [(same[0][0], np.stack([x for _, x in same])) for same in traces])
-
-
-def _real(value: Value) -> Array:
-    """The tokens of an output: in a mask of pairs, those that read themselves."""
-    return value.real.diagonal() if value.real.ndim == 2 else value.real
 
 
 def _inputs(graph: Graph, given: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:

@@ -16,12 +16,12 @@ from tfkit.reference.pointwise import bias_of
 
 @dataclass(frozen=True)
 class Scope:
-    """The sequence that an attention reads, and what it may read of it."""
+    """The keys that an attention reads, and their positions."""
 
-    read: Array
-    """[k, width]: the sequence itself, or a memory."""
     visible: Array
     """[q, k], True where a query reads a key."""
+    memory: Array | None = None
+    """[k, width], what keys and values are made of; None for the sequence itself."""
     positions: Array | None = None
     """[t], counted without padding; None in cross-attention, which has none."""
     causal: bool = False
@@ -33,25 +33,13 @@ class Scope:
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
     """Multi-head attention with g heads of keys and values; a kind may have another core than `dot_product`."""
     config, position = part.config, scope.position
-    d = config.d_head or config.d_model // config.n_heads
-    q, k, v = _projected(part, x, scope.read, [config.n_heads * d, (config.n_heads + g) * d])
-    if config.clip is not None:
-        q, k, v = (np.clip(one, -config.clip, config.clip) for one in (q, k, v))
-    q = part.optional("project.q_norm", config.qk_norm_full, q)
-    k = part.optional("project.k_norm", config.qk_norm_full, k)
-    q, k, v = (one.reshape(len(one), -1, d).swapaxes(0, 1) for one in (q, k, v))
-    q, k = part.optional("q_norm", config.qk_norm, q), part.optional("k_norm", config.qk_norm, k)
-    v = part.optional("v_norm", config.value_norm, v)
-    if position is not None and isinstance(position.config, RotaryConfig):
-        q, k = (position(one, scope.positions, len(scope.read)) for one in (q, k))
-    q = part.optional("q_norm_rotated", config.qk_norm_rotated, q)
-    k = part.optional("k_norm_rotated", config.qk_norm_rotated, k)
+    q, k, v = (_heads(part, name, y, scope) for name, y in _projected(part, x, scope, g).items())
     if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
         times = (scope.positions + config.temperature.offset) // config.temperature.original_max_len
         q = q * (1 + config.temperature.beta * np.log1p(times))[:, None]
     bias = np.zeros((len(q), 1, 1))
     if position is not None and isinstance(position.config, ScoreBiasConfig):
-        bias = position(config, scope.positions, scope.positions, scope.causal)
+        bias = position(config, scope.positions, scope.causal)
     y = (core or dot_product)(part, q, k, v, bias, scope.visible)
     if config.gate is not None:  # a factor of each channel or head: https://arxiv.org/abs/2505.06708
         gate = part.at("gate").optional("activation", config.gate.activation, part.at("gate.linear").linear(x, False))
@@ -60,12 +48,28 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
     return part.at("output").linear(y, bias_of(part, "o"))
 
 
-def _projected(part: Part, x: Array, read: Array, ends: list[int]) -> list[Array]:
+def _projected(part: Part, x: Array, scope: Scope, g: int) -> dict[str, Array]:
     """Queries of x, keys and values of what it reads; one matrix may hold all three, in this order."""
-    if part.at("project.qkv").path + ".weight" in part.model.weights:
-        return np.split(part.at("project.qkv").linear(x, bias_of(part, "q")), ends, axis=-1)
-    sources = {"q": x, "k": read, "v": read}
-    return [part.at(f"project.{name}").linear(one, bias_of(part, name)) for name, one in sources.items()]
+    read = x if scope.memory is None else scope.memory
+    if f"{part.path}.project.qkv.weight" not in part.model.weights:
+        sources = {"q": x, "k": read, "v": read}
+        return {name: part.at(f"project.{name}").linear(one, bias_of(part, name)) for name, one in sources.items()}
+    y = part.at("project.qkv").linear(x, bias_of(part, "q"))
+    n_heads, total = part.config.n_heads, part.config.n_heads + 2 * g
+    d = y.shape[1] // total
+    return dict(zip("qkv", np.split(y, [n_heads * d, (n_heads + g) * d], axis=1), strict=True))
+
+
+def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:
+    """The heads [h, t, d] of y [t, h d]: clip, norm, norm of each, rotation, norm; of values, clip and norm of each."""
+    config, turns = part.config, name != "v"
+    y = y if config.clip is None else np.clip(y, -config.clip, config.clip)
+    y = part.optional(f"project.{name}_norm", config.qk_norm_full if turns else None, y)
+    y = y.reshape(len(y), -1, config.d_head or config.d_model // config.n_heads).swapaxes(0, 1)
+    y = part.optional(f"{name}_norm", config.qk_norm if turns else config.value_norm, y)
+    if turns and scope.position is not None and isinstance(scope.position.config, RotaryConfig):
+        y = scope.position(y, scope.positions, scope.visible.shape[1])
+    return part.optional(f"{name}_norm_rotated", config.qk_norm_rotated if turns else None, y)
 
 
 def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: Array) -> Array:
@@ -95,9 +99,9 @@ def softmax(scores: Array, visible: Array, sink: float = -np.inf) -> Array:
 
 ATTENTIONS: dict[str, Function] = {
     "mha": lambda part, x, scope: multi_head(part, x, scope, part.config.n_heads),
-    "gqa": lambda part, x, scope: multi_head(
-        part, x, scope, part.config.n_kv_heads
-    ),  # https://arxiv.org/abs/2305.13245
-    "mqa": lambda part, x, scope: multi_head(part, x, scope, 1),  # https://arxiv.org/abs/1911.02150
+    # https://arxiv.org/abs/2305.13245
+    "gqa": lambda part, x, scope: multi_head(part, x, scope, part.config.n_kv_heads),
+    # https://arxiv.org/abs/1911.02150
+    "mqa": lambda part, x, scope: multi_head(part, x, scope, 1),
 }
 """x [t, d_model], a Scope -> [t, d_model]."""

@@ -32,6 +32,11 @@ class Value(NamedTuple):
     real: Array
     """False for padding, [t], or for what a token may not read, [t, t]; of a vector, False if it stands for padding."""
 
+    @property
+    def tokens(self) -> Array:
+        """True where there is a token: in a mask of pairs, one that reads itself."""
+        return self.real.diagonal() if self.real.ndim == 2 else self.real
+
 
 class Result(NamedTuple):
     """The values that a model returns, and those of its components."""

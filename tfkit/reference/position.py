@@ -51,20 +51,15 @@ def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
 # ---- scaled: frequencies [i], theta and the number of keys -> frequencies, and the factor of cos and sin ----
 
 
-def linear(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Positions divided by the factor. https://arxiv.org/abs/2306.15595."""
-    return frequencies / part.config.factor, 1.0
-
-
-def ntk(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
+def ntk(frequencies: Array, factor: float) -> Array:
     """Theta grows until the last pair turns `factor` times slower. https://arxiv.org/abs/2309.00071, section 3.1."""
-    return frequencies * part.config.factor ** -np.linspace(0, 1, len(frequencies)), 1.0
+    return frequencies * factor ** -np.linspace(0, 1, len(frequencies))
 
 
 def dynamic(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
     """NTK by factor * n_keys / original_max_len - (factor - 1). https://arxiv.org/abs/2309.00071, section 3.3."""
     factor, longer = part.config.factor, max(1.0, n_keys / part.config.original_max_len)
-    return frequencies * (factor * longer - (factor - 1)) ** -np.linspace(0, 1, len(frequencies)), 1.0
+    return ntk(frequencies, factor * longer - (factor - 1)), 1.0
 
 
 def proportional(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
@@ -108,10 +103,10 @@ def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple
     return frequencies / np.array(divisors), config.temperature or by_default
 
 
-# ---- added to scores: the config of the attention, positions of queries and keys, causal -> [h, q, k] ----
+# ---- added to scores: the config of the attention, positions [t], causal -> [h, q, k] ----
 
 
-def alibi(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) -> Array:
+def alibi(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     """-slope * |distance|; beyond a power of two of heads, every other slope of twice that number.
 
     https://arxiv.org/abs/2108.12409.
@@ -121,15 +116,15 @@ def alibi(part: Part, attention: Any, queries: Array, keys: Array, causal: bool)
     slopes = 2.0 ** (-part.config.max_slope_exponent * np.array(exponents) / (2 * n))
     if part.config.scaled:
         slopes /= math.sqrt(attention.d_head or attention.d_model // attention.n_heads)
-    return -slopes[:, None, None] * np.abs(queries[:, None] - keys)
+    return -slopes[:, None, None] * np.abs(positions - positions[:, None])
 
 
-def t5(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) -> Array:
+def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     """A learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1.
 
     Short distances have a bucket each, then they grow up to max_distance; half of all are for keys ahead.
     """
-    config, ahead = part.config, keys - queries[:, None]
+    config, ahead = part.config, positions - positions[:, None]
     n = config.n_buckets if causal else config.n_buckets // 2
     first, distance = (0, np.maximum(-ahead, 0)) if causal else (n * (ahead > 0), np.abs(ahead))
     exact = n // 2
@@ -140,5 +135,8 @@ def t5(part: Part, attention: Any, queries: Array, keys: Array, causal: bool) ->
 
 POSITIONS: dict[str, Function] = {one.__name__: one for one in (learned, sinusoidal, rope, alibi, t5)}
 ROPE_SCALINGS: dict[str, Function] = {
-    one.__name__: one for one in (linear, ntk, dynamic, proportional, llama3, yarn, longrope)
+    # positions are divided by the factor: https://arxiv.org/abs/2306.15595
+    "linear": lambda part, frequencies, theta, n_keys: (frequencies / part.config.factor, 1.0),
+    "ntk": lambda part, frequencies, theta, n_keys: (ntk(frequencies, part.config.factor), 1.0),
+    **{one.__name__: one for one in (dynamic, proportional, llama3, yarn, longrope)},
 }

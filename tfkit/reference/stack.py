@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,25 +14,16 @@ from tfkit.reference.attention import Scope
 from tfkit.reference.model import Array, Part, Value
 
 PLACES = {
-    "pre": ["norm_in"],  # https://arxiv.org/abs/2002.04745
+    "pre": ["norm_in", "final_norm"],  # https://arxiv.org/abs/2002.04745
     "post": ["norm_after"],  # https://arxiv.org/abs/1706.03762
-    "sandwich": ["norm_in", "norm_out"],  # https://arxiv.org/abs/2105.13290
-    "output": ["norm_out"],  # https://arxiv.org/abs/2501.00656
-    "parallel": ["input_norm"],  # https://arxiv.org/abs/2204.02311
-    "parallel_two_norms": ["norm_in"],  # https://arxiv.org/abs/2204.06745
+    "sandwich": ["norm_in", "norm_out", "final_norm"],  # https://arxiv.org/abs/2105.13290
+    "output": ["norm_out", "final_norm"],  # https://arxiv.org/abs/2501.00656
+    "parallel": ["input_norm", "final_norm"],  # https://arxiv.org/abs/2204.02311
+    "parallel_two_norms": ["norm_in", "final_norm"],  # https://arxiv.org/abs/2204.06745
 }
 """The norms of each placement; in the last two, sublayers read the layer's input."""
-OPEN = dict.fromkeys(("norm_in", "norm_out", "norm_after", "residual", "reads"))
-"""A sublayer that leaves all to the placement."""
-
-
-class Beside(NamedTuple):
-    """The values that all layers of a stack read beside the stream."""
-
-    real: Array
-    memory: Value | None
-    prefix: Value | None
-    causal: bool
+Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
+"""What a sublayer of each kind reads beside x: one scope, or none."""
 
 
 def stack(
@@ -40,13 +31,12 @@ def stack(
 ) -> Value:
     """Layers, then a norm. Those of a causal stack, a decoder, read what came before, and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    beside = Beside(input.real, memory, prefix, causal)
     for number, name in enumerate(names):
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
+        scopes = _scopes(layer, input.real, memory, prefix, causal)
         for _ in range(config.n_layers // len(names)):
-            x = _layer(layer, x, beside)
-    norm = _norm(config, config.final_norm, preset=config.placement != "post")
-    return Value(part.optional("final_norm", norm, x), input.real)
+            x = _layer(layer, x, scopes)
+    return Value(_normed(part, "final_norm", config.final_norm, x), input.real)
 
 
 def _variants(config: Any) -> Iterator[str]:
@@ -64,66 +54,23 @@ def _variants(config: Any) -> Iterator[str]:
         yield from (cycle[i % len(cycle)] for i in range(n))
 
 
-def _layer(part: Part, x: Array, beside: Beside) -> Array:
-    """Sublayer by sublayer: x = norm_after(onto + scale * norm_out(sublayer(norm_in(x))))."""
-    config, places, times = part.config, PLACES[part.config.placement], Counter[str]()
-    start = part.optional("input_norm", _norm(config, config.input_norm, "input_norm" in places), x)
-    for step in _sublayers(config, beside):
-        kind = step["sublayer"]
-        times[kind] += 1
-        name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
-        norms = {place: _norm(config, step[place], place in places) for place in ("norm_in", "norm_out", "norm_after")}
-        reads = step["reads"] or ("input" if config.placement.startswith("parallel") else "previous")
-        inside = part.optional(f"{name}_norm_in", norms["norm_in"], start if reads == "input" else x)
-        y = part.optional(f"{name}_norm_out", norms["norm_out"], _sublayer(part, kind, name, inside, beside))
-        residual = step["residual"] or config.residual or ResidualConfig()
-        onto = x if residual.onto == "previous" else inside
-        if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
-            y = y * part.weight(f"{name}_residual_scale.weight")
-        if residual.learned_onto != "none":
-            onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
-        x = part.optional(f"{name}_norm_after", norms["norm_after"], onto + residual.scale * y)
-    return part.record(x)
+def _scopes(part: Part, real: Array, memory: Value | None, prefix: Value | None, causal: bool) -> Scopes:
+    """What each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
 
-
-def _norm(config: Any, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
-    """The norm of a place: that which is given, the stack's for true, or what the preset says."""
-    given = preset if given is None else given
-    return (config.norm if given else None) if isinstance(given, bool) else given
-
-
-def _sublayers(config: Any, beside: Beside) -> list[dict[str, Any]]:
-    """The sublayers in order."""
-    if config.sublayers is not None:
-        return [dict(one) for one in config.sublayers]
-    crosses = beside.memory is not None and (config.cross_attention or config.attention)
-    filled = {"attention": config.attention, "cross_attention": crosses, "ffn": config.ffn}
-    return [{**OPEN, "sublayer": name} for name, component in filled.items() if component]
-
-
-def _sublayer(part: Part, kind: str, name: str, x: Array, beside: Beside) -> Array:
-    config, memory = part.config, beside.memory
-    if kind == "ffn":
-        return part.at(name, config.ffn)(x)
-    if kind == "attention":
-        return part.at(name, config.attention)(x, _own_scope(part, x, beside))
-    assert memory is not None
-    scope = Scope(memory.x, np.tile(memory.real, (len(x), 1)))
-    return part.at(name, config.cross_attention or config.attention)(x, scope)
-
-
-def _own_scope(part: Part, x: Array, beside: Beside) -> Scope:
-    """The scope of self-attention: its window (https://arxiv.org/abs/2004.05150) and the prefix, without padding.
-
-    Every query reads the prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
+    Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
-    config, positions = part.config.attention, count(beside.real)
-    left, right = (None, 0 if beside.causal else None) if config.mask is None else (config.mask.left, config.mask.right)
-    ahead = positions - positions[:, None]
-    visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
-    if beside.prefix is not None:
-        visible |= positions < beside.prefix.x
-    return Scope(x, visible & beside.real, positions, right == 0, _position(part))
+    config, found = part.config, dict[str, tuple[Scope, ...]]()
+    if config.attention is not None:
+        mask, positions = config.attention.mask, count(real)
+        left, right = (None, 0 if causal else None) if mask is None else (mask.left, mask.right)
+        ahead = positions - positions[:, None]
+        visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
+        if prefix is not None:
+            visible |= positions < prefix.x
+        found["attention"] = (Scope(visible & real, None, positions, right == 0, _position(part)),)
+    if memory is not None and (config.cross_attention or config.attention):
+        found["cross_attention"] = (Scope(np.tile(memory.real, (len(real), 1)), memory.x),)
+    return found if config.ffn is None else {**found, "ffn": ()}
 
 
 def _position(part: Part) -> Part | None:
@@ -133,6 +80,41 @@ def _position(part: Part) -> Part | None:
     assert stack is not None
     shared = stack.layers[int(number)].context
     return None if config is None else Part(part.model, f"{node}.{shared}.position", config)
+
+
+def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
+    """Sublayers one after the other; further ones of a kind are numbered."""
+    config, times = part.config, Counter[str]()
+    start = _normed(part, "input_norm", config.input_norm, x)
+    for step in [{"sublayer": kind} for kind in scopes] if config.sublayers is None else map(dict, config.sublayers):
+        kind = step["sublayer"]
+        times[kind] += 1
+        name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
+        reads = step.get("reads") or ("input" if config.placement.startswith("parallel") else "previous")
+        x = _step(part, name, step, x, start if reads == "input" else x, *scopes[kind])
+    return part.record(x)
+
+
+def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, *scope: Scope) -> Array:
+    """norm_after(onto + scale * norm_out(sublayer(norm_in(read)))): onto x, or onto what the sublayer reads."""
+    config = part.config
+    component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
+    inside = _normed(part, "norm_in", step.get("norm_in"), read, name)
+    y = _normed(part, "norm_out", step.get("norm_out"), part.at(name, component)(inside, *scope), name)
+    residual = step.get("residual") or config.residual or ResidualConfig()
+    onto = x if residual.onto == "previous" else inside
+    if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
+        y = y * part.weight(f"{name}_residual_scale.weight")
+    if residual.learned_onto != "none":
+        onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
+    return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, name)
+
+
+def _normed(part: Part, place: str, given: NormConfig | bool | None, x: Array, of: str = "") -> Array:
+    """The norm of a place: that which is given, the stack's for true, or what the placement says."""
+    wanted = place in PLACES[part.config.placement] if given is None else given
+    norm = wanted if isinstance(wanted, NormConfig) else part.config.norm if wanted else None
+    return part.optional(f"{of}_{place}".lstrip("_"), norm, x)
 
 
 def count(real: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from numbers import Integral, Real
 
 from tfkit.arguments import Sets, shown
 
@@ -25,7 +26,16 @@ def _as_yaml(path: str, value: object) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, allow_nan=False)
+        return json.dumps(value, allow_nan=False, default=_plain)
     except (TypeError, ValueError):
         message = f"the value of `{path}` in `sets` must be a number, a string, True, False, None, a list or a mapping"
         raise TypeError(f"{message} of these, not {shown(value)}") from None
+
+
+def _plain(value: object) -> int | float:
+    """A number of another library, such as numpy, as one of Python's."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError

@@ -30,6 +30,8 @@ def find_spec(
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
+    if "\n" in text and span is None:
+        raise SpecError(Diagnostic("a text of several lines is not a path", help="`tfkit.loads` reads a text"))
     if is_folder(text, known, beside=beside):
         return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:

@@ -16,10 +16,16 @@ from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 _NAMED = {("graph",), ("inputs",)}
+_VALUES = ("batches", "path")
+"""Keys that a bare word of a run stands for, and that name no kind."""
 
 
 def word_key(path: tuple[str, ...]) -> str:
-    """The key that a bare word stands for at this place of a spec."""
+    """The key that a bare word stands for at this place of a spec or a run."""
+    if path == ("weights",):
+        return "path"
+    if len(path) == 3 and path[:2] == ("eval", "splits"):
+        return "batches"
     if len(path) == 2 and path[0] in ("graph", "inputs"):
         return "block" if path[0] == "graph" else "type"
     return "extends" if path == ("checkpoint",) else "kind"
@@ -67,7 +73,7 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
     if not isinstance(old, Mapping):
         return new
     kind = new.items.get(key)
-    if kind is not None and _word(kind) != _word(old.items.get(key)):
+    if key not in _VALUES and kind is not None and _word(kind) != _word(old.items.get(key)):
         return new
     return merge(old, new, path)
 

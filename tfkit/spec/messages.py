@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted, similar
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.registry import Registered, written_in
+from tfkit.plugin.registry import Registered, last_line, written_in
 from tfkit.spec.annotations import Shape, allowed, either
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.provenance import SET, Path, Provenance
@@ -208,9 +207,8 @@ def crashed(
     cls: type[Component] | type[Config], what: str, wrong: Exception, path: Path, provenance: Provenance
 ) -> Diagnostic:
     """A component's own code failed: the fault lies with the plugin that provides it, not with the spec."""
-    frame = traceback.extract_tb(wrong.__traceback__)[-1]
     cause = " ".join(str(wrong).split())
-    notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), f"{frame.filename}:{frame.lineno}")
+    notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), *last_line(cls, wrong))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
     return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
 

@@ -176,7 +176,7 @@ class Resolver:
                 return node.value
             if shape.null and (node.value is None or node.value is False or node.value == "none"):
                 return None
-            if isinstance(node.value, str) and cls.word_key is not None:
+            if cls.word_key is not None and (isinstance(node.value, str) or _is_word(cls, node.value)):
                 node = Mapping({cls.word_key: node}, {cls.word_key: node.span}, node.span)
         if not isinstance(node, Mapping):
             diagnostic = messages.not_a_config(path, cls, shape, node, self.plugins)
@@ -279,6 +279,11 @@ class Resolver:
 
 
 _ABSENT: Any = object()
+
+
+def _is_word(cls: type[Config], value: object) -> bool:
+    """True for a number in the place of a mapping that is no component: it stands for the value of its word."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not issubclass(cls, Component)
 
 
 def _value_span(node: Node, key: Span) -> Span:

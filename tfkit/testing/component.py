@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from tfkit.arguments import checked
 from tfkit.component import Component
-from tfkit.graph.expand import Graph
+from tfkit.graph.expand import AnySpec, Graph, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
 from tfkit.spec.messages import kind_of
@@ -18,8 +19,9 @@ from tfkit.tools.check.small import LAYOUTS, Layout, with_component
 from tfkit.tools.check.subject import Subject
 
 
+@checked
 def check_component(
-    component: str | type[Component],
+    component: Annotated[str | type[Component], "a kind or a config class"],
     *,
     slot: str | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -56,7 +58,9 @@ def check_component(
     if not isinstance(component, str):
         plugins = with_component(plugins, component)
         slot, component = component.slot, component.kind_name()
-    found = plugins.registry.find(slot or "", component)
+    if slot is None:
+        raise ValueError(f"a kind fills a slot: give `slot`, one of {', '.join(plugins.registry.slots())}")
+    found = plugins.registry.find(slot, component)
     if found is None:
         raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
     models = models_of(found.config, plugins, options=options or {}, fields=fields, within=within, reference=reference)
@@ -66,14 +70,17 @@ def check_component(
         raise AssertionError(in_lines(name, broken))
 
 
+@checked
 def check_model(
-    graph: Graph, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
+    graph: AnySpec, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
 ) -> None:
-    """Measure every property on the model of a graph, which was loaded with these plugins.
+    """Measure every property on the model of a spec; a graph was loaded with these plugins.
 
     Raises AssertionError with all broken promises, except those that follow from another one.
     """
-    if broken := broken_promises(Subject(graph, plugins or load_plugins()), level, only):
+    plugins = plugins or load_plugins()
+    graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
+    if broken := broken_promises(Subject(graph, plugins), level, only):
         raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -17,6 +17,11 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)")
         warnings.filterwarnings("ignore", "The TorchScript type system doesn't support")  # fx.GraphModule's own
         yield
+
+
+def as_written() -> AbstractContextManager[None]:
+    """A context in which programs run as they are written: torch's optimizer of them takes longer than some runs."""
+    return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 
 def forget() -> None:

@@ -178,7 +178,7 @@ class Loss(nn.Module):
         """The next token of each position, where that one may read it; the last one has none."""
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
-        if tokens.size(1) == 1:
+        if tokens.size(1) < 2:
             raise ValueError("there is nothing to predict: a sequence of one token has no next token")
         following = tokens[:, 1:]
         if mask is not None:

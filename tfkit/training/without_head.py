@@ -53,7 +53,7 @@ def find_ends(model: fx.GraphModule) -> Ends:
     if len(graph.outputs) > 1:
         raise ValueError(
             f"`{graph.name}` returns {listing(graph.outputs)}, but a loss is computed for one of them: "
-            f"build it with sets=['outputs=[NODE]']"
+            "name it in `outputs` of the spec"
         )
     head = graph.node(graph.outputs[0])
     if head.output.type != "logits":

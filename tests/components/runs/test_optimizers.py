@@ -126,6 +126,14 @@ def test_the_matrices_inside_a_model(tmp_path: Path) -> None:
     }
 
 
+def test_some_matrices_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    """Each steps as with that rate for all."""
+    run = small_run(tmp_path, DATA, optimizer=f"{MUON[:-1]}, groups: [{{match: '*ffn.*weight', lr: 0.5}}]}}")
+    usual, fast = (updated(small_run(tmp_path, DATA, optimizer=MUON.replace("0.02", rate))) for rate in ("0.02", "0.5"))
+    ffn = [name for name in usual if "ffn." in name and name.endswith("weight")]
+    assert same(updated(run), {**usual, **{name: fast[name] for name in ffn}})
+
+
 def test_rules_are_for_both(tmp_path: Path) -> None:
     text = MUON[:-1] + ", groups: [{match: '*ffn*', lr: 0.5}, {match: 'head*', weight_decay: 0.7}]}"
     run = small_run(tmp_path, DATA, optimizer=text)

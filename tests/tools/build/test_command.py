@@ -51,6 +51,7 @@ def test_build_names_the_node_that_fails(run: Callable[..., str], specs: Path) -
     found = run("build", "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
     assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: RuntimeError: ")
     assert "(graph.decoder.ffn)" in found
+    assert "/failing.py:8" in found.replace("\n     ", "")
     for command in ("explain", "cost"):
         found = run(command, "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
         assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: ")

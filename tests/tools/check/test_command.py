@@ -128,6 +128,11 @@ def test_a_plugin_is_checked_without_fields(name: str) -> None:
     assert all(work.check(model).ok for model in work.of_components(None, name))
 
 
+def test_a_kind_that_needs_lists_is_checked_without_fields() -> None:
+    work = Work(tfkit.load_plugins(), only=["meaning"])
+    assert all(work.check(model).ok for model in work.of_components("longrope", None))
+
+
 def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None:
     text = run("check", "--kind", "linear", "--only", "forward", stderr=True)
     assert "warning: block `linear`, schedule kind `linear` have no small model" in text
@@ -141,7 +146,12 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
             "there is no property `paddign`\n   = help: one with a similar name exists: `padding`",
         ),
         (("--kind", "gleu"), "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
-        (("--kind", "encoder"), "block `encoder` has no small model\n   = help: check a spec"),
+        (
+            ("--kind", "encoder"),
+            "block `encoder` has no small model\n   = help: check a spec that has it: `tfkit check albert_base`",
+        ),
+        (("--kind", "pooler"), "check a spec that has it; `tfkit components block` shows its fields"),
+        (("--kind", "adamw"), "it is part of a run, not of a model; `tfkit components optimizer` shows its fields"),
         (("--plugin", "nothing"), "there is no plugin `nothing`"),
     ],
 )

@@ -38,6 +38,11 @@ RIGHT = {
         ("every-row",),
     ),
     "a scaling that begins early": (ROPE.replace("LENGTH", "4"), ("neutral", "meaning")),
+    "vectors instead of logits, which `keep` leaves alone": ("logits={block: norm}", ("cached-types",)),
+    "the first token, without positions": (
+        "stack.block=encoder; logits={block: pooler}",
+        ("token-order",),
+    ),
 }
 
 
@@ -45,7 +50,7 @@ RIGHT = {
 @pytest.mark.parametrize("what", RIGHT)
 def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
-    sets = [*([] if "stages" in change else ["embedding.dropout=0"]), change]
+    sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
     found = list(outcomes(Subject(graph, PLUGINS, seed), OWN.chosen(names)))
     assert [one.detail for one in found if one.status == "failed"] == []

@@ -114,7 +114,7 @@ def experiment(random: np.random.Generator, pairs: int, variants: int, shift: fl
     found = {}
     for name, values in losses.items():
         curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
-        found[name] = Result(name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
+        found[name] = Result(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
     return _compared(found, lower=True)
 
 

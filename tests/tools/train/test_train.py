@@ -99,7 +99,7 @@ def test_a_long_curve_keeps_its_extremes() -> None:
 
 def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) -> None:
     lines = ['{"step": 1, "loss": NaN}', '{"step": 2, "loss": 1.5}', '{"step": 2, "skipped": "the weight"}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     found = history(tmp_path)
     assert found.curves == {"loss": [(2, 1.5)]}
     assert found.texts == [(2, "skipped", "the weight")]

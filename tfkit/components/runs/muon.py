@@ -54,7 +54,7 @@ class MuonConfig(OptimizerConfig):
             "ns_steps": self.iterations,
             "adjust_lr_fn": self.scale,
         }
-        return Muon(own, self.others.build([group for group in groups if group not in own]), options)
+        return Muon(own, self.others.build([group for group in groups if "matrices" not in group]), options)
 
 
 class Muon(torch.optim.Optimizer):

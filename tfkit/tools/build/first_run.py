@@ -19,6 +19,7 @@ from tfkit.graph.order import sources
 from tfkit.graph.places import place_of
 from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
+from tfkit.plugin.registry import last_line
 from tfkit.promises import Watch
 from tfkit.spec.messages import kind_of
 from tfkit.tools.common.inputs import random_inputs
@@ -145,4 +146,5 @@ def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> D
     place, provenance = place_of(graph, path.partition(".")[0], component), graph.spec.provenance
     name = f"{kind_of(type(component))} `{component.kind_name()}`"
     message = f"the forward of {name} fails, in `{path}`: {cause}"
-    return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)))
+    line = () if type(component).__module__.startswith("tfkit.") else last_line(type(component), error)
+    return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)), line)

@@ -8,19 +8,18 @@ from typing import Any, TypeVar
 from tfkit.component import Config
 
 C = TypeVar("C", bound=Config)
-Path = tuple[str, ...]
-Change = Callable[[Path, Any], Any]
+Place = tuple[str, ...]
+Change = Callable[[Place, Any], Any]
 """The new value for a value and its path; a config that it returns as it is, is changed inside."""
 
 
-def every(config: C, change: Change, path: Path = ()) -> C:
-    """A config in which every value is changed. Nothing checks the result: the graph made of it does."""
+def every(config: C, change: Change, path: Place = ()) -> C:
+    """A config in which every value is changed; raises ValueError if a config refuses its new values."""
     names = type(config).model_fields
-    values = {name: _changed(getattr(config, name), change, (*path, name)) for name in names}
-    return config.model_copy(update=values)
+    return type(config).model_validate({n: _changed(getattr(config, n), change, (*path, n)) for n in names})
 
 
-def _changed(value: Any, change: Change, path: Path) -> Any:
+def _changed(value: Any, change: Change, path: Place) -> Any:
     if isinstance(value, Config):
         found = change(path, value)
         return every(value, change, path) if found is value else found
@@ -31,19 +30,28 @@ def _changed(value: Any, change: Change, path: Path) -> Any:
     return change(path, value)
 
 
-def put(path: Path, value: Any) -> Change:
-    """A change of one value."""
-    return lambda place, old: value if place == path else old
+def put(values: Mapping[Place, Any]) -> Change:
+    """A change of the values at these places."""
+    return lambda place, old: values.get(place, old)
 
 
-def leaves(config: Config, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(config: Config, path: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Every value of a config and of those inside it that is not a config itself, with its path."""
-    found: list[tuple[Path, Any]] = []
+    found: list[tuple[Place, Any]] = []
 
-    def note(place: Path, value: Any) -> Any:
+    def note(place: Place, value: Any) -> Any:
         if not isinstance(value, Config):
             found.append((place, value))
         return value
 
     every(config, note, path)
     yield from found
+
+
+def without_dropout(path: Place, value: Any, *, but: Place = ()) -> Any:
+    """The change of a model that makes all rates of dropout 0, except that with the path `but`; it leaves no stage."""
+    if path[:-1] == but[:-1] or value is None:
+        return value
+    if path[-1] == "stages":
+        return tuple(stage for stage in value if stage != "dropout")
+    return 0.0 if path[-1] == "dropout" else value

@@ -17,7 +17,7 @@ from tfkit.placement import threads
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.components import models_of, options_of
+from tfkit.tools.check.components import instead_of, models_of, options_of
 from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
 from tfkit.tools.check.relative import relative
@@ -47,10 +47,11 @@ class Work:
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """The models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
-        others = [f"{kind_of(one)} `{one.kind_name()}`" for one in configs if one.slot not in SLOTS]
+        others = [one for one in configs if one.slot not in SLOTS]
         if others:
-            have = "has" if len(others) == 1 else "have"
-            wrong = Diagnostic(f"{listing(others)} {have} no small model", help="check a spec: `tfkit check SPEC`")
+            names = listing(f"{kind_of(one)} `{one.kind_name()}`" for one in others)
+            message = f"{names} {'has' if len(others) == 1 else 'have'} no small model"
+            wrong = Diagnostic(message, help=instead_of(others[0], self.plugins))
             if len(others) == len(configs):
                 raise SpecError(wrong)
             self.faults += (wrong,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,6 +13,10 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.all_pairs import all_pairs
 from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of
 from tfkit.tools.check.subject import Subject
+
+APART = {"field": "a config.json"}
+APART |= dict.fromkeys("callback data loss metric optimizer schedule tokenizer tracker".split(), "a run")  # noqa: SIM905
+"""The slots whose components are part of something else than a model."""
 
 
 def models_of(
@@ -55,6 +60,17 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
         elif get_origin(info.annotation) is Literal:
             found[name] = list(get_args(info.annotation))
     return found
+
+
+def instead_of(config: type[Component], plugins: Plugins) -> str:
+    """The help for a component that has no small model."""
+    fields = f"`tfkit components {config.slot}` shows its fields"
+    if config.slot in APART:
+        return f"it is part of {APART[config.slot]}, not of a model; {fields}"
+    written = re.compile(rf"\b{config.word_key}: {config.kind_name()}\b")
+    files = plugins.specs.files if config.slot == "block" else {}
+    known = next((name for name, one in files.items() if written.search(one.path.read_text(encoding="utf-8"))), None)
+    return f"check a spec that has it: `tfkit check {known}`" if known else f"check a spec that has it; {fields}"
 
 
 def _words(row: Mapping[str, Any]) -> str:

@@ -34,13 +34,13 @@ class Measured:
         error: its size; NaN counts as infinite.
         detail: the deviation in words, as part of a sentence.
         limit: the largest error that is allowed.
-        where: finds the component where it arises; called only if it is too large.
+        where: the component where it arises, or a function that finds it, called only if it is too large.
     """
 
     error: float
     detail: str
     limit: float = TOLERANCE
-    where: Callable[[], str] = str
+    where: str | Callable[[], str] = ""
 
     @property
     def broken(self) -> bool:
@@ -50,7 +50,7 @@ class Measured:
     @classmethod
     def fault(cls, detail: str, component: str = "") -> Measured:
         """A deviation that has no size."""
-        return cls(float("inf"), detail, where=lambda: component)
+        return cls(float("inf"), detail, where=component)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,9 @@ def outcome_of(check: Property, subject: Subject) -> Outcome:
     try:
         for one in check.measure(subject):
             if one.broken:
-                size = one.error if math.isfinite(one.error) else None
-                return replace(outcome, status="failed", worst=size, component=one.where(), detail=one.detail)
+                size, where = one.error if math.isfinite(one.error) else None, one.where
+                place = where if isinstance(where, str) else where()
+                return replace(outcome, status="failed", worst=size, component=place, detail=one.detail)
             outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
     except DoesNotApplyError as reason:
         return replace(outcome, status="does not apply", worst=None, detail=str(reason))

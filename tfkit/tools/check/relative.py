@@ -143,39 +143,30 @@ class _Shrink:
     def _config(self, config: Config, attention: _Around = None) -> Any:
         """A config with small numbers, and those inside it."""
         attention = config if isinstance(config, AttentionConfig) else attention
-        values: dict[str, Any] = {}
-        for name, info in type(config).model_fields.items():
-            value = getattr(config, name)
-            if isinstance(value, Config):
-                values[name] = self._config(value, attention)
-            elif isinstance(value, Mapping):
-                values[name] = {key: self._inside(config, name, one, attention) for key, one in value.items()}
-            elif isinstance(value, tuple):
-                values[name] = self._tuple(config, value, attention)
-            elif isinstance(value, int) and not isinstance(value, bool):
-                values[name] = self._number(config, name, value, _most(info), attention)
-        return config.model_copy(update=values)
-
-    def _inside(self, config: Config, name: str, value: Any, attention: _Around) -> Any:
-        """An entry of a mapping."""
-        return (
-            self._config(value, attention)
-            if isinstance(value, Config)
-            else self._number(config, name, value, DIM, attention)
+        fields = type(config).model_fields.items()
+        return config.model_copy(
+            update={n: self._value(config, n, getattr(config, n), _most(info), attention) for n, info in fields}
         )
 
+    def _value(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
+        """The small value of a field, or of an entry of it."""
+        if isinstance(value, Config):
+            return self._config(value, attention)
+        if isinstance(value, Mapping):
+            return {key: self._value(config, name, one, DIM, attention) for key, one in value.items()}
+        if isinstance(value, tuple):
+            return self._tuple(config, value, attention)
+        return self._number(config, name, value, most, attention) if type(value) is int else value
+
     def _tuple(self, config: Config, value: tuple[Any, ...], attention: _Around) -> tuple[Any, ...]:
-        if any(isinstance(one, Config) for one in value):
-            return tuple(self._config(one, attention) if isinstance(one, Config) else one for one in value)
+        """Factors of pairs of channels, in proportion; of all others, those that are configs are small."""
         if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
-        return value
+        return tuple(self._config(one, attention) if isinstance(one, Config) else one for one in value)
 
-    def _number(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
-        """The small value of a number."""
-        if not isinstance(value, int):
-            return value
+    def _number(self, config: Config, name: str, value: int, most: int | None, attention: _Around) -> int:
+        """The small value of a whole number."""
         if name in ("n_heads", "n_kv_heads") and isinstance(config, AttentionConfig):
             return self.heads[config.n_heads, config.kv_heads][name == "n_kv_heads"]
         if isinstance(config, MaskConfig):

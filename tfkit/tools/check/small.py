@@ -20,9 +20,11 @@ LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
 SLOTS = ("activation", "attention", "ffn", "init", "norm", "position", "rope_scaling")
 """The slots of components that have a small model."""
-SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 64}
+SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
 SMALL |= {"n_experts_per_token": 2}
 """The values of required fields of these names."""
+LISTS = {"longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}}
+"""The further values of kinds that need lists."""
 NUMBER = 4
 """The value of every other required whole number."""
 
@@ -37,8 +39,9 @@ def subjects_of(
     reference: Callable[..., Any] | None = None,
 ) -> dict[str, Subject]:
     """The small models around a component, by their descriptions; see `tfkit.testing.check_component`."""
-    part = {"kind": config.kind_name(), **_required(config), **(fields or {})}
-    kinds = None if reference is None else {config.slot: {config.kind_name(): reference}}
+    kind = config.kind_name()
+    part = {"kind": kind, **_required(config), **LISTS.get(kind, {}), **(fields or {})}
+    kinds = None if reference is None else {config.slot: {kind: reference}}
     found = {}
     for layout in within:
         graph = expand(take_spec(small_spec(layout, config, part), plugins))

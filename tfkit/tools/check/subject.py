@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import build, evaluating
-from tfkit.component import AttentionConfig, Component, Step
+from tfkit.component import AttentionConfig, Component, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, expand
@@ -23,10 +22,7 @@ from tfkit.graph.sequence_limits import max_len
 from tfkit.initialize import generator_of
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
-from tfkit.spec.load import take_spec
-from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.render import document
-from tfkit.tools.check.changes import every, leaves
+from tfkit.tools.check.changes import Change, every, leaves
 from tfkit.tools.check.inputs import Inputs, Padding, call, example_inputs
 
 LENGTH = 12
@@ -41,7 +37,6 @@ class Attends:
 
     path: str
     step: Step
-    prefix: str | None
 
     @property
     def config(self) -> AttentionConfig:
@@ -94,12 +89,12 @@ class Subject:
         """The model, in eval mode; no property may change it."""
         return self.build()
 
-    def changed(self, change: Callable[[ModelSpec], ModelSpec]) -> Graph:
-        """The graph with other values; raises SpecError if they are wrong."""
-        data = document(change(self.graph.spec.model.model_copy(update={"checkpoint": None, "parameters": None})))
-        return expand(take_spec(data, self.plugins))
+    def changed(self, change: Change) -> Graph:
+        """The graph with other values; raises ValueError or SpecError if they are wrong."""
+        spec = self.graph.spec
+        return expand(replace(spec, model=every(spec.model.model_copy(update={"parameters": None}), change)))
 
-    @property
+    @cached_property
     def values(self) -> dict[tuple[str, ...], Any]:
         """The values of the spec by their paths, without those that no layer has because variants replace them all."""
         replaced = {
@@ -145,14 +140,26 @@ class Subject:
         """The inputs along which no output may read later positions."""
         return causal_inputs(self.graph)
 
+    @property
+    def stacks(self) -> list[Node]:
+        """The nodes that are stacks."""
+        return [node for node in self.graph.nodes if node.stack is not None]
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """The layers of all stacks, by the paths of their modules."""
+        return {
+            f"{node.name}.layers.{number}": layer
+            for node in self.graph.nodes
+            for number, layer in enumerate(node.stack.layers if node.stack else ())
+        }
+
     @cached_property
     def attentions(self) -> tuple[Attends, ...]:
         """The attentions of all stacks, in order."""
         return tuple(
-            Attends(f"{node.name}.layers.{number}.{step.name}", step, node.stack.prefix)
-            for node in self.graph.nodes
-            if node.stack is not None
-            for number, layer in enumerate(node.stack.layers)
+            Attends(f"{path}.{step.name}", step)
+            for path, layer in self.layers.items()
             for step in layer.steps
             if isinstance(step.config, AttentionConfig)
         )
@@ -214,16 +221,3 @@ def _keeps_order(node: Node) -> bool:
         return node.output.type != "vector" and node.config.pieces(node.signals) is not None
     except Invalid:
         return False
-
-
-def without_dropout(model: ModelSpec, *, but: tuple[str, ...] = ()) -> ModelSpec:
-    """A model all of whose rates of dropout are 0, except that with the path `but`; no other stage is left for one."""
-
-    def change(path: tuple[str, ...], value: Any) -> Any:
-        if path[:-1] == but[:-1] or value is None:
-            return value
-        if path[-1] == "stages":
-            return tuple(stage for stage in value if stage != "dropout")
-        return 0.0 if path[-1] == "dropout" else value
-
-    return every(model, change)

@@ -37,7 +37,7 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
     registry = reader.plugins.registry
     slots = registry.slots()
     if slot is not None and slot not in slots:
-        raise _unknown("slot", slot, slots)
+        raise _unknown("slot", slot, slots, [one for one in slots if registry.find(one, slot) is not None])
     if slot is not None and kind is not None and registry.find(slot, kind) is None:
         raise _unknown(f"{slot} kind", kind, list(registry.kinds(slot)))
     found = [describe(one) for name in slots if slot in (None, name) for one in registry.kinds(name).values()]
@@ -52,8 +52,10 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
         _show_component(found[0])
 
 
-def _unknown(what: str, word: str, known: Sequence[str]) -> SpecError:
-    help = similar(f"a {what.split()[-1]}", word, known)
+def _unknown(what: str, word: str, known: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
+    """The error of a word that is not known; `slots` are those that have a kind of this name."""
+    kinds = " or ".join(f"`tfkit components {slot} {word}`" for slot in slots)
+    help = f"a kind is shown beside its slot: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, known)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
 
 
@@ -76,7 +78,8 @@ def _show_kinds(found: Sequence[ComponentDoc]) -> None:
 def _show_component(one: ComponentDoc) -> None:
     from rich.padding import Padding
 
-    parts: list[Padding | str] = [f"{one.slot} `{one.kind}`, {one.plugin}", one.doc]
+    doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in one.doc.split("\n\n"))
+    parts: list[Padding | str] = [f"{one.slot} `{one.kind}`, {one.plugin}", doc]
     for field in one.fields:
         parts += ["", f"{field.name}: {field.type}, {_default(field)}"]
         parts += [Padding(" ".join(field.doc.split()), (0, 0, 0, 4))] if field.doc else []

@@ -30,7 +30,7 @@ LETTERS = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep, and its folder."""
+    """A run, and its folder."""
 
     run: Run
     folder: Path
@@ -175,14 +175,20 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
         raise file.error(f"two arms are {quoted(twice)}", "grid" if file.grid else "sizes")
 
 
+def numbers_of(run: Run) -> list[str]:
+    """The numbers that the evaluations of a run compute: `val.loss`."""
+    evaluations = run.config.eval
+    splits, metrics = (evaluations.splits, evaluations.metrics) if evaluations else ({}, ())
+    return [f"{split}.{metric.kind_name()}" for split in splits for metric in metrics]
+
+
 def _check_number(file: SweepFile, run: Run) -> None:
     """Raise SpecError if a run does not compute the numbers that the sweep speaks of."""
-    evaluations, on = run.config.eval, file.config.compare.on
-    if evaluations is None:
+    names, on = numbers_of(run), file.config.compare.on
+    if not names:
         help = "for instance `eval: {every: 500, splits: {val: all}}`"
         message = f"the run has no `eval`, and so no {quoted(on)} to compare"
         raise SpecError(Diagnostic(message, file.provenance.span(("compare", "on")), "compare.on", help=help))
-    names = [f"{split}.{metric.kind_name()}" for split in evaluations.splits for metric in evaluations.metrics]
     for number, *path in ((on, "compare", "on"), (file.config.fitted, "fit", "loss")):
         if number not in names:
             notes = (f"numbers of its evaluations: {', '.join(names)}",)

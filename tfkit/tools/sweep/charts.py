@@ -73,5 +73,5 @@ def _points(arm: Result) -> list[tuple[int, list[float]]]:
 
 def _differences(one: Result, arms: Sequence[Result]) -> list[float]:
     base = next(arm for arm in arms if arm.name == one.base)
-    others = {curve.seed: curve.values[-1] for curve in base.curves}
-    return [curve.values[-1] - others[curve.seed] for curve in one.curves if curve.seed in others]
+    others = {curve.seed: curve.last for curve in base.curves}
+    return [curve.last - others[curve.seed] for curve in one.curves if curve.seed in others]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import json_option
+from tfkit.console.options import forms_option, json_option
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
 @click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")
-@click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
+@forms_option
 @json_option
 def sweep(
     reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, so_far: bool, form: str | None, json: bool
@@ -111,16 +110,9 @@ def _progress() -> Iterator[Any]:
 
 
 def _show(found: Results, form: str | None, page: Path) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.sweep import tables
+    from tfkit.tools.sweep.show import show_results
 
-    if form is not None:
-        click.echo({"markdown": tables.markdown, "latex": tables.latex}[form](found))
-    else:
-        for head, rows in tables.tables(found):
-            show(table(head, rows, right=head[1:]), "")
-    for note in found.notes:
-        click.echo(note, err=form is not None)
+    show_results(found, form)
     for folder, text in found.errors.items():
         click.echo(f"error: the run in {folder} failed\n{text}\n", err=True)
     if form is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from tfkit.tools.sweep.arms import Cell
-from tfkit.tools.train.record import METRICS, read_facts
+from tfkit.tools.train.history import lines
+from tfkit.tools.train.record import read_facts
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,21 @@ class Curve:
     speed: float | None
     memory: int | None = None
 
+    @property
+    def last(self) -> float:
+        """The last value; not a number if there is none."""
+        return self.values[-1] if self.values else math.nan
+
 
 def curve_of(cell: Cell, on: str) -> Curve:
-    """The curve of a complete run."""
-    points = {}
-    for line in (cell.folder / METRICS).read_text(encoding="utf-8").splitlines():
-        numbers = json.loads(line)
-        if isinstance(numbers.get(on), float):
-            points[int(numbers["step"])] = numbers[on]
+    """The curve of a run as far as it is made."""
+    points = {one["step"]: one[on] for one in lines(cell.folder) if isinstance(one.get(on), float)}
     memory = max((one["memory"] for one in _sessions(cell) if "memory" in one), default=None)
     return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed_of(cell), memory)
 
 
 def speed_of(cell: Cell) -> float | None:
-    """Positions that a complete run read in a second, evaluations included; None where a process left no time."""
+    """Positions that a run read in a second, evaluations included; None where a process left no time."""
     sessions = _sessions(cell)
     if any("seconds" not in one for one in sessions):
         return None

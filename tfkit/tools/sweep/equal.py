@@ -63,14 +63,19 @@ def check_equal(arms: Arms, found: dict[str, Plan], folder: Path) -> None:
         for arm in arms.arms:
             own, base = of(found[arm.name]), of(found[arm.base])
             if abs(own - base) > share * base:
-                more = f"{100 * abs(own - base) / base:.2f}% {'more' if own > base else 'fewer'}"
-                message = f"{arm.name} has {_text(own)} {words}, {more} than the {_text(base)} of {arm.base}"
+                message = unequal(arm.name, own, words, arm.base, base)
                 notes = (f"`equal` allows {100 * share:g}%",)
                 span = arms.file.provenance.span(("variants", arm.variant))
                 help = _help(arms, arm, name, own, base, folder)
                 errors.append(Diagnostic(message, span, f"variants.{arm.variant}", notes, help))
     if errors:
         raise SpecError(*errors)
+
+
+def unequal(name: str, own: float, words: str, base_name: str, base: float) -> str:
+    """A sentence about two arms of which one has more of something: parameters, tokens."""
+    more = f"{100 * abs(own - base) / base:.2f}% {'more' if own > base else 'fewer'}"
+    return f"{name} has {_text(own)} {words}, {more} than the {_text(base)} of {base_name}"
 
 
 def _text(size: float) -> str:

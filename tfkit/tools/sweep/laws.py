@@ -75,5 +75,5 @@ def scalings(arms: Arms, complete: Mapping[str, Sequence[Cell]], found: Mapping[
 
 def _losses(cells: Sequence[Cell], number: str) -> dict[int, float]:
     """The last loss of each seed, as far as it is a number above 0."""
-    last = {cell.seed: curve_of(cell, number).values[-1] for cell in cells}
+    last = {cell.seed: curve_of(cell, number).last for cell in cells}
     return {seed: value for seed, value in last.items() if 0 < value < math.inf}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,15 @@ from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
+from tfkit.graph.run_meaning import Value
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import colour
 from tfkit.tools.common.page import Child, remark, section, table, tag, terms
 from tfkit.tools.common.page import page as document
-from tfkit.tools.diff.differences import differences
+from tfkit.tools.diff.differences import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
-from tfkit.tools.sweep.arms import Arms
 from tfkit.tools.sweep.charts import forest, scaling, seeds
 from tfkit.tools.sweep.results import Result, Results
 from tfkit.tools.train.record import read_facts
@@ -28,10 +29,17 @@ STYLE = """
 """
 
 
-def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
+def page(
+    found: Results, runs: Mapping[str, Run], *, of: str, lines: Sequence[str | None], origin: Mapping[str, str]
+) -> str:
     """A self-contained page: it loads nothing, runs no script, and follows light and dark.
 
-    `runs` has the first run of each arm by its name.
+    Args:
+        found: the results.
+        runs: the first run of each arm by its name.
+        of: the word for what is compared, in the title of the window.
+        lines: sentences under the name.
+        origin: values beside the environment, by name.
     """
     there = [one for one in found.arms if one.curves]
     compared = [one for one in there if one.difference]
@@ -44,16 +52,12 @@ def page(arms: Arms, found: Results, runs: Mapping[str, Run]) -> str:
         ),
         ("laws", "Scaling laws", list(_laws(found))),
         ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
-        ("models", "Models", list(_models(arms, runs))),
-        ("origin", "Where it comes from", list(_origin(arms, found))),
+        ("models", "Models", list(_models(found, runs))),
+        ("origin", "Where it comes from", list(_origin(found, origin))),
     ]
     body = [section(*one) for one in sections]
-    lines = [
-        arms.config.description,
-        f"{len(arms.config.seeds)} seeds, {len(found.arms)} arms, base {arms.config.base}",
-    ]
     header = tag("header", tag("h1", found.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{found.name}: sweep", header, tag("main", *body), style=charts.STYLE + STYLE)
+    return document(f"{found.name}: {of}", header, tag("main", *body), style=charts.STYLE + STYLE)
 
 
 COSTS = (
@@ -95,24 +99,22 @@ def _laws(found: Results) -> Iterator[Child]:
         yield remark(LAWS)
 
 
-def _models(arms: Arms, runs: Mapping[str, Run]) -> Iterator[Child]:
+def _models(found: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
     """Each variant beside the baseline, once, and the values that differ."""
     graphs = {name: _graph(name, run) for name, run in runs.items()}
     seen = set()
-    for arm in arms.arms:
+    for arm in found.arms:
         if arm.name == arm.base or arm.variant in seen:
             continue
         seen.add(arm.variant)
         yield tag("h3", f"{arm.base} and {arm.name}")
         base, own = graphs[arm.base], graphs[arm.name]
-        differing = differences(base, own)
-        rows = [[one.path, one.before or "–", one.after or "–"] for one in differing]
-        rows += [[path, *values] for path, *values in _of_runs(runs[arm.base], runs[arm.name])]
+        rows = [[one.path, one.before or "–", one.after or "–"] for one in differing(runs[arm.base], runs[arm.name])]
         yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
-        if differing:
+        if differences(base, own):
             yield tag("div", inline(draw(base, own)), class_="picture")
     if not seen:
-        only = arms.arms[0]
+        only = found.arms[0]
         yield tag("div", inline(draw(graphs[only.name])), class_="picture")
 
 
@@ -120,19 +122,26 @@ def _graph(name: str, run: Run) -> Graph:
     return replace(run.graph, spec=run.graph.spec.named(name.replace(", ", " ")))
 
 
-def _of_runs(base: Run, own: Run) -> Iterator[tuple[str, str, str]]:
-    """The values that differ in two runs, without those of their models."""
+def value_text(value: Value) -> str:
+    """A value as YAML has it: `null`, `0.001`."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def differing(base: Run, own: Run) -> list[Difference]:
+    """The values that differ in two runs but for the seed, those of their models first."""
     before, after = base.meaning.values, own.meaning.values
+    found = differences(base.graph, own.graph)
     for path in {**before, **after}:
-        values = before.get(path), after.get(path)
-        if not path.startswith("model.") and values[0] != values[1]:
-            yield path, str(values[0]), str(values[1])
+        texts = [value_text(values[path]) if path in values else None for values in (before, after)]
+        if path != "seed" and not path.startswith("model.") and texts[0] != texts[1]:
+            found.append(Difference(path, texts[0], texts[1], (path,)))
+    return found
 
 
-def _origin(arms: Arms, found: Results) -> Iterator[Child]:
+def _origin(found: Results, origin: Mapping[str, str]) -> Iterator[Child]:
     """The folders of runs, the environment of the first, and the errors of those that failed."""
     rows: list[list[Child]] = [
-        [one.name, str(curve.seed), tag("code", curve.folder), f"{curve.values[-1]:.4f}"]
+        [one.name, str(curve.seed), tag("code", curve.folder), f"{curve.last:.4f}"]
         for one in found.arms
         for curve in one.curves
     ]
@@ -140,6 +149,6 @@ def _origin(arms: Arms, found: Results) -> Iterator[Child]:
     folders = [curve.folder for one in found.arms for curve in one.curves]
     facts = read_facts(Path(folders[0])) if folders else None
     known = {**facts.environment, **facts.bits} if facts else {}
-    pairs = {"sweep": arms.file.file, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
+    pairs = {**origin, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
     yield terms(pairs)
     yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in found.errors.items()), class_="notes")

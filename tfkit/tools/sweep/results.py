@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import Scaling, scalings
-from tfkit.tools.sweep.statistics import ALPHA, Interval, Paired, holm, interval_of, least_p, paired
+from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
+from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, paired
 from tfkit.tools.sweep.tuning import Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
@@ -35,6 +36,7 @@ class Result:
     """An arm: its size, its runs, and its difference from its baseline; None for the baseline itself."""
 
     name: str
+    variant: str
     base: str
     parameters: int
     flops: int
@@ -62,49 +64,64 @@ class Results:
     errors: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Side:
+    """An arm to compare: the curves of its runs, and what was known of it before them."""
+
+    name: str
+    variant: str
+    base: str
+    size: Plan
+    curves: Sequence[Curve]
+    tuned: Tuned | None = None
+
+
 def results(
     arms: Arms, chosen: dict[str, tuple[Choice, Tuned]], sizes: dict[str, Plan], errors: dict[str, str]
 ) -> Results:
     """Compare the complete runs of a sweep."""
     on, lower = arms.config.compare.on, arms.config.compare.lower
-    found: dict[str, Result] = {}
     complete: dict[str, list[Cell]] = {}
+    sides: list[Side] = []
     early: list[str] = []
     for arm in arms.arms:
         choice, tuned = chosen.get(arm.name, (NOTHING, None))
         known = tuned is not None or not arms.file.tuned
         cells = [cell for cell in arms.cells(arm, choice) if is_complete(cell)] if known else []
         complete[arm.name] = cells
-        every = [curve_of(cell, on) for cell in cells]
         if not known:
             early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
-        size, curves = sizes[arm.name], tuple(curve for curve in every if math.isfinite(curve.values[-1]))
-        early += _early(arm.name, size, every, on)
-        speeds = [curve.speed for curve in curves if curve.speed is not None]
-        found[arm.name] = Result(
-            arm.name,
-            arm.base,
-            size.parameters,
-            size.flops,
-            size.tokens,
-            _mean([curve.values[-1] for curve in curves]),
-            _mean(speeds),
-            max((curve.memory for curve in curves if curve.memory is not None), default=None),
-            tuned,
-            curves,
-        )
-    compared = _compared(found, lower)
+        side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
+        sides.append(side)
+        early += ended_early(arm.name, side.curves, side.size.steps)
+    compared, notes = compare(sides, on, lower=lower)
     laws = tuple(scalings(arms, complete, sizes))
-    return Results(arms.file.name, on, lower, compared, laws, (*_notes(compared), *early), errors)
+    return Results(arms.file.name, on, lower, compared, laws, (*notes, *early), errors)
 
 
-def _early(name: str, size: Plan, curves: Sequence[Curve], on: str) -> Iterator[str]:
-    """Remarks about runs that a callback ended, and about those without a number to compare."""
-    for curve in curves:
-        if curve.steps[-1] < size.steps:
-            yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {size.steps:,}"
-        if not math.isfinite(curve.values[-1]):
-            yield f"{name}, seed {curve.seed}, is left out: its last {on} is {curve.values[-1]}"
+def compare(sides: Sequence[Side], on: str, *, lower: bool) -> tuple[tuple[Result, ...], list[str]]:
+    """The results of arms with their differences, and remarks."""
+    found = {side.name: _result(side) for side in sides}
+    compared = _compared(found, lower)
+    return compared, [*remarks(compared), *(note for side in sides for note in left_out(side.name, side.curves, on))]
+
+
+def _result(side: Side) -> Result:
+    """The result of an arm by itself, of its runs with a number to compare."""
+    curves = tuple(curve for curve in side.curves if math.isfinite(curve.last))
+    return Result(
+        side.name,
+        side.variant,
+        side.base,
+        side.size.parameters,
+        side.size.flops,
+        side.size.tokens,
+        _mean([curve.last for curve in curves]),
+        _mean([curve.speed for curve in curves if curve.speed is not None]),
+        max((curve.memory for curve in curves if curve.memory is not None), default=None),
+        side.tuned,
+        curves,
+    )
 
 
 def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:
@@ -113,7 +130,7 @@ def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:
     for name, one in found.items():
         pairs = _pairs(one, found[one.base])
         if name != one.base and pairs:
-            difference = paired([own.values[-1] for own, _ in pairs], [base.values[-1] for _, base in pairs])
+            difference = paired([own.last for own, _ in pairs], [base.last for _, base in pairs])
             made[name] = replace(one, difference=difference, reached=_reached(pairs, lower))
     names = [name for name, one in made.items() if one.difference is not None]
     for name, difference in zip(names, holm([d for n in names if (d := made[n].difference)]), strict=True):
@@ -139,7 +156,7 @@ def _reached(pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
     """The share of tokens that runs need for the last value of their partners."""
     shares = []
     for own, base in pairs:
-        need, partner = (_first(one, base.values[-1], lower) for one in (own, base))
+        need, partner = (_first(one, base.last, lower) for one in (own, base))
         if need and partner:
             shares.append(math.log(need / partner))
     if not shares:
@@ -160,27 +177,6 @@ def _first(curve: Curve, value: float, lower: bool) -> float | None:
             before, after = curve.steps[index - 1], curve.steps[index]
             return before + (after - before) * ahead[index - 1] / (ahead[index - 1] - rest)
     return None
-
-
-def _notes(arms: Sequence[Result]) -> Iterator[str]:
-    """Sentences that a reader of the table must know."""
-    for one in arms:
-        for path in one.tuned.edge if one.tuned else ():
-            assert one.tuned is not None
-            value = one.tuned.values[path]
-            yield f"{one.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
-    compared = [one for one in arms if one.difference]
-    pairs = min((one.difference.pairs for one in compared if one.difference), default=0)
-    if pairs == 1:
-        yield "one seed: numbers without a verdict"
-    elif compared and (least := least_p(pairs) * len(compared)) > ALPHA:
-        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
-        yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
-    for one in compared:
-        assert one.difference is not None
-        correlation = one.difference.correlation
-        if correlation is not None and abs(correlation) < 0.3:
-            yield f"the pairs of {one.name} are hardly correlated ({correlation:.2f}): pairing bought nothing"
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -150,7 +150,10 @@ class Sweep:
             place.parent.mkdir(parents=True, exist_ok=True)
         choices = self._choices()
         runs = {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
-        write_file(place, page(self.arms, found, runs))
+        config = self.file.config
+        counts = f"{len(config.seeds)} seeds, {len(found.arms)} arms, base {config.base}"
+        text = page(found, runs, of="sweep", lines=[config.description, counts], origin={"sweep": self.file.file})
+        write_file(place, text)
         return place
 
     def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:

@@ -63,7 +63,7 @@ class Tuning:
     def mean(self, trial: Trial) -> float:
         """The mean of a trial over its seeds, less being better; infinite where it is not a number."""
         compare = self.arms.config.compare
-        mean = fmean(curve_of(cell, compare.on).values[-1] for cell in trial.cells)
+        mean = fmean(curve_of(cell, compare.on).last for cell in trial.cells)
         return (mean if compare.lower else -mean) if math.isfinite(mean) else math.inf
 
     def _at_edge(self, path: str, value: Any) -> bool:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.train.record import METRICS
 
 Points = Sequence[tuple[int, float]]
@@ -36,9 +38,7 @@ def history(folder: Path) -> History:
     """The history of the run in a folder."""
     curves: dict[str, list[tuple[int, float]]] = {}
     texts = []
-    path = folder / METRICS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        noted = json.loads(line)
+    for noted in lines(folder):
         step = noted.pop("step")
         for name, value in noted.items():
             if isinstance(value, str):
@@ -46,3 +46,17 @@ def history(folder: Path) -> History:
             elif math.isfinite(value):
                 curves.setdefault(name, []).append((step, value))
     return History(curves, texts)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, without one that a process is still writing; raises SpecError for other lines."""
+    path = folder / METRICS
+    try:
+        found = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error}")) from error
+    if not all(isinstance(one, dict) and isinstance(one.get("step"), int) for one in found):
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: a line has no `step`"))
+    return found

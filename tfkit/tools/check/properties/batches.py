@@ -45,7 +45,7 @@ def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
             if x.dim() == 3:
                 for error, what in _mixing(model.get_submodule(path), x):
                     detail = f"{named(components[path])}, `{path}`, {what.format(error)}"
-                    yield Measured(error, detail, where=partial(str, path))
+                    yield Measured(error, detail, where=path)
 
 
 def _mixing(module: nn.Module, x: Tensor) -> Iterator[tuple[float, str]]:

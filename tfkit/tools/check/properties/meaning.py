@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -10,12 +11,13 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tfkit.builder import inputs_of
 from tfkit.component import RopeScalingConfig
 from tfkit.reference import Result, UnknownKind, run
 from tfkit.tools.check.inputs import Inputs, call, cast
-from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, property_of
+from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import outputs_of
 from tfkit.tools.check.subject import Subject
 
@@ -39,18 +41,15 @@ def meaning(subject: Subject) -> Iterator[Measured]:
         except UnknownKind as wrong:
             raise DoesNotApplyError(f"the reference has no {wrong.slot} `{wrong.kind}`") from None
         for found, (name, want) in zip(subject.run(inputs, model), wanted.outputs.items(), strict=True):
-            error = _difference(found.numpy(), want, wanted.real[name])
+            error = _difference(found, want, wanted.real[name])
             detail = f"`{name}` differs from what the spec says by {error:.1e}"
             yield Measured(error, detail, where=partial(_where, model, inputs, wanted))
 
 
-def _difference(found: Array, want: Array, real: Array) -> float:
-    """The largest one outside of padding, relative to the largest value if that is above 1."""
-    if found.shape != want.shape:
-        return float("inf")
-    found, want = found[real], want[real]
-    error = np.abs(found - want).max(initial=0) / max(1.0, np.abs(want).max(initial=0))
-    return float(np.nan_to_num(error, nan=np.inf))
+def _difference(found: Tensor, want: Array, real: Array) -> float:
+    """The distance outside of padding."""
+    tokens = torch.from_numpy(real)
+    return distance(found[tokens], torch.from_numpy(want)[tokens]) if found.shape == want.shape else math.inf
 
 
 def _where(model: torch.fx.GraphModule, inputs: Inputs, wanted: Result) -> str:
@@ -61,6 +60,6 @@ def _where(model: torch.fx.GraphModule, inputs: Inputs, wanted: Result) -> str:
         runs[path] += 1
         if path in seen and runs[path] == 1:
             real = tokens.get(want.shape[:2], np.ones(want.shape[:1], bool))
-            if seen[path].shape == want.shape and _difference(seen[path].numpy(), want, real) > TOLERANCE:
+            if seen[path].shape == want.shape and _difference(seen[path], want, real) > TOLERANCE:
                 return path
     return ""

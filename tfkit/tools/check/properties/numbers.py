@@ -124,7 +124,7 @@ def inputs_kept(subject: Subject) -> Iterator[Measured]:
     with hooked(handles):
         subject.run(subject.inputs(padding="left"))
     for path, error in changed.items():
-        yield Measured(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, partial(str, path))
+        yield Measured(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, path)
     yield Measured(0.0, "")
 
 
@@ -135,12 +135,11 @@ def _tensors(given: Any) -> list[Tensor]:
 @property_of("large", "stays finite at large numbers", follows=("types",))
 def large(subject: Subject) -> Iterator[Measured]:
     """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
-    stacks = [node.name for node in subject.graph.nodes if node.stack is not None]
-    if not stacks:
+    if not subject.stacks:
         raise DoesNotApplyError("the spec has no stack")
     model = copy.deepcopy(subject.model)
-    for name in stacks:
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] * LARGE, *args[1:]))
+    for stack in subject.stacks:
+        model.get_submodule(stack.name).register_forward_pre_hook(lambda _, args: (args[0] * LARGE, *args[1:]))
     outputs = call(model, subject.inputs())
     torch.stack([output.square().mean() for output in outputs]).sum().backward()
     wild = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
@@ -189,4 +188,4 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
         yield Measured.fault("a query without a key has values or gradients that are not finite", path)
         return
     error = distance(y, again)
-    yield Measured(error, f"a query without a key reads padding: it changes by {error:.1e}", where=partial(str, path))
+    yield Measured(error, f"a query without a key reads padding: it changes by {error:.1e}", where=path)

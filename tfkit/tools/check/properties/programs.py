@@ -19,7 +19,7 @@ from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.export.torchscript import refusal, script
 from tfkit.torch_private import compiler
-from tfkit.torch_private.torchscript import quiet
+from tfkit.torch_private.torchscript import as_written, quiet
 
 
 @property_of("backends", "is alike with every attention backend", follows=("alone",))
@@ -59,7 +59,8 @@ def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Measured]:
             why = refusal(model, error)
             yield Measured.fault(f"{why.message}: {why.notes[0]}")
             return
-        yield from _agree("the scripted model", model, program, calls)
+        with as_written():
+            yield from list(_agree("the scripted model", model, program, calls))
 
 
 @property_of("capture", "is captured once by torch.compile", level="full")

@@ -148,7 +148,7 @@ def _extent(
         if memory is None:
             wrong = wrong & ~torch.eye(x.size(1), dtype=torch.bool)
         count = int(wrong.sum())
-        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, lambda: one.path)
+        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, one.path)
 
 
 def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
@@ -169,19 +169,16 @@ def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memor
     """True where the spec lets a query read a key, bool [b, q, k]."""
     node = subject.graph.node(one.path.partition(".")[0])
     signal = node.signals["input" if memory is None else "memory"]
-    mask = inputs.get(str(signal.mask))
-    keys = queries if memory is None else memory
-    granted = torch.ones(next(iter(inputs.values())).size(0), queries, keys, dtype=torch.bool)
-    extent = one.step.mask or MaskConfig()
-    prefix = None if one.prefix is None else inputs[one.prefix]
-    for row, query, key in torch.cartesian_prod(*(torch.arange(n) for n in granted.shape)).tolist():
-        near = extent.left is None or query - key <= extent.left
-        early = extent.right is None or key - query <= extent.right
-        index = key if mask is None else int(mask[row, : key + 1].sum()) - 1
-        first = prefix is not None and memory is None and index < int(prefix[row])
-        token = mask is None or bool(mask[row, key])
-        granted[row, query, key] = token and (memory is not None or (near and early) or first)
-    return granted
+    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory
+    tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
+    if memory is not None:
+        return tokens[:, None].expand(-1, queries, -1)
+    extent, ahead = one.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
+    left, right = (keys if side is None else side for side in (extent.left, extent.right))
+    near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
+    if node.stack is not None and node.stack.prefix is not None:
+        near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
+    return near & tokens[:, None]
 
 
 def _first_wrong(wrong: Tensor, granted: Tensor, one: Attends, padding: str, size: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ def init(subject: Subject) -> Iterator[Measured]:
     model, declared = build(subject.graph, seed=subject.seed), subject.graph.spec.model.init
     depths = {node.name: node.stack.depth if node.stack else None for node in subject.graph.nodes}
     tied = {f"{owner}.tokens" for owner in heads_of_tables(subject.graph)}
-    adding = _adding(subject)
+    adding = tuple(f"{path}.{step.name}." for path, layer in subject.layers.items() for step in layer.steps)
     generator = torch.Generator().manual_seed(subject.seed + 1)
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
@@ -47,23 +46,12 @@ def init(subject: Subject) -> Iterator[Measured]:
                 yield _spread(path, part, want)
 
 
-def _adding(subject: Subject) -> tuple[str, ...]:
-    """The beginnings of the paths of sublayers, whose outputs are added to the residual stream."""
-    return tuple(
-        f"{node.name}.layers.{number}.{step.name}."
-        for node in subject.graph.nodes
-        if node.stack is not None
-        for number, layer in enumerate(node.stack.layers)
-        for step in layer.steps
-    )
-
-
 def _spread(path: str, found: Tensor, want: Tensor) -> Measured:
     """The deviation of a weight's spread from that of a sample, in standard errors of both."""
     ours, theirs = float(found.detach().std()), float(want.std())
     allowed = SIGMAS * theirs * math.sqrt(0.5 / found.numel() + 0.5 / want.numel())
     detail = f"`{path}` has a spread of {ours:.3g}, and its init declares {theirs:.3g}"
-    return Measured(max(0.0, abs(ours - theirs) - allowed), detail, 0.0, partial(str, path))
+    return Measured(max(0.0, abs(ours - theirs) - allowed), detail, 0.0, path)
 
 
 @property_of("first-loss", "starts at the expected loss", of_weights=False)
@@ -81,4 +69,4 @@ def first_loss(subject: Subject) -> Iterator[Measured]:
             targets = torch.randint(logits.size(-1), logits.shape[:1], generator=torch.Generator().manual_seed(1))
             loss = float(F.cross_entropy(logits, targets))
             detail = f"the first loss of `{name}` is {loss:.2f}, and {one.loss:.2f} is expected"
-            yield Measured(max(0.0, loss - max(one.loss, one.even)), detail, NATS, partial(str, name))
+            yield Measured(max(0.0, loss - max(one.loss, one.even)), detail, NATS, name)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import evaluating, graph_of, inputs_of
+from tfkit.builder import evaluating, inputs_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
-from tfkit.tools.check.inputs import Inputs, call, cast
+from tfkit.tools.check.inputs import Inputs, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
+from tfkit.tools.check.rows import Rows, Schedule, cut, pick, schedules
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
-
-Piece: TypeAlias = int | Tensor
-"""A number of columns without a mask, or a mask [b, t], True where there is a token."""
-Schedule: TypeAlias = list[Piece]
 
 ROUGH = 0.1
 """The largest difference of steps from the whole in bfloat16, relative to the largest value if that is above 1."""
@@ -71,23 +67,24 @@ def _decodable(subject: Subject) -> fx.GraphModule:
 
 def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
     """Compare the last positions of a piece with those of all of it."""
-    rows = _Rows.of(model, subject.inputs())
+    rows = Rows.of(model, subject.inputs())
     found = []
     for keep in (0, 2):
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
         given: dict[str, Any] = dict(rows.pieces)
         found.append(as_tensors(cached(given.pop(rows.main), keep=keep, **given)))
-    for whole, last in zip(*found, strict=True):
-        error = distance(last, whole[:, -2:]) if last.shape == whole[:, -2:].shape else math.inf
+    for name, whole, last in zip(subject.graph.outputs, *found, strict=True):
+        wanted = whole[:, -2:] if subject.graph.node(name).output.type == "logits" else whole
+        error = distance(last, wanted) if last.shape == wanted.shape else math.inf
         yield Measured(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 
 def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Measured]:
     """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
-    rows = _Rows.of(model, subject.inputs())
+    rows = Rows.of(model, subject.inputs())
     pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
-    rows = _Rows(model, rows.main, pieces, once)
+    rows = replace(rows, pieces=pieces, once=once)
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
@@ -100,7 +97,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
         name = str(dtype).removeprefix("torch.")
         batch = rows.started_by(rows.length // 2)
         reading = _Reading(cached, batch, batch.alone(), f"in {name}", limit)
-        yield from reading.read([rows.length // 2, *_cut(rows.length - rows.length // 2, 1)])
+        yield from reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
 
 
 def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Measured]:
@@ -108,13 +105,14 @@ def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = T
 
     The steps and the arguments are those of `tfkit.testing.check_cached`.
     """
-    rows = _Rows.of(model, inputs)
+    rows = Rows.of(model, inputs)
     with evaluating(model), torch.no_grad():
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
+        whole, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
         for number, (way, pieces) in enumerate(schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
-            want = batch.alone()
+            want = batch.alone() if prefixes else [output.roll(number, dims=0) for output in whole]
             yield from _Reading(plain, batch, want, way, tolerance).read_all(pieces)
             if way in COMPILED:
                 compiled = _Reading(static, batch, want, f"{way}, by the compiled step", tolerance)
@@ -130,9 +128,9 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
         captures.append(graph)
         return graph
 
-    rows = _Rows.of(model, inputs)
+    rows = Rows.of(model, inputs)
     left = schedules(rows.batch, rows.length)["padded on the left"]
-    singles = [left[0], *_cut(rows.length // 2, 1)]
+    singles = [left[0], *cut(rows.length // 2, 1)]
     torch.compiler.reset()
     with evaluating(model), torch.no_grad():
         captured, scripted = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
@@ -153,97 +151,10 @@ def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> N
     cached._compiled = how(cached.stepping)
 
 
-def schedules(batch: int, length: int) -> dict[str, Schedule]:
-    """Ways to read `batch` rows in `length` columns, and their names."""
-    half, row = length // 2, torch.arange(batch)[:, None]
-    left = torch.arange(half) >= row.clamp(max=half - 1)
-    gap = torch.ones(batch, 4, dtype=torch.bool)
-    gap[1, 1:3] = gap[0, 3] = gap[2] = False
-    return {
-        "whole": [length],
-        "in uneven steps": _cut(length, 3, 1, 2),
-        "token by token": _cut(length, 1),
-        "by single tokens and several": _cut(length, half, 1, 1, 3),
-        "padded on the left": [left, *_cut(length - half, 1, 1, 3)],
-        "padded on the right": [left.flip(1), *_cut(length - half, 1, 3, 1)],
-        "padded in between": [2, gap, row > 0, *_cut(length - 7, 2, 1)],
-        "with a row that begins later": [(row < batch - 1).expand(batch, half), *_cut(length - half, 1, 2)],
-    }
-
-
-def _cut(length: int, *sizes: int) -> Schedule:
-    """Steps of these sizes, again and again, up to `length` columns."""
-    pieces: Schedule = []
-    for size in cycle(sizes):
-        if length <= 0:
-            return pieces
-        pieces.append(min(size, length))
-        length -= size
-    return pieces
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The sequences of a batch."""
-
-    model: fx.GraphModule
-    main: str
-    """The input whose tokens are counted."""
-    pieces: Mapping[str, Tensor]
-    """The inputs read in steps, [b, t, ...] each, without padding."""
-    once: Mapping[str, Tensor]
-    """The inputs given once, with padding masks."""
-
-    @classmethod
-    def of(cls, model: fx.GraphModule, inputs: Inputs) -> _Rows:
-        """Rows of these inputs, with increasing padding in the inputs given once."""
-        parts = split_for_decoding(graph_of(model))
-        once = {name: inputs[name] for name in parts.given_once if name in inputs}
-        for name, value in list(once.items()):
-            if f"{name}_mask" in inputs_of(model):
-                row = torch.arange(value.size(0))[:, None]
-                once[f"{name}_mask"] = torch.arange(value.size(1)) < (value.size(1) - row).clamp(min=1)
-        pieces = {name: inputs[name] for name in parts.given_again if name in inputs}
-        return cls(model, parts.given_again[0], pieces, once)
-
-    @property
-    def batch(self) -> int:
-        return self.pieces[self.main].size(0)
-
-    @property
-    def length(self) -> int:
-        return self.pieces[self.main].size(1)
-
-    def rolled(self, shift: int) -> _Rows:
-        """The rows in another order, so that the old contents of the caches belong to other rows."""
-        return self.changed(lambda value: value.roll(shift, dims=0))
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> _Rows:
-        """Another batch of rows from these."""
-        pieces = {name: change(value) for name, value in self.pieces.items()}
-        return _Rows(self.model, self.main, pieces, {name: change(value) for name, value in self.once.items()})
-
-    def started_by(self, piece: Piece) -> _Rows:
-        """The rows with the prefixes that this first step holds."""
-        most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
-        once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
-        return _Rows(self.model, self.main, self.pieces, once)
-
-    def alone(self) -> list[Tensor]:
-        """The outputs [b, t, ...] of the whole forward over one row after the other, without padding."""
-        found = []
-        for row in range(self.batch):
-            given = {name: value[row : row + 1] for name, value in {**self.pieces, **self.once}.items()}
-            for name in [name for name in given if f"{name}_mask" in given]:
-                given[name] = given[name][given.pop(f"{name}_mask")][None]
-            found.append(call(self.model, given))
-        return [torch.cat(outputs) for outputs in zip(*found, strict=True)]
-
-
 class _Reading:
     """A batch that is read step by step, and the expected output of each of its tokens."""
 
-    def __init__(self, cached: CachedModel, rows: _Rows, want: Sequence[Tensor], way: str, tolerance: float) -> None:
+    def __init__(self, cached: CachedModel, rows: Rows, want: Sequence[Tensor], way: str, tolerance: float) -> None:
         self.cached, self.rows, self.want, self.way, self.tolerance = cached, rows, want, way, tolerance
         self.done = torch.zeros(rows.batch, dtype=torch.long)
         cached.start(rows.batch, **rows.once)
@@ -255,7 +166,7 @@ class _Reading:
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
             columns = self.done[:, None] + tokens.long().cumsum(dim=1) - 1
             columns = torch.where(tokens, columns, (columns + self.rows.length // 2) % self.rows.length)
-            given: dict[str, Any] = {name: _pick(value, columns) for name, value in self.rows.pieces.items()}
+            given: dict[str, Any] = {name: pick(value, columns) for name, value in self.rows.pieces.items()}
             main = given.pop(self.rows.main)
             if mask is not None:
                 masks = {f"{name}_mask": mask for name in given}
@@ -268,12 +179,12 @@ class _Reading:
     def _compare(self, found: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Measured]:
         last = self.cached.used - 1
         for one, want in zip(found, self.want, strict=True):
-            error = distance(one[tokens], _pick(want, columns)[tokens])
+            error = distance(one[tokens], pick(want, columns)[tokens])
             first = last - columns.size(1) + 1
             place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
             yield Measured(error, f"read {self.way}, {place} from the whole by {error:.1e}", self.tolerance)
 
-    def repeat(self, rows: _Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         """Go on with `rows`, twice as many, that begin with the tokens read so far."""
         self.cached.repeat(2)
         self.done = self.done.repeat_interleave(2)
@@ -290,7 +201,7 @@ class _Reading:
         yield Measured.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
 
 
-def _repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> Iterator[Measured]:
+def _repeated(cached: CachedModel, rows: Rows, tolerance: float) -> Iterator[Measured]:
     """Compare rows that go on in two ways each."""
     first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
@@ -298,7 +209,7 @@ def _repeated(cached: CachedModel, rows: _Rows, tolerance: float) -> Iterator[Me
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
     pieces = {name: _crossed(value, rows.length // 2) for name, value in twice.pieces.items()}
-    reading.repeat(_Rows(twice.model, twice.main, pieces, twice.once))
+    reading.repeat(replace(twice, pieces=pieces))
     yield from reading.read(rest)
 
 
@@ -307,8 +218,3 @@ def _crossed(x: Tensor, column: int) -> Tensor:
     crossed = torch.cat((x[:, :column], x[:, column:].roll(2, dims=0)), dim=1)
     odd = torch.arange(x.size(0)) % 2 == 1
     return torch.where(odd.view(-1, *[1] * (x.dim() - 1)), crossed, x)
-
-
-def _pick(x: Tensor, columns: Tensor) -> Tensor:
-    """The `columns` [b, s] of x [b, t, ...]."""
-    return x[torch.arange(x.size(0))[:, None], columns]

@@ -20,27 +20,17 @@ from tfkit.tools.check.subject import Subject
 @property_of("silent", "is its norms, if sublayers are silent")
 def silent(subject: Subject) -> Iterator[Measured]:
     """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
-    stacks = [node for node in subject.graph.nodes if node.stack is not None]
-    if not stacks:
+    if not subject.stacks:
         raise DoesNotApplyError("the spec has no stack")
     model, given = subject.model, dict[str, Tensor]()
-    handles = [_silenced(model.get_submodule(path)) for node in stacks for path in _sublayers(node)]
-    handles += [model.get_submodule(node.name).register_forward_pre_hook(_keep(given, node.name)) for node in stacks]
+    sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
+    handles = [_silenced(model.get_submodule(path)) for path in sublayers]
+    names = [node.name for node in subject.stacks]
+    handles += [model.get_submodule(name).register_forward_pre_hook(_keep(given, name)) for name in names]
     with hooked(handles), torch.no_grad():
-        names = [path for node in stacks for path in (*_layers(node), node.name)]
-        found = outputs_of(model, partial(call, model, subject.inputs()), names)
-        for node in stacks:
+        found = outputs_of(model, partial(call, model, subject.inputs()), [*subject.layers, *names])
+        for node in subject.stacks:
             yield from _compare(model, node, given[node.name], found)
-
-
-def _sublayers(node: Node) -> list[str]:
-    assert node.stack is not None
-    return [f"{node.name}.layers.{i}.{step.name}" for i, layer in enumerate(node.stack.layers) for step in layer.steps]
-
-
-def _layers(node: Node) -> list[str]:
-    assert node.stack is not None
-    return [f"{node.name}.layers.{i}" for i in range(len(node.stack.layers))]
 
 
 def _silenced(module: nn.Module) -> Any:
@@ -69,7 +59,7 @@ def _compare(model: fx.GraphModule, node: Node, x: Tensor, found: dict[str, Tens
 def _deviation(path: str, found: Tensor, want: Tensor, what: str) -> Measured:
     error = distance(found, want)
     detail = f"{what} whose sublayers return nothing differs from its norms by {error:.1e}"
-    return Measured(error, detail, where=partial(str, path))
+    return Measured(error, detail, where=path)
 
 
 def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:

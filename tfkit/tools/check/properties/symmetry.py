@@ -43,7 +43,7 @@ def memory_order(subject: Subject) -> Iterator[Measured]:
             want, other = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
         error = distance(other, want)
         detail = f"a memory in reverse order changes cross-attention by {error:.1e}"
-        yield Measured(error, detail, where=partial(str, one.path))
+        yield Measured(error, detail, where=one.path)
 
 
 @property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
@@ -54,15 +54,19 @@ def token_order(subject: Subject) -> Iterator[Measured]:
     if positions:
         raise DoesNotApplyError("the spec has positions")
     for node in subject.graph.nodes:
-        if node.stack is None and node.output.type == "sequence" and not computes_alone(node):
+        if node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node):
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
     inputs = subject.inputs()
     turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
-    for want, found in zip(subject.run(inputs), subject.run(turned), strict=True):
-        error = distance(found.flip(1) if found.dim() > 2 else found, want)
-        yield Measured(error, f"tokens in reverse order change their outputs by {error:.1e}")
+    runs = partial(subject.run, inputs), partial(subject.run, turned)
+    yield from compared(subject.model, *runs, "tokens in reverse order change their outputs by {}", _back)
+
+
+def _back(want: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+    """Two outputs, those of tokens in reverse order turned back."""
+    return want, turned.flip(1) if turned.dim() > 2 else turned
 
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
@@ -89,22 +93,20 @@ def _part(columns: slice, alone: Tensor, together: Tensor) -> tuple[Tensor, Tens
 @property_of("head-order", "has heads in any order")
 def head_order(subject: Subject) -> Iterator[Measured]:
     """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
-    found = False
+    model, inputs, found = copy.deepcopy(subject.model), subject.inputs(), False
+    wanted = subject.run(inputs)
     for one in subject.attentions:
         by_head = isinstance(one.config.position, ScoreBiasConfig) or one.config.kv_heads < 2
-        other = copy.deepcopy(subject.model.get_submodule(one.path))
-        if by_head or {name for name, _ in other.named_parameters()} - PROJECTIONS:
+        attention = model.get_submodule(one.path)
+        if by_head or {name for name, _ in attention.named_parameters()} - PROJECTIONS:
             continue
         found = True
-        _turn(other, one.config)
-        model = copy.deepcopy(subject.model)
-        model.set_submodule(one.path, other)
-        inputs = subject.inputs()
-        for want, output in zip(subject.run(inputs), subject.run(inputs, model), strict=True):
+        _turn(attention, one.config)
+        for want, output in zip(wanted, subject.run(inputs, model), strict=True):
             error = distance(output, want)
-            yield Measured(
-                error, f"heads in reverse order change the outputs by {error:.1e}", where=partial(str, one.path)
-            )
+            detail = f"heads in reverse order change the outputs by {error:.1e}"
+            yield Measured(error, detail, where=one.path)
+        _turn(attention, one.config)  # back again
     if not found:
         raise DoesNotApplyError("no attention has several heads whose weights are those of its projections alone")
 

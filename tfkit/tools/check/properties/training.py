@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
+from tfkit.tools.check.changes import without_dropout
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call, cast, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
 from tfkit.tools.check.properties.basics import every_one
-from tfkit.tools.check.subject import Subject, redrawn, without_dropout
+from tfkit.tools.check.subject import Subject, redrawn
 
 BATCHES = 24
 """The most batches until every row and column of a parameter has had a gradient."""
@@ -100,9 +102,8 @@ def every_row(subject: Subject) -> Iterator[Measured]:
 def _hidden(subject: Subject) -> tuple[str, ...]:
     """The beginnings of the names of tables of distances, where a mask hides some of those."""
     return tuple(
-        f"{node.name}.{layer.context}.position."
-        for node in subject.graph.nodes
-        for layer in (node.stack.layers if node.stack else ())
+        f"{path.partition('.')[0]}.{layer.context}.position."
+        for path, layer in subject.layers.items()
         if any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
 
@@ -217,6 +218,7 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
     choices = Choices()
     with choices:
         _total(call(model, inputs)).backward()
+    same = choices if choices.made else nullcontext()
     for name, parameter in model.named_parameters():
         if not chosen(name) or parameter.grad is None:
             continue
@@ -226,7 +228,7 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
         want = float((parameter.grad * direction).sum())
         error = math.inf
         for step in STEPS:
-            found = _difference(partial(call, model, inputs), parameter, direction * step, choices) / step
+            found = _difference(partial(call, model, inputs), parameter, direction * step, same) / step
             size = max(1.0, abs(want), float(parameter.grad.norm()))
             error = min(error, abs(found - want) / size)
             if error <= CLOSE:
@@ -236,12 +238,14 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
 
 
 @torch.no_grad()
-def _difference(run: Callable[[], list[Tensor]], parameter: Tensor, step: Tensor, choices: Choices) -> float:
+def _difference(
+    run: Callable[[], list[Tensor]], parameter: Tensor, step: Tensor, context: AbstractContextManager[Any]
+) -> float:
     """Half the difference of a run with a parameter that is one step further, and one step back."""
     values = []
     for sign in (1, -1):
         parameter.add_(step, alpha=sign)
-        with choices:
+        with context:
             values.append(float(_total(run())))
         parameter.sub_(step, alpha=sign)
     return (values[0] - values[1]) / 2

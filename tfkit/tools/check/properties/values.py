@@ -1,30 +1,27 @@
-"""Properties of the values of a spec: each has an effect, and a neutral one has none."""
+"""Properties of the values of a spec: each is read, and has an effect."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tfkit.builder import allocate, assemble
-from tfkit.checkpoint.weights import places
-from tfkit.component import Component, RopeScalingConfig
-from tfkit.errors import Invalid, SpecError
+from tfkit.component import Component
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.changes import Path, every, put
+from tfkit.tools.check.changes import Place, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
-from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
@@ -91,14 +88,14 @@ def values(subject: Subject) -> Iterator[Measured]:
     yield Measured(0.0, "")
 
 
-def _allowed(subject: Subject, path: Path, value: float) -> Iterator[Graph]:
+def _allowed(subject: Subject, path: Place, value: float) -> Iterator[Graph]:
     """The graphs with other values there, as far as the spec allows them."""
     for other in _others(value):
-        with suppress(SpecError, Invalid):
-            yield subject.changed(_put(path, other))
+        with suppress(SpecError, ValueError):
+            yield subject.changed(put({path: other}))
 
 
-def _numbers(subject: Subject) -> Iterator[tuple[Path, Any]]:
+def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
     """The values that are numbers or true or false, that another value could replace."""
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
@@ -118,16 +115,21 @@ def _others(value: float) -> tuple[float, ...]:
 
 
 class _Seen:
-    """All that shows of a model: names and first values of its parameters, then its outputs in eval and train mode."""
+    """All that shows of a model: shapes and first values of its parameters, then its outputs in eval and train mode."""
 
     def __init__(self, subject: Subject, graph: Graph) -> None:
-        self.subject = subject
+        self.subject, self.graph = subject, graph
         with torch.device("meta"):
             self.new = assemble(graph)
-        allocate(self.new, "cpu")
-        initialize(self.new, graph, subject.seed)
-        self.first = {name: parameter.detach().clone() for name, parameter in self.new.named_parameters()}
+        self.shapes = {name: parameter.shape for name, parameter in self.new.named_parameters()}
         self.found: dict[bool, list[Tensor]] = {}
+
+    @cached_property
+    def first(self) -> list[Tensor]:
+        """The first values of the parameters."""
+        allocate(self.new, "cpu")
+        initialize(self.new, self.graph, self.subject.seed)
+        return [parameter.detach().clone() for parameter in self.new.parameters()]
 
     @cached_property
     def model(self) -> fx.GraphModule:
@@ -145,101 +147,10 @@ class _Seen:
 
     def equals(self, other: _Seen) -> bool:
         """True if nothing differs."""
-        if self.first.keys() != other.first.keys():
-            return False
-        if not _equal_bits(self.first.values(), other.first.values()):
+        if self.shapes != other.shapes or not _equal_bits(self.first, other.first):
             return False
         return all(_equal_bits(self.outputs(train=mode), other.outputs(train=mode)) for mode in (False, True))
 
 
 def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-# ---- neutral values ----
-
-
-@property_of("neutral", "is not changed by neutral values")
-def neutral(subject: Subject) -> Iterator[Measured]:
-    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
-
-    And groups of query heads: heads of keys and values of their own, with equal weights, are the same.
-    """
-    found = False
-    for what, change, weights in _neutral(subject):
-        try:
-            with_it = subject.changed(change[0])
-            without = subject.changed(change[1])
-        except (SpecError, Invalid):
-            continue
-        found = True
-        first, second = subject.build(with_it), subject.build(without)
-        second.load_state_dict(weights(first, second))
-        run = partial(subject.run, subject.inputs())
-        runs = partial(run, first), partial(run, second)
-        yield from compared(first, *runs, f"{what} changes the outputs by {{}}", second=second)
-    if not found:
-        raise DoesNotApplyError("the spec has no value with a neutral one")
-
-
-Change = Callable[[Any], Any]
-Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
-
-
-def _neutral(subject: Subject) -> Iterator[tuple[str, tuple[Change, Change], Weights]]:
-    """A description, the model with the neutral value and without it, and the weights of the second from the first."""
-    for path, value in subject.values.items():
-        if path[-1] == "softcap" and value is not None:
-            yield f"`{_dotted(path)}: 1e9`", (_put(path, 1e9), _put(path, None)), _equal
-        elif path[-2:] == ("mask", "left") and value is not None:
-            yield f"`{_dotted(path)}: 1000`", (_put(path, 1000), _put(path, None)), _equal
-        elif path[-1] == "sinks" and value:
-            yield f"`{_dotted(path)}`, each minus a billion,", (_put(path, True), _put(path, False)), _without_sinks
-        elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
-            changes = _put(path, value), _put(path, heads)
-            yield f"`{_dotted(path)}: {heads}`, with equal weights,", changes, partial(_repeated, subject)
-        elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
-            yield f"`{_dotted(path)}: 1`", (_put(path, 1.0), _put(path[:-1], None)), _equal
-
-
-def _put(path: Path, value: Any) -> Change:
-    return lambda model: every(model, put(path, value))
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(path[1:])
-
-
-def _is_neutral(subject: Subject, path: Path) -> bool:
-    """True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
-    for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
-        if tuple(place.split(".")) == path[:-1]:
-            lists = any(isinstance(value, tuple) for _, value in part)
-            short = dict(part).get("original_max_len", math.inf) >= subject.length
-            return short and not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
-    return False
-
-
-def _without_sinks(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
-    state = first.state_dict()
-    for name in state.keys() - second.state_dict().keys():
-        state[name].fill_(-1e9)
-    return {name: state[name] for name in second.state_dict()}
-
-
-def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
-    return first.state_dict()
-
-
-def _repeated(subject: Subject, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
-    """The weights of keys and values, those of each head as often as queries share it."""
-    ours, state, wider = places(first), first.state_dict(), second.state_dict()
-    heads = {f"{one.path}.": one.config.kv_heads for one in subject.attentions}
-    for name, place in places(second).items():
-        view, old = place.view(wider), ours[name].view(state)
-        if view.shape != old.shape:
-            owner = next(path for path in heads if name.startswith(path))
-            each = old.unflatten(0, (heads[owner], -1))
-            old = each.repeat_interleave(view.size(0) // old.size(0), dim=0).flatten(0, 1)
-        view.copy_(old)
-    return wider
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,261 @@
+"""Runs of folders are compared as the same runs are by their sweep, or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.tools.sweep.in_process import InProcess
+from tests.tools.sweep.small import SWEEP, sweep, write, write_files
+from tests.training.runs import PLUGINS
+from tfkit.cli import main
+from tfkit.graph.run import load_run
+from tfkit.spec.folder import RUN
+from tfkit.spec.render import render_run
+from tfkit.tools.runs.variants import variants
+from tfkit.tools.sweep import sweep as module
+from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.train.record import FACTS, METRICS
+from tfkit.training import memory
+
+RELU, GELU = ("relu-0", "relu-1", "relu-2"), ("gelu-0", "gelu-1", "gelu-2")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with the runs of a sweep under names of their own, and what the sweep says of them."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_files(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(module, "work", InProcess())
+        patched.setattr(memory, "peak", lambda device: 2**28)
+        write(re.sub("  again: .*\n", "", SWEEP))
+        with redirect_stdout(StringIO()) as printed:
+            assert sweep("--json") == 0
+    found: dict[str, Any] = json.loads(printed.getvalue())
+    for arm in found["arms"]:
+        for curve in arm["curves"]:
+            (folder / curve["folder"]).rename(folder / f"{arm['name']}-{curve['seed']}")
+    return folder, found
+
+
+@pytest.fixture
+def here(whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A copy of it to stand in; the sweep's own results."""
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob(f"*/{RUN}"):
+        path.write_text(path.read_text().replace(str(whole[0]), str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return whole[1]
+
+
+def change(folder: str, *sets: str) -> None:
+    """Make a folder that of another run."""
+    run = load_run(folder, PLUGINS, sets=sets)
+    Path(folder, RUN).write_text(render_run(run.config, run.graph.spec.model), encoding="utf-8")
+    facts = json.loads(Path(folder, FACTS).read_text()) | {"digest": run.digest, "meaning": run.meaning.values}
+    Path(folder, FACTS).write_text(json.dumps(facts))
+
+
+def unfinish(folder: str, lines: int, *, more: str = "") -> None:
+    """Leave a folder as a process does that still trains."""
+    facts = json.loads(Path(folder, FACTS).read_text()) | {"ended": None}
+    Path(folder, FACTS).write_text(json.dumps(facts))
+    kept = Path(folder, METRICS).read_text().splitlines(keepends=True)[:lines]
+    Path(folder, METRICS).write_text("".join(kept) + more)
+
+
+def found(run: Callable[..., str], *arguments: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(run("runs", *arguments, "--json", stderr=False))
+    return result
+
+
+def without_names(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a comparison says of each arm but for its folders."""
+    return [{**arm, "curves": [{**curve, "folder": ""} for curve in arm["curves"]]} for arm in results["arms"]]
+
+
+def test_the_numbers_are_those_of_the_sweep(run: Callable[..., str], here: dict[str, Any]) -> None:
+    own = found(run, *RELU, *GELU)
+    assert without_names(own) == without_names(here)
+    assert own["notes"] == here["notes"]
+    values = [np.array([curve["values"][-1] for curve in arm["curves"]]) for arm in own["arms"]]
+    interval = stats.ttest_rel(values[1], values[0]).confidence_interval(0.95)
+    difference = own["arms"][1]["difference"]
+    assert difference["interval"] == pytest.approx([interval.low, interval.high])
+    signs = stats.permutation_test((values[1] - values[0],), np.mean, permutation_type="samples")
+    assert difference["p"] == pytest.approx(signs.pvalue)
+    assert [(one["path"], one["before"], one["after"]) for one in own["differing"]["gelu"]] == [
+        ("graph.decoder.ffn", "relu", "gelu"),
+        ("graph.decoder.ffn.approximate", None, "none"),
+    ]
+
+
+def test_the_baseline_is_the_first_or_a_named_one(run: Callable[..., str], here: dict[str, Any]) -> None:
+    mean = here["arms"][1]["difference"]["mean"]
+    other = found(run, *RELU, *GELU, "--baseline", "gelu-1")
+    assert [arm["base"] for arm in other["arms"]] == ["gelu", "gelu"]
+    assert [arm["name"] for arm in other["arms"]] == ["gelu", "relu"]
+    assert other["arms"][1]["difference"]["mean"] == pytest.approx(-mean)
+    assert found(run, "gelu-2", *RELU, "gelu-0", "gelu-1")["arms"][1]["difference"]["mean"] == pytest.approx(-mean)
+
+
+def test_more_is_better_where_one_says_so(run: Callable[..., str], here: dict[str, Any]) -> None:
+    del here
+    assert found(run, *RELU, *GELU, "--better", "higher")["lower"] is False
+
+
+# ---- names ----
+
+
+def named(*sets: tuple[str, ...]) -> list[str]:
+    runs = [load_run("small.yaml", PLUGINS, sets=one) for one in sets]
+    return [one.name for one in variants(Cell(run, Path(str(number))) for number, run in enumerate(runs))]
+
+
+FFN = "model.decoder.ffn"
+RATE = "optimizer.lr=0.003"
+
+
+@pytest.mark.parametrize(
+    ("sets", "names"),
+    [
+        ([(), ("seed=7",)], ["small"]),
+        ([(), (RATE,)], ["lr 0.01", "lr 0.003"]),
+        ([(), (f"{FFN}={{kind: swiglu, d_ff: 20}}",)], ["relu", "swiglu"]),
+        ([(), (f"{FFN}.kind=gelu",), (RATE,)], ["relu, lr 0.01", "gelu", "lr 0.003"]),
+        ([(f"{FFN}.kind=gelu", RATE), (), (RATE,)], ["gelu, lr 0.003", "relu, lr 0.01", "relu"]),
+        ([(), ("model.decoder.attention.qk_norm=rmsnorm",)], ["qk_norm none", "qk_norm rmsnorm"]),
+        (
+            [(), ("model.decoder.attention.qk_norm=rmsnorm", RATE), (RATE,)],
+            ["lr 0.01", "qk_norm rmsnorm, lr 0.003", "lr 0.003"],
+        ),
+        ([(), ("clip=1.0",)], ["clip null", "clip 1.0"]),
+        ([(), ("optimizer.betas=[0.9, 0.95]",)], ["betas.1 0.999", "betas.1 0.95"]),
+        ([(), ("model.d_model=32",)], ["d_model 16", "d_model 32"]),
+    ],
+)
+def test_a_variant_is_named_by_what_tells_it_apart(
+    here: dict[str, Any], sets: list[tuple[str, ...]], names: list[str]
+) -> None:
+    del here
+    assert named(*sets) == names
+
+
+# ---- what cannot be compared ----
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "options"),
+    [
+        ("no_run", (), ("nowhere", ".", "out", *RELU)),
+        ("number", (), (*RELU, "--on", "val.accuracy", "--better", "higher")),
+        ("baseline", (), (*RELU, "--baseline", "gelu-0")),
+        ("twice", (), (*RELU, "relu-0/")),
+        ("data", ("data.split={train: 0.8, val: 0.2}",), ("relu-0", "gelu-0")),
+        ("length", ("batch.length=8",), ("relu-0", "gelu-0")),
+        ("batches", ("eval.splits.val.batches=3",), ("relu-0", "gelu-0")),
+        ("sequences", ("batch.sequences=4",), ("relu-0", "gelu-0")),
+    ],
+)
+def test_what_cannot_be_compared(
+    run: Callable[..., str],
+    golden: Callable[[str, str], None],
+    here: dict[str, Any],
+    name: str,
+    other: tuple[str, ...],
+    options: tuple[str, ...],
+) -> None:
+    del here
+    if other:
+        change("gelu-0", *other)
+    text = run("runs", *options, status=1, stderr=True)
+    golden(f"runs/compared/{name}", re.sub(r"\b[0-9a-f]{8}\b", "<digest>", text))
+
+
+def test_what_only_training_depends_on_is_compared(run: Callable[..., str], here: dict[str, Any]) -> None:
+    del here
+    for folder in GELU:
+        change(folder, "data.order=sampled")
+    assert found(run, *RELU, *GELU)["arms"][1]["difference"]["pairs"] == 3
+
+
+def test_a_folder_whose_data_changed_is_refused(run: Callable[..., str], here: dict[str, Any]) -> None:
+    del here
+    with Path("sheep.txt").open("a") as file:
+        file.write("3 sheep\n")
+    assert "the data of the run in `relu-0` has changed" in run("runs", *RELU, status=1, stderr=True)
+
+
+def test_wrong_usage(run: Callable[..., str]) -> None:
+    assert "add --better" in run("runs", "a", "--on", "val.accuracy", status=2, stderr=True)
+    assert "give one of" in run("runs", "a", "--latex", "--json", status=2, stderr=True)
+
+
+# ---- what is said ----
+
+
+def test_seeds_without_a_pair_and_other_lengths_are_said(run: Callable[..., str], here: dict[str, Any]) -> None:
+    change("gelu-1", "steps=12")
+    own = found(run, *RELU, "gelu-2", "gelu-1")
+    assert [arm["name"] for arm in own["arms"]] == ["relu, steps 8", "gelu", "gelu, steps 12"]
+    assert own["notes"] == [
+        "seeds 0, 1 of relu, steps 8 have no pair in gelu: for the mean alone",
+        "seeds 0, 2 of relu, steps 8 have no pair in gelu, steps 12: for the mean alone",
+        "one seed: numbers without a verdict",
+        "gelu, steps 12 has 864 tokens, 50.00% more than the 576 of relu, steps 8",
+        "gelu, steps 12, seed 1, ended at step 8 of 12",
+    ]
+    assert [arm["verdict"] for arm in own["arms"]] == [None, None, None]
+    last = [here["arms"][arm]["curves"][2]["values"][-1] for arm in (1, 0)]
+    assert own["arms"][1]["difference"]["mean"] == last[0] - last[1]
+
+
+def test_an_unfinished_run_is_left_out_unless_asked_for(run: Callable[..., str], here: dict[str, Any]) -> None:
+    unfinish("gelu-1", 7, more='{"step": 7, "lo')  # a process is writing
+    own = found(run, *RELU, *GELU)
+    assert own["arms"][1]["difference"]["pairs"] == 2
+    assert "`gelu-1` is left out: it is not finished" in own["notes"]
+    own = found(run, *RELU, *GELU, "--so-far")
+    assert [curve["steps"] for arm in own["arms"] for curve in arm["curves"]] == [[0, 4]] * 6
+    values = [[curve["values"][1] for curve in arm["curves"]] for arm in here["arms"]]
+    assert own["arms"][1]["difference"]["mean"] == pytest.approx(np.mean(np.subtract(*values[::-1])))
+    assert own["notes"][-1] == "not finished: `gelu-1`; all numbers are those of step 4, the last that all runs have"
+    assert without_names(found(run, *RELU, "--so-far")) == without_names(found(run, *RELU))
+
+
+def test_runs_without_a_common_step_are_refused(run: Callable[..., str], here: dict[str, Any]) -> None:
+    del here
+    unfinish("gelu-1", 0)
+    assert "no step that all runs" in run("runs", *RELU, *GELU, "--so-far", status=1, stderr=True)
+    text = Path("relu-1", METRICS).read_text()
+    Path("relu-1", METRICS).write_text("nonsense\n")
+    assert "cannot read `relu-1/metrics.jsonl`" in run("runs", *RELU, status=1, stderr=True)
+    Path("relu-1", METRICS).write_text(text.replace('"step"', '"stop"'))
+    assert "a line has no `step`" in run("runs", *RELU, status=1, stderr=True)
+    Path("relu-1", METRICS).unlink()
+    assert any("seed 1, is left out: it has no val.loss" in note for note in found(run, *RELU)["notes"])
+
+
+def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None], here: dict[str, Any]) -> None:
+    text = run("runs", *RELU, *GELU, "-o", "page.html")
+    golden("runs/compared/printed", re.sub(r" *[-+]?\d[\d.,]*", " #", text))
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3  # curves, differences, one pair of models
+    assert "baseline: relu" in page
+    for form in ("--markdown", "--latex"):
+        of_sweep = run("runs", *RELU, *GELU, form, stderr=True)
+        assert of_sweep.splitlines() == here["notes"]
+    assert main(["runs", *RELU, "-o", "nowhere/page.html", "--no-plugins"]) == 1

@@ -1,0 +1,96 @@
+"""Compare runs fairly by their folders, as a sweep does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from tfkit.console.commands import command
+from tfkit.console.options import forms_option, json_option, output_option
+from tfkit.console.reader import Reader
+
+if TYPE_CHECKING:
+    from tfkit.tools.diff.differences import Difference
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@command(
+    "runs",
+    sets=False,
+    notes="""
+    Runs that mean the same but for their seeds are one variant, named by what tells
+    it from the others. Each is compared to the variant of the first DIR, in pairs
+    of one seed, as `tfkit sweep` compares. Runs whose numbers are not of the same
+    data are refused; another number of tokens is said. The weights of two runs are
+    compared by `tfkit compare`.
+
+    Exit status: 0; 1 if the runs cannot be compared.
+    """,
+    examples="""
+    tfkit runs runs/relu-1 runs/relu-2 runs/swiglu-1 runs/swiglu-2
+    tfkit runs runs/* --baseline runs/relu-1 -o page.html
+    tfkit runs out/runs/* other/runs/* --on val.accuracy --better higher
+    """,
+)
+@click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
+@click.option("--on", default="val.loss", show_default=True, metavar="NUMBER", help="The number to compare.")
+@click.option(
+    "--better",
+    type=click.Choice(["lower", "higher"]),
+    metavar="WORD",
+    help="lower or higher.  [default: lower, for a loss]",
+)
+@click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
+@click.option("--so-far", is_flag=True, help="Take unfinished runs too; compare all at one step.")
+@output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)
+@forms_option
+@json_option
+def runs(
+    reader: Reader,
+    folders: tuple[Path, ...],
+    on: str,
+    better: Literal["lower", "higher"] | None,
+    baseline: Path | None,
+    so_far: bool,
+    output: Path | None,
+    form: str | None,
+    json: bool,
+) -> None:
+    from tfkit.console.output import print_json
+    from tfkit.spec.sweep import LOWER
+    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.tools.runs.compare import compare_runs
+    from tfkit.tools.sweep.show import show_results
+
+    if form is not None and json:
+        raise click.UsageError("give one of --markdown, --latex and --json")
+    if better is None and on.rpartition(".")[2] not in LOWER:
+        raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")
+    found = compare_runs(folders, reader.plugins, on=on, lower=better != "higher", baseline=baseline, so_far=so_far)
+    if output is not None:
+        write_file(output, found.page())
+    if json:
+        page = None if output is None else str(output)
+        print_json({**vars(found.results), "differing": found.differing, "page": page})
+        return
+    if form is None:
+        _show_differing(found.differing)
+    show_results(found.results, form)
+    if output is not None and form is None:
+        click.echo(f"{output}")
+
+
+def _show_differing(found: dict[str, list[Difference]]) -> None:
+    """Print the values in which variants differ from the baseline."""
+    from tfkit.console.output import show, table
+
+    rows = [
+        [name if number == 0 else "", one.path, one.before or "-", one.after or "-"]
+        for name, every in found.items()
+        for number, one in enumerate(every)
+    ]
+    if rows:
+        show(table(["", "value", "baseline", "own"], rows), "")

@@ -1,0 +1,62 @@
+"""Remarks beside the numbers of a comparison: missing pairs, too few seeds, runs that are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.statistics import ALPHA, least_p
+
+if TYPE_CHECKING:
+    from tfkit.tools.sweep.results import Result
+
+
+def remarks(arms: Sequence[Result]) -> Iterator[str]:
+    """Sentences that a reader of the results must know."""
+    for one in arms:
+        for path in one.tuned.edge if one.tuned else ():
+            assert one.tuned is not None
+            value = one.tuned.values[path]
+            yield f"{one.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
+    compared = [one for one in arms if one.difference]
+    yield from _without_pair(arms)
+    pairs = min((one.difference.pairs for one in compared if one.difference), default=0)
+    if pairs == 1:
+        yield "one seed: numbers without a verdict"
+    elif compared and (least := least_p(pairs) * len(compared)) > ALPHA:
+        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
+        yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
+    for one in compared:
+        assert one.difference is not None
+        correlation = one.difference.correlation
+        if correlation is not None and abs(correlation) < 0.3:
+            yield f"the pairs of {one.name} are hardly correlated ({correlation:.2f}): pairing bought nothing"
+
+
+def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]:
+    """Remarks about runs of an arm that a callback ended."""
+    for curve in curves:
+        if curve.steps and curve.steps[-1] < steps:
+            yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {steps:,}"
+
+
+def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:
+    """Remarks about runs of an arm that have no number to compare."""
+    for curve in curves:
+        if not math.isfinite(curve.last):
+            why = f"its last {on} is {curve.last}" if curve.values else f"it has no {on}"
+            yield f"{name}, seed {curve.seed}, is left out: {why}"
+
+
+def _without_pair(arms: Sequence[Result]) -> Iterator[str]:
+    """Remarks about seeds that only one side of a comparison has."""
+    seeds = {one.name: [curve.seed for curve in one.curves] for one in arms}
+    for one in arms:
+        for name, other in ((one.name, one.base), (one.base, one.name)) if one.name != one.base else ():
+            alone = [str(seed) for seed in seeds[name] if seed not in seeds[other]]
+            if alone and seeds[other]:
+                several = len(alone) > 1
+                which = f"seed{'s' if several else ''} {', '.join(alone)} of {name}"
+                yield f"{which} {'have' if several else 'has'} no pair in {other}: for the mean alone"
