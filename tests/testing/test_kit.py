@@ -79,7 +79,7 @@ def test_built_in_attention_passes_everywhere(kind: str) -> None:
 def test_an_unknown_kind_or_slot() -> None:
     with pytest.raises(ValueError, match="no kind `nothing` in slot `ffn`"):
         check_component("nothing", slot="ffn", plugins=PLUGINS)
-    with pytest.raises(ValueError, match="slots: activation, attention"):
+    with pytest.raises(ValueError, match="give `slot`, one of activation, attention"):
         check_component("gelu", plugins=PLUGINS)
     with pytest.raises(ValueError, match="slot `block` has no small model"):
         check_component("encoder", slot="block", plugins=PLUGINS)
