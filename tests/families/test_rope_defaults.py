@@ -135,6 +135,7 @@ def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] |
             (name, {"partial_rotary_factor": 0.5}, f"{name} rotates whole heads, but this file rotates 0.5 of them")
             for name in ("afmoe", "dots1", "exaone_moe", "hy_v3", "solar_open")
         ),
+        ("minimax_m2", {"partial_rotary_factor": 0.25}, "`0.25` of a head, but `rotary_dim` is"),
         ("cohere2_moe", {"rope_scaling": LINEAR}, "`rope_scaling` must be `null`: its class does not read it"),
         ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is left out, gives `12000000.0`"),
         ("llama", {"rope_scaling": {**LLAMA3, **ORIGINAL}}, "missing key `factor`"),

@@ -168,7 +168,8 @@ def _check_beside(
 
 def _check_width(file: Reading, name: str) -> None:
     """Raise `Invalid` if a file gives the share of a head that is rotated, and another number of dimensions."""
-    share = _mapping(file.given(_around(name)), name.removeprefix(_around(name))).get("partial_rotary_factor")
+    values = file.given(_around(name))
+    share = _mapping(values, name.removeprefix(_around(name))).get(SHARE, values.get(SHARE))
     width = file.given(WIDTH).get("") if file.knows(WIDTH) else None
     if width is not None and share is not None and width != file.compute(f"head_dim * {share}"):
         message = (
