@@ -167,7 +167,7 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
 
 
 def _signal(subject: Subject, one: Attends, memory: Tensor | None) -> Signal:
-    """What the keys of an attention are made of."""
+    """The signal that the keys of an attention are made of."""
     signal = subject.graph.node(one.path.partition(".")[0]).signals["input" if memory is None else "memory"]
     assert isinstance(signal, Signal)
     return signal
