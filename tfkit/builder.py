@@ -18,12 +18,13 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.first_loss import warn_of_first_losses
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import AnySpec, Graph, Node, load
+from tfkit.graph.inputs import fixed_lengths
 from tfkit.graph.pairs import masks_in_use, masks_of_pairs
 from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner
 from tfkit.initialize import initialize
 from tfkit.model import Model
-from tfkit.nn import Program, Value, is_token, may_read
+from tfkit.nn import Program, Value, is_token, may_read, of_length
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_layers, check_promises
@@ -227,6 +228,8 @@ def assemble(
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
+    fixed = {name: length for name, length in fixed_lengths(graph).items() if not graph.inputs[name].optional}
+    values |= {name: program.apply(name, of_length, values[name], length, name) for name, length in fixed.items()}
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
     values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))

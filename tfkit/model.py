@@ -111,6 +111,8 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
         yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")
     elif signal.type != "lengths" and value.size(1) == 0:
         yield ValueError(f"`{name}` must have at least one position, not {list(value.shape)}")
+    elif signal.length is not None and value.size(1) != signal.length:
+        yield ValueError(f"`{name}` must have {signal.length} positions, not {list(value.shape)}")
     elif signal.type == "tokens":
         wrong = wrong_tokens(graph, name, value)
         yield from [] if wrong is None else [wrong]

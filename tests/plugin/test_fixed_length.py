@@ -11,6 +11,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_model
 from tfkit.tools.common.inputs import random_inputs
+from tfkit.torch_private.torchscript import quiet
 
 from ..sampling import slow
 
@@ -99,6 +100,20 @@ def test_it_is_exported(format: str, file: Path, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("text", [CLASSES, CAPTIONS])
 def test_it_keeps_every_promise(text: str) -> None:
     check_model(tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS)
+
+
+def test_another_length_is_refused() -> None:
+    """By the model, by a script of it, and before the steps of decoding, which read the pixels once."""
+    classes, captions = (tfkit.build(tfkit.loads(text, plugins=PLUGINS)).eval() for text in TEXTS.values())
+    assert classes(torch.randn(2, 64, 3)).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"`pixels` must have 64 positions, not \[2, 16, 3\]"):
+        classes(torch.randn(2, 16, 3))
+    with quiet():
+        scripted = torch.jit.script(classes)
+    with pytest.raises(torch.jit.Error, match="pixels has 16 positions, but this model always reads 64"):
+        scripted(torch.randn(2, 16, 3))
+    with pytest.raises(ValueError, match="`pixels` has 16 positions, but this model always reads 64"):
+        tfkit.CachedModel(captions, length=8).start(2, pixels=torch.randn(2, 16, 3))
 
 
 def test_the_order_of_pixels_the_axes_of_kernels_and_the_type_of_what_is_read_once() -> None:

@@ -16,9 +16,10 @@ from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_lengths
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.model import BuiltModel, name_layer, wrong_inputs
-from tfkit.nn import Past, is_token
+from tfkit.nn import Past, is_token, of_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
 from tfkit.torch_private.tensors import leaves, map_nested
@@ -95,6 +96,9 @@ class CachedModel:
                 raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
             if value.dim() > 1 and value.shape[:2] != hidden:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
+            length = fixed_lengths(self._graph).get(name)
+            if length is not None and value.dim() > 1:
+                of_length(value, length, f"`{name}`")
         values = dict(inputs)
         if self._reading is not None:
             taken = inputs_of(self._reading)

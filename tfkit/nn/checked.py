@@ -60,6 +60,13 @@ def one_run(mask: Tensor) -> Tensor:
     return mask
 
 
+def of_length(x: Tensor, length: int, name: str) -> Tensor:
+    """The sequences [b, t, ...], unchanged; raises ValueError if they do not have that many positions."""
+    if x.size(1) != length:
+        raise ValueError(f"{name} has {x.size(1)} positions, but this model always reads {length}")
+    return x
+
+
 def within(tokens: Tensor, max_len: int) -> Tensor:
     """The tokens [b, t], unchanged; raises ValueError if a sequence, padding included, is longer than `max_len`."""
     if tokens.size(1) > max_len:
