@@ -136,7 +136,7 @@ def test_compare_specs_and_programs(folder: Path, run: Run, capsys: pytest.Captu
     example = {"tokens": torch.zeros(2, 16, dtype=torch.long)}
     torch.export.save(torch.export.export(model, (), kwargs=example), "exported.pt2")
     assert main(["compare", "my.yaml", "exported.pt2"]) == 0
-    assert "1 components compared" in capsys.readouterr().out
+    assert "1 component compared" in capsys.readouterr().out
 
 
 WRONG_CONFIGS = {

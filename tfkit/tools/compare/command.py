@@ -117,13 +117,15 @@ def _show_comparison(found: Comparison) -> None:
         [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if found.float64 else [])]
         for part in shown
     ]
-    show(table(columns, rows, right=columns[2:]), "")
+    if rows:
+        show(table(columns, rows, right=columns[2:]), "")
     if left := _not_compared(found):
         show(*left, "")
     returned = "the outputs cannot be compared"
     if found.difference is not None:
         returned = f"largest difference of the outputs: {found.difference:.1e}"
-    click.echo(f"{len(found.parts)} components compared; {returned}")
+    count = len(found.parts)
+    click.echo(f"{count or 'no'} component{'s' * (count != 1)} compared; {returned}")
     if found.equal:
         click.echo(f"equal to {found.tolerance:g}")
     if first is not None:

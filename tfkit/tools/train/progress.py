@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfkit.component import Callback, Training
+from tfkit.console.output import WIDTH
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -60,7 +61,8 @@ class Watch(Callback):
         self._since = time.perf_counter()
         self.numbers |= numbers
         if not self._quiet:
-            self._say(f"step {training.step:>7,}  " + "  ".join(f"{name} {one:.4f}" for name, one in numbers.items()))
+            for line in _lines(f"step {training.step:>7,}", [f"{name} {one:.4f}" for name, one in numbers.items()]):
+                self._say(line)
 
     def on_end(self, training: Training) -> None:
         self.stop()
@@ -76,6 +78,17 @@ class Watch(Callback):
             self._bar.console.print(text)
         else:
             click.echo(text, err=True)
+
+
+def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
+    """The parts behind the head, those that do not fit into the width of the text below the first ones."""
+    line = head
+    for part in parts:
+        if len(line) + 2 + len(part) > WIDTH and len(line) > len(head):
+            yield line
+            line = " " * len(head)
+        line += f"  {part}"
+    yield line
 
 
 def _bar() -> Progress:
