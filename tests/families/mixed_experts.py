@@ -125,7 +125,14 @@ MIXED_EXPERTS: dict[str, Case] = {
     ),
     "cohere2_moe_bare": Case(
         "cohere2_moe",
-        {**LLAMA, **WINDOW, "num_experts": 6, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+        {
+            **LLAMA,
+            **WINDOW,
+            "num_experts": 6,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "logit_scale": 0.5,
+        },
     ),
     "granitemoe_swa": Case(
         "granitemoe_swa",

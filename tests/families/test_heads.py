@@ -40,7 +40,7 @@ def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
 def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None:
     case = varied(name, CASES[name], tmp_path / "config")
-    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) > 3
+    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) >= 3
     prove(case, tmp_path)
 
 
