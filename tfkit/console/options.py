@@ -68,10 +68,9 @@ def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: 
 
 def forms_option(function: Any) -> Any:
     """The options `--markdown` and `--latex`."""
-    latex = click.option("--latex", "form", flag_value="latex", help="Print the result as LaTeX.")
-    return click.option("--markdown", "form", flag_value="markdown", help="Print the result as Markdown.")(
-        latex(function)
-    )
+    for name, words in (("latex", "LaTeX"), ("markdown", "Markdown")):
+        function = click.option(f"--{name}", "form", flag_value=name, help=f"Print the result as {words}.")(function)
+    return function
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)

@@ -88,6 +88,7 @@ class CachedModel:
         """
         wanted = self._parts.given_once
         _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
+        fixed = fixed_lengths(self._graph)
         for name, value in inputs.items():
             if value.dim() == 0:
                 raise ValueError(f"`{name}` has no rows: it is a single number")
@@ -96,9 +97,8 @@ class CachedModel:
                 raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
             if value.dim() > 1 and value.shape[:2] != hidden:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
-            length = fixed_lengths(self._graph).get(name)
-            if length is not None and value.dim() > 1:
-                of_length(value, length, f"`{name}`")
+            if name in fixed and value.dim() > 1:
+                of_length(value, fixed[name], f"`{name}`")
         values = dict(inputs)
         if self._reading is not None:
             taken = inputs_of(self._reading)

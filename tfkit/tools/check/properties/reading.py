@@ -112,9 +112,11 @@ def extents(subject: Subject) -> Iterator[Measured]:
     for padding in paddings:
         given = arguments(subject, subject.inputs(padding=padding))
         for one in subject.attentions:
-            gaps = one.path in given and _signal(subject, one, given[one.path][1].memory).gaps
-            if one.path in given and (padding == "none" or not gaps):  # a block's own mask is none of the inputs
-                yield from _extent(subject, one, *given[one.path], padding)
+            if one.path not in given:
+                continue
+            x, context, inputs = given[one.path]
+            if padding == "none" or not _signal(subject, one, context.memory).gaps:  # no input has a block's own mask
+                yield from _extent(subject, one, x, context, inputs, padding)
 
 
 def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Context, Inputs]]:
