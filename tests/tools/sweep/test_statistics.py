@@ -12,7 +12,8 @@ from scipy import stats
 
 from tfkit.errors import SpecError
 from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.results import Result, _compared
+from tfkit.tools.sweep.result import Result
+from tfkit.tools.sweep.results import _compared
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, least_p, paired
 
 EXPERIMENTS = 2000

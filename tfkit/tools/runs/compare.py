@@ -18,7 +18,8 @@ from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.equal import SIZES, unequal
 from tfkit.tools.sweep.page import differing, page
 from tfkit.tools.sweep.remarks import ended_early
-from tfkit.tools.sweep.results import Results, Side, compare
+from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.results import Side, compare
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import plan
 

@@ -10,7 +10,7 @@ from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, 
 from tfkit.tools.common.page import tag
 from tfkit.tools.common.units import short
 from tfkit.tools.sweep.laws import Scaling
-from tfkit.tools.sweep.results import Result
+from tfkit.tools.sweep.result import Result
 
 NAMES, ROW = 200.0, 30.0
 

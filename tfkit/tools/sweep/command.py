@@ -15,7 +15,7 @@ from tfkit.console.options import forms_option, json_option
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
-    from tfkit.tools.sweep.results import Results
+    from tfkit.tools.sweep.result import Results
     from tfkit.tools.sweep.sweep import Outline
 
 

@@ -19,7 +19,7 @@ from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.alike import word_of
 from tfkit.tools.sweep.charts import forest, scaling, seeds
-from tfkit.tools.sweep.results import Result, Results
+from tfkit.tools.sweep.result import Result, Results
 from tfkit.tools.train.record import read_facts
 
 STYLE = """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.statistics import ALPHA, least_p
-
-if TYPE_CHECKING:
-    from tfkit.tools.sweep.results import Result
 
 
 def remarks(arms: Sequence[Result]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The results of a sweep: what each arm reached, and how it differs from its baseline."""
+"""Arms compared: what each reached, and how it differs from its baseline."""
 
 from __future__ import annotations
 
@@ -10,60 +10,13 @@ from tfkit.errors import listing
 from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
-from tfkit.tools.sweep.laws import Scaling, scalings
+from tfkit.tools.sweep.laws import scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
-from tfkit.tools.sweep.statistics import Interval, Paired, holm, interval_of, paired
+from tfkit.tools.sweep.result import Reached, Result, Results
+from tfkit.tools.sweep.statistics import Paired, holm, interval_of, paired
 from tfkit.tools.sweep.tuning import Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The tokens that an arm needs for its baseline's last value, as a share of those that the baseline needs.
-
-    Attributes:
-        ratio: the geometric mean over seeds; None if no seed gets there.
-        interval: 95% of it; None for fewer than two seeds.
-        seeds: those that get there.
-    """
-
-    ratio: float | None
-    interval: Interval | None
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Result:
-    """An arm: its size, its runs, and its difference from its baseline; None for the baseline itself."""
-
-    name: str
-    variant: str
-    base: str
-    parameters: int
-    flops: int
-    tokens: int
-    mean: float | None
-    speed: float | None
-    memory: int | None
-    tuned: Tuned | None
-    curves: tuple[Curve, ...]
-    difference: Paired | None = None
-    reached: Reached | None = None
-    verdict: str | None = None
-
-
-@dataclass(frozen=True)
-class Results:
-    """All arms of a sweep, the laws of its variants, remarks, and the errors of runs by their folders."""
-
-    name: str
-    on: str
-    lower: bool
-    arms: tuple[Result, ...]
-    laws: tuple[Scaling, ...]
-    notes: tuple[str, ...]
-    errors: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import click
 
 from tfkit.console.output import show, table
 from tfkit.tools.sweep import tables
-from tfkit.tools.sweep.results import Results
+from tfkit.tools.sweep.result import Results
 
 FORMS = {"markdown": tables.markdown, "latex": tables.latex}
 

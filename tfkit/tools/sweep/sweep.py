@@ -16,7 +16,8 @@ from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.laws import check_laws
-from tfkit.tools.sweep.results import Results, results
+from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
 from tfkit.tools.sweep.tuning import Tuned, Tuning
 from tfkit.tools.sweep.work import is_complete, missing, work

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.laws import Scaling
-from tfkit.tools.sweep.results import Result, Results
+from tfkit.tools.sweep.result import Result, Results
 from tfkit.tools.sweep.statistics import Interval
 
 NONE = "-"

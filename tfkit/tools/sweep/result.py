@@ -1,0 +1,58 @@
+"""The results of a comparison, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.laws import Scaling
+from tfkit.tools.sweep.statistics import Interval, Paired
+from tfkit.tools.sweep.tuning import Tuned
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The tokens that an arm needs for its baseline's last value, as a share of those that the baseline needs.
+
+    Attributes:
+        ratio: the geometric mean over seeds; None if no seed gets there.
+        interval: 95% of it; None for fewer than two seeds.
+        seeds: those that get there.
+    """
+
+    ratio: float | None
+    interval: Interval | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """An arm: its size, its runs, and its difference from its baseline; None for the baseline itself."""
+
+    name: str
+    variant: str
+    base: str
+    parameters: int
+    flops: int
+    tokens: int
+    mean: float | None
+    speed: float | None
+    memory: int | None
+    tuned: Tuned | None
+    curves: tuple[Curve, ...]
+    difference: Paired | None = None
+    reached: Reached | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All arms of a sweep, the laws of its variants, remarks, and the errors of runs by their folders."""
+
+    name: str
+    on: str
+    lower: bool
+    arms: tuple[Result, ...]
+    laws: tuple[Scaling, ...]
+    notes: tuple[str, ...]
+    errors: dict[str, str]
