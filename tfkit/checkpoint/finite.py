@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
             f"{_name(values.dtype)}, the type of the file, holds them",
         )
     bad, first = _count(values, kind)
-    place = [int(one) for one in torch.unravel_index(torch.tensor(first), values.shape)][: tensor.dim()]
+    place = [int(one) for one in np.unravel_index(first, values.shape)][: tensor.dim()]
     message = f"tensor {quoted(name)} of {shown(file)} has {what}"
     note = f"{bad:,} in all; the first is {values.flatten()[first].item()} at {place}"
     raise SpecError(Diagnostic(message, notes=(note,), help=help))

@@ -184,9 +184,9 @@ class Trainer:
         """
         seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
-        sequences, count = len(batch.targets), self._processes.sum(torch.tensor(batch.count)).clamp(min=1).item()
+        count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
-        for start in range(0, sequences, self.micro_batch):
+        for start in range(0, len(batch.targets), self.micro_batch):
             inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
             with self._computing():
                 part = self.loss(inputs, targets) / count
