@@ -67,6 +67,11 @@ def of_length(x: Tensor, length: int, name: str) -> Tensor:
     return x
 
 
+def of_length_if_given(x: Tensor | None, length: int, name: str) -> Tensor | None:
+    """An optional input, unchanged; see `of_length`."""
+    return None if x is None else of_length(x, length, name)
+
+
 def within(tokens: Tensor, max_len: int) -> Tensor:
     """The tokens [b, t], unchanged; raises ValueError if a sequence, padding included, is longer than `max_len`."""
     if tokens.size(1) > max_len:
