@@ -69,8 +69,9 @@ PARTICULAR = {
     "mqa-steps-rope_partial-layernorm_no_bias-memory-sandwich-silu": "contexts, of which one has a temperature",
 }
 """What is particular about them."""
-ALL_VALUES = [row for row in ROWS if row in CHOSEN or name_of(row) in PARTICULAR]
-MODELS |= {name_of(row): lambda row=row: load(spec_of(row)) for row in ALL_VALUES}  # type: ignore[misc]
+ALL_VALUES = {name_of(row): row for row in ROWS if row in CHOSEN or name_of(row) in PARTICULAR}
+"""Rows whose values are scripted in `components/test_matrix.py`, too."""
+MODELS |= {name: lambda row=row: load(spec_of(row)) for name, row in ALL_VALUES.items()}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,8 @@ MODELS |= {name_of(row): lambda row=row: load(spec_of(row)) for row in ALL_VALUE
 def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()
     assert check(graph, eject(graph), alone).ran
-    assert export(tfkit.build(graph), tmp_path / "model.ts").difference <= 1e-5
+    if name not in ALL_VALUES:
+        assert export(tfkit.build(graph), tmp_path / "model.ts").difference <= 1e-5
     found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
     assert (found.total.flops_forward, found.total.flops_backward) == counted(graph)
     assert found.total.parameters == count_params(graph).total
