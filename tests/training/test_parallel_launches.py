@@ -61,7 +61,7 @@ def check(found: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "sets"),
-    [(2, []), (2, ["machine.micro_batch=1"]), (4, []), (4, ["machine.shard=2"]), (4, ["machine.shard=1"])],
+    [(2, []), (2, ["machine.micro_batch=1"]), (4, ["machine.shard=2"]), (4, ["machine.shard=1"])],
 )
 def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: int, sets: list[str]) -> None:
     name = "-".join([str(processes), *sets])
@@ -102,7 +102,7 @@ def test_dropout_and_all_continue_with_the_same_bits_for_the_same_number(folder:
 
 
 def test_launches_end_well_every_time(folder: Path) -> None:
-    for number in range(8):
+    for number in range(4):
         out = launched(folder, 2, "small.yaml", "-o", f"again-{number}", "--json", *options(*SETS, "steps=2"))
         assert '"ended": "finished"' in out
 
@@ -175,7 +175,7 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
     assert f"continued after step {newest}" in errors
 
 
-DEATHS = 6
+DEATHS = 4
 
 
 def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:
@@ -222,11 +222,9 @@ def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
     assert latest(folder / "told") == last
 
 
-WRONG = {
+WRONG = {  # found by the spec, by a step, by the processes together
     "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
     "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
-    "a callback that does not fit": ("callbacks={kind: stop_at, metric: test.loss, below: 1}", "has no `test.loss`"),
-    "a device": ("machine.device=cuda", "`cuda` cannot be used here"),
     "a number of processes": ("machine.shard=3", "3 processes are to share the weights, but there are 2"),
 }
 
