@@ -31,13 +31,14 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, see `profile_models`."""
+    """The settings of one model's run, see `profile_models`."""
 
     device: torch.device
     mode: Mode
     dtype: torch.dtype
     compile: bool
     batch: int
+    length: int
     steps: int
     warmup: int
     weights: Path | None
