@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfkit.graph.expand import Graph, load
@@ -58,9 +58,34 @@ COVERING = tuple(
 """Together they have every word and every key that the graphs of all specs have, each in its block, chosen greedily."""
 
 
-def covering(*quick: str) -> list[Any]:
-    """`COVERING`, as parameters of a test; slow are those that are not among the `quick` ones."""
-    names = dict.fromkeys((*COVERING, *sorted(quick)))
+OPERATIONS = (
+    "a_x_k1",
+    "apertus_8b",
+    "block_512",
+    "fsmt_wmt19_en_ru",
+    "gpt_oss_20b",
+    "minicpm3_4b",
+    "mistral4",
+    "t5_small",
+    "t5gemma_2b_2b",
+)
+"""Together they have every operation of torch that the reduced `COVERING` run, whole and in steps."""
+PROGRAMS = (
+    *OPERATIONS,
+    "falcon_7b",
+    "falcon_rw_1b",
+    "flint",
+    "gpt_neo_125m",
+    "gpt_neox_japanese_2_7b",
+    "modernbert_base",
+    "ultrabert",
+)
+"""And every block, and every attention of a block with each of its positions and of its masks."""
+
+
+def covering(*quick: str, among: Iterable[str] = COVERING) -> list[Any]:
+    """Specs, as parameters of a test; slow are those that are not among the `quick` ones."""
+    names = dict.fromkeys((*among, *sorted(quick)))
     return chosen(names, quick)
 
 

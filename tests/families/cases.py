@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 from .case import Case
 from .decoders import DECODERS
 from .encoders import ENCODERS
@@ -20,6 +23,14 @@ CASES: dict[str, Case] = {
     **MIXED_EXPERTS,
     **LATENT_KIN,
 }
+
+
+def earlier(name: str) -> Iterator[str]:
+    """The cases before this one that are of its family: what they have tried need not be tried again."""
+    family = (CASES[name].model_type, CASES[name].family)
+    before = takewhile(lambda other: other != name, CASES)
+    return (other for other in before if (CASES[other].model_type, CASES[other].family) == family)
+
 
 QUICK = frozenset(
     """

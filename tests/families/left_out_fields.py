@@ -15,8 +15,9 @@ from tfkit.component import ABSENT
 from tfkit.errors import SpecError
 from tfkit.graph.meaning import meaning_of
 
+from .cases import earlier
 from .changed_fields import NOT_THE_MODEL, quiet
-from .config_mutations import Mutation, config_of, imported
+from .config_mutations import Mutation, at, config_of, imported
 
 Verdict = Literal["equal", "required", "refused", "illegal", "wrong"]
 
@@ -67,5 +68,7 @@ def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | N
 
 
 def outcomes(name: str, folder: Path) -> dict[str, tuple[Verdict, str]]:
-    """The outcome for each field of a case."""
-    return {".".join(place): verdict(name, place, folder) for place in places(config_of(name))}
+    """The outcome for each field of a case that no earlier case of its family has with that value."""
+    tried = [(place, at(config_of(other), place)) for other in earlier(name) for place in places(config_of(other))]
+    own = [place for place in places(config_of(name)) if (place, at(config_of(name), place)) not in tried]
+    return {".".join(place): verdict(name, place, folder) for place in own}

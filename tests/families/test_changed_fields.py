@@ -13,7 +13,7 @@ from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import chosen
-from .cases import CASES
+from .cases import CASES, earlier
 from .changed_fields import outcomes
 
 QUICK = {"gpt2"}
@@ -30,10 +30,10 @@ EXCEPT = {
 
 @pytest.mark.parametrize("name", chosen(sorted(CASES), QUICK))
 def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
-    found = outcomes(CASES[name], tmp_path)
+    found = outcomes(name, tmp_path)
     wrong = {change: why for change, (verdict, why) in found.items() if verdict in ("wrong", "crashed")}
     assert {change: why for change, why in wrong.items() if not excepted(f"{name} {change}")} == {}
-    assert any(verdict == "equal" for verdict, _ in found.values())
+    assert any(earlier(name)) or any(verdict == "equal" for verdict, _ in found.values())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import chosen
-from .cases import CASES
+from .cases import CASES, earlier
 from .config_mutations import Mutation, config_of
 from .left_out_fields import outcomes
 
@@ -32,7 +32,7 @@ def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path
     found = outcomes(name, tmp_path)
     wrong = {f"{name} {field}": why for field, (verdict, why) in found.items() if verdict == "wrong"}
     assert {one: why for one, why in wrong.items() if not any(fnmatchcase(one, known) for known in EXCEPT)} == {}
-    assert sum(verdict == "equal" for verdict, _ in found.values()) > 5
+    assert any(earlier(name)) or sum(verdict == "equal" for verdict, _ in found.values()) > 5
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypat
     monkeypatch.setattr(measure, "build_with_weights", build)
     arguments = ["--device", "cpu", "--steps", "2", "--warmup", "0", "--length", "4"]
     run("profile", "out", "small.yaml", "--mode", "prefill", *arguments, stderr=True)
-    assert read == [Path("out")]
+    assert read == [Path("out"), None]
 
 
 def test_the_published_layout_is_a_folder_too_and_keeps_the_tokenizer(folder: Path, run: Run) -> None:

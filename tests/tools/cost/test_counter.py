@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -104,3 +105,17 @@ def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
         else:
             F.scaled_dot_product_attention(q, q, q, mask)
     assert sum(watch.tally(watch.place).read.values()) == q.nbytes + mask.nbytes
+
+
+def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
+    def attend(q: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, q, q, mask), q, q, mask)
+
+    q, mask = torch.randn(2, 4, 6, 8, requires_grad=True), torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    kept: dict[int, Tensor] = {}
+    with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
+        attend(q, mask)
+    watch = Watch([])
+    with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, lambda x: x):
+        attend(q.to("meta"), mask.to("meta"))
+    assert watch.tally(watch.place).saved == sum(one.untyped_storage().nbytes() for one in kept.values())

@@ -1,30 +1,14 @@
-"""Small models: what an exporter needs grows with their layers, and there are many specs."""
+"""Models of one layer, as what an exporter needs grows with the layers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from torch import fx
 
 import tfkit
 
-from ...small_specs import reduced
-
 PLUGINS = Path(__file__).parent / "plugins"
-
-
-SEEN: dict[object, str] = {}
-"""The specs that were exported in this session, by format and graph."""
-
-
-def distinct(name: str, format: str) -> tfkit.Graph:
-    """A shipped spec at a reduced size; skips where another one was the same at that size."""
-    graph = reduced(name)
-    first = SEEN.setdefault((format, repr(graph.nodes), repr(graph.inputs)), name)
-    if first != name:
-        pytest.skip(f"reduced, it is {first}")
-    return graph
 
 
 def one_layer(ffn: str = "gelu", *, block: str = "decoder", vocab_size: int = 40) -> fx.GraphModule:

@@ -13,8 +13,8 @@ from tfkit.tools.export.export import check_format, export
 from ...small_specs import reduced
 from .odd import one_layer
 
-SOME = ("bert_base", "bloom_560m", "gemma2_9b", "llama3_8b", "mixtral_8x7b", "t5_small")
-"""A minute or more each; what is compiled are the programs of `test_pt2.py`, which has them all."""
+SOME = ("gpt_oss_20b", "t5_small")
+"""Experts, a window and sinks; encoder and decoder. What is compiled are the programs of `test_pt2.py`."""
 
 
 @pytest.mark.slow

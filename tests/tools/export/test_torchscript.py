@@ -16,14 +16,15 @@ from tfkit.spec.render import render
 from tfkit.tools.export.export import Exported, check_format, export
 from tfkit.tools.export.torchscript import TorchScript
 
-from ...small_specs import covering, reduced
+from ...small_specs import PROGRAMS, covering, reduced
 
 QUICK = ("bloom_560m", "t5_small")
 """ALiBi, and encoder and decoder."""
 
 
-@pytest.mark.parametrize("name", covering(*QUICK))
-def test_every_spec(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", covering(*QUICK, among=PROGRAMS))
+def test_a_spec(name: str, tmp_path: Path) -> None:
+    """Every option of a component is scripted in `components/test_matrix.py`."""
     model = tfkit.build(reduced(name))
     exported = export(model, tmp_path / "model.ts")
     assert exported.difference <= 1e-5

@@ -46,6 +46,8 @@ class OwnKernels(TorchFunctionMode):
         **__: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
         """The arguments of the fused kernel, however it was called; None if there is none."""
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = attn_mask.to(query.dtype)  # each call of the kernel adds numbers, and keeps them
         learned = attn_mask is not None and attn_mask.requires_grad
         fused = self.cuda or (dropout_p == 0 and not learned and query.size(3) == value.size(3))
         return (query, key, value, attn_mask) if fused else None
