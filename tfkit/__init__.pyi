@@ -76,6 +76,7 @@ from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
 from tfkit.errors import LeftOutWarning as LeftOutWarning
+from tfkit.errors import NotFiniteWarning as NotFiniteWarning
 from tfkit.errors import SpecError as SpecError
 from tfkit.graph.expand import Graph as Graph
 from tfkit.graph.expand import load as load

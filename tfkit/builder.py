@@ -24,7 +24,7 @@ from tfkit.graph.places import place_of
 from tfkit.graph.tables import table_owner
 from tfkit.initialize import initialize
 from tfkit.model import Model
-from tfkit.nn import Program, Value, is_token, may_read, of_length
+from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_layers, check_promises
@@ -228,8 +228,9 @@ def assemble(
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
-    fixed = {name: length for name, length in fixed_lengths(graph).items() if not graph.inputs[name].optional}
-    values |= {name: program.apply(name, of_length, values[name], length, name) for name, length in fixed.items()}
+    for name, length in fixed_lengths(graph).items():
+        check = of_length_if_given if graph.inputs[name].optional else of_length
+        values[name] = program.apply(name, check, values[name], length, name)
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
     values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))

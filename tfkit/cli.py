@@ -21,7 +21,7 @@ from tfkit.console.commands import Command, Group
 from tfkit.console.completion import VARIABLE, answer
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
-from tfkit.errors import FirstLossWarning, LeftOutWarning, SpecError, quoted
+from tfkit.errors import FirstLossWarning, LeftOutWarning, NotFiniteWarning, SpecError, quoted
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 BY_SIGNAL = 128
@@ -123,7 +123,7 @@ def _drop_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning):
+        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning, NotFiniteWarning):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as wrong:

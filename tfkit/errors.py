@@ -128,6 +128,10 @@ class LeftOutWarning(UserWarning):
     """A file has tensors that the model leaves out: what is saved of it lacks them."""
 
 
+class NotFiniteWarning(UserWarning):
+    """Weights that were written have values that are infinite or NaN: they are kept, but do not load."""
+
+
 class SpecError(ValueError):
     """The errors of a spec, in file order and without repetitions, as `diagnostics`."""
 

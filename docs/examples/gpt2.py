@@ -185,7 +185,7 @@ class Gpt2(nn.Module):
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
         if tokens_mask is not None and tokens_mask.is_floating_point():
             raise ValueError(
-                "tokens_mask is not bool or 0 and 1, with 1 for a token; of an additive mask, give `mask == 0`"
+                "tokens_mask is not bool or 0 and 1, with 1 for a token: `mask.bool()`; if additive, `mask == 0`"
             )
         tokens_mask = None if tokens_mask is None else tokens_mask.to(torch.bool)
         decoder = self.decoder(self.embedding(tokens, mask=tokens_mask), mask=tokens_mask)  # [b, t, 768]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tfkit.checkpoint import files
-from tfkit.checkpoint.files import Checkpoint, check_finite
+from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.header import DTYPES, MAX_HEADER, TensorInfo
 from tfkit.errors import SpecError
 from tfkit.spec.folder import INDEX, WEIGHTS
@@ -248,31 +248,3 @@ def test_files_that_change_or_vanish() -> None:
         with pytest.raises(SpecError) as error:
             checkpoint.read("down")
         assert str(error.value) == changed
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [one for one in DTYPES.values() if one.is_floating_point or one.is_complex])
-def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
-    tensor = torch.ones(3, 4).to(dtype)
-    check_finite("w", tensor, Path("f.safetensors"))
-    check_finite("w", tensor[:0], Path("f.safetensors"))
-    if not torch.tensor(value).to(dtype).to(torch.complex64).isfinite():
-        tensor[1, 2] = tensor[2, 0] = value
-        with pytest.raises(SpecError) as error:
-            check_finite("w", tensor, Path("f.safetensors"))
-        shown = "nan" if dtype == torch.float8_e4m3fn else value
-        assert str(error.value) == (
-            "error: tensor `w` of `f.safetensors` has 2 values that are infinite or NaN\n"
-            f"   = the first is {shown} at [1, 2]"
-        )
-
-
-def test_finite_in_the_last_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHUNK", 5)
-    tensor = torch.zeros(3, 7)
-    tensor[2, 6] = torch.inf
-    with pytest.raises(SpecError, match=r"the first is inf at \[2, 6\]"):
-        check_finite("w", tensor, Path("f"))
-    with pytest.raises(SpecError, match=r"the first is nan at \[\]"):
-        check_finite("w", torch.tensor(torch.nan), Path("f"))
-    check_finite("w", torch.tensor([2**31 - 1, -5]), Path("f"))

@@ -205,3 +205,13 @@ def test_autocast(name: str) -> None:
     graph = tfkit.loads(SPECS[name])
     with torch.autocast("cpu", torch.bfloat16):
         check_cached(build(graph), example_inputs(graph, length=12), tolerance=0.05)
+
+
+def test_the_device_of_new_tensors_changes_nothing() -> None:
+    model, tokens = build(SPECS["prefix"]), torch.tensor([[3, 4, 5], [6, 7, 8]])
+    known = torch.tensor([2, 3])
+    with torch.device("meta"):
+        cached = CachedModel(model, length=8)
+        cached.start(2, known=known)
+        found = cached(tokens)
+    torch.testing.assert_close(found, model(tokens, known))

@@ -274,3 +274,11 @@ def break_at() -> Callable[[nn.Module, int], None]:
         module.register_forward_hook(hook)
 
     return install
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.9, "n_samples": 2}], ids=["greedy", "drawn"])
+def test_the_device_of_new_tensors_changes_nothing(model: torch.fx.GraphModule, sampling: dict[str, Any]) -> None:
+    want = generate(model, [[5, 9, 2], [7]], max_new_tokens=4, **sampling)
+    with torch.device("meta"):
+        found = generate(model, [[5, 9, 2], [7]], max_new_tokens=4, **sampling)
+    assert torch.equal(found.tokens, want.tokens)

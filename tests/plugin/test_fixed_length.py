@@ -50,6 +50,16 @@ graph:
   decoder: {<<: *stack, block: decoder, input: embedding, memory: encoder}
   logits: {block: lm_head, tie: embedding}
 """
+TYPES = """\
+tfkit: 1
+name: typed
+d_model: 16
+vocab_size: 23
+inputs: {tokens: {type: tokens, length: 4}, types: {type: tokens, length: 4, optional: true}}
+graph:
+  embedding: {block: embedding, input: tokens, tables: {types: 2}}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+"""
 TEXTS = {"classes": CLASSES, "captions": CAPTIONS}
 FORMATS = ["torchscript", "pt2", "onnx"]
 
@@ -114,6 +124,18 @@ def test_another_length_is_refused() -> None:
         scripted(torch.randn(2, 16, 3))
     with pytest.raises(ValueError, match="`pixels` has 16 positions, but this model always reads 64"):
         tfkit.CachedModel(captions, length=8).start(2, pixels=torch.randn(2, 16, 3))
+
+
+def test_another_length_of_an_optional_input_is_refused() -> None:
+    model, tokens = tfkit.build(tfkit.loads(TYPES)).eval(), torch.ones(2, 4, dtype=torch.long)
+    assert not torch.equal(model(tokens), model(tokens, tokens))
+    with pytest.raises(ValueError, match=r"`types` must have 4 positions, not \[2, 1\]"):
+        model(tokens, tokens[:, :1])
+    with quiet():
+        scripted = torch.jit.script(model)
+    assert torch.equal(scripted(tokens), model(tokens))
+    with pytest.raises(torch.jit.Error, match="types has 1 positions, but this model always reads 4"):
+        scripted(tokens, tokens[:, :1])
 
 
 def test_the_order_of_pixels_the_axes_of_kernels_and_the_type_of_what_is_read_once() -> None:

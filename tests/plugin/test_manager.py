@@ -127,7 +127,7 @@ def test_the_environment_goes_before_what_is_installed(
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("lab").resolve()))
     plugins = load(entry_points=True)
     assert kinds(plugins) == ["new"]
-    assert origins(plugins)["tfkit-one"].endswith("project, by TFKIT_PLUGIN_DIR (instead of the installed 0.1.0)")
+    assert origins(plugins)["tfkit-one"].endswith("project, by TFKIT_PLUGIN_DIR (instead of 0.1.0, installed)")
 
 
 def test_the_environment_runs_nothing_that_lies_where_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +178,31 @@ def test_a_wanted_plugin_that_is_off_or_broken() -> None:
     assert "it is switched off: by `--disable one`" in how_to_get("one", load("plugins", disabled=["one"]), ())
 
 
-def test_files_of_one_name_in_two_folders() -> None:
+def test_two_plugins_of_one_name() -> None:
     write("a/same.py", plugin("one"))
-    write("b/same.py", plugin("two"))
-    assert kinds(load("a", "b")) == ["one", "two"]
+    project("b/project", "Same", "same_project")
+    with pytest.raises(SpecError) as caught:
+        load("a", "b")
+    assert str(caught.value) == inspect.cleandoc("""
+        error: there are 2 plugins named `same`
+           = a/same.py
+           = 0.1.0 b/project
+           = help: rename one, or move it away
+    """)
+    assert load("a", "b", disabled=["same"]).disabled == ("same", "Same")
+    assert kinds(load("a")) == ["one"]
+
+
+def test_two_installed_versions(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    install("tfkit-one", "0.1.0", plugin("one"))
+    first = write("first/tfkit_one.py", plugin("first")).parent
+    Path("site/tfkit_one-0.1.0.dist-info").rename(first / "tfkit_one-0.1.0.dist-info")
+    install("tfkit-one", "0.2.0", plugin("second"))
+    monkeypatch.setattr(sys, "path", [str(first.resolve()), *sys.path])
+    monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
+    plugins = load(entry_points=True)
+    assert "first" in kinds(plugins)
+    assert origins(plugins)["tfkit-one"] == f"entry point (instead of 0.2.0, in {Path('site').resolve()})"
 
 
 def test_a_file_does_not_shadow_a_module() -> None:
@@ -229,7 +250,7 @@ def test_project_beside_the_same_installed(install: Callable[..., None]) -> None
     write("plugins/one/local_one.py", plugin("local"))
     plugins = load("plugins", entry_points=True)
     assert kinds(plugins) == ["local"]
-    assert origins(plugins)["TFKit_One"] == "plugins/one (instead of the installed 0.1.0)"
+    assert origins(plugins)["TFKit_One"] == "plugins/one (instead of 0.1.0, installed)"
 
 
 def test_project_of_the_same_version_installed(install: Callable[..., None]) -> None:

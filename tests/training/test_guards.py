@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tfkit.component import Callback
 from tfkit.errors import SpecError
 from tfkit.training.loop import Trainer
 
@@ -79,6 +80,22 @@ def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> N
     assert same(trainer.model.state_dict(), continued.model.state_dict())
     with pytest.raises(SpecError, match="step 6 has a loss"):
         planted(tmp_path, Memory(part.saved), (3, 5, 6), skip).train()
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer = Trainer(small_run(tmp_path, "checkpoint={every: 2}"), memory)
+
+    class Spoil(Callback):
+        def on_step(self, training: object, numbers: object) -> None:
+            if trainer.step == 8:
+                trainer.model.get_parameter("decoder.layers.1.ffn.up.weight").data[3] = torch.inf
+
+    trainer._watchers = (Spoil(),)
+    with pytest.raises(SpecError, match=r"after step 8 the weight `decoder.layers.1.ffn.up.weight` is not finite"):
+        trainer.train()
+    assert memory.saved is not None
+    assert memory.saved.step == 6
 
 
 @contextmanager

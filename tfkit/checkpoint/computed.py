@@ -46,7 +46,7 @@ def agrees(stored: Tensor, expected: Tensor) -> bool:
 
 def _counts(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
     """Positions from 0."""
-    return torch.arange(stored.size(-1)).expand(stored.shape)
+    return torch.arange(stored.size(-1), device=stored.device).expand(stored.shape)
 
 
 def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) ->
     steps = stack.layers[number].steps if stack is not None and number < len(stack.layers) else ()
     left = next((step.mask.left for step in steps if step.mask is not None), None)
     n = stored.size(-1)
-    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    mask = torch.ones(n, n, dtype=torch.bool, device=stored.device).tril()
     return (mask if left is None else mask.triu(-left)).expand(stored.shape)
 
 
@@ -71,13 +71,13 @@ def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> T
     if path not in model.meta["components"]:
         return torch.empty(0)
     offset = int(_number(model, f"{path}.offset", 0))
-    table: Tensor = model.get_submodule(path)(torch.arange(stored.size(0))[None] - offset)[0]
+    table: Tensor = model.get_submodule(path)(torch.arange(stored.size(0), device=stored.device)[None] - offset)[0]
     return torch.cat((stored[:offset].to(table), table[offset:]))
 
 
 def _rotary_table(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
     """The sines and then the cosines of the angles of the rotary positions at `path`, a row for each position."""
-    angles = torch.arange(stored.size(0))[:, None] * _frequencies(model, path)
+    angles = torch.arange(stored.size(0), device=stored.device)[:, None] * _frequencies(model, path)
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
@@ -90,7 +90,7 @@ def _frequencies(model: fx.GraphModule, path: str) -> Tensor:
     attention = value_at(model.meta["graph"].spec.model, path.rpartition(".")[0])
     head = attention.head_width if isinstance(attention, AttentionConfig) else 0
     width = _number(model, f"{path}.width", head)
-    return _number(model, f"{path}.theta") ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return _number(model, f"{path}.theta") ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
 def _number(model: fx.GraphModule, path: str, default: float = math.nan) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -32,8 +31,6 @@ MAPPED = 2**25
 """A file is mapped anew after this many bytes, so that data which was read and is held no longer leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """The errors that safetensors and torch raise if a file cannot be mapped."""
-CHUNK = 2**20
-"""The number of values checked together, if torch has no kernel that works without a copy."""
 
 
 class Checkpoint:
@@ -134,28 +131,6 @@ class Checkpoint:
             raise unreadable(path, error) from error
         if now != self._headers[path].stamp:
             raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load it anew"))
-
-
-def check_finite(name: str, tensor: Tensor, file: Path) -> None:
-    """Raise SpecError, with the place, if a floating-point tensor has a value that is infinite or NaN.
-
-    No copy is made: memory stays as it is.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
-        return
-    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if values.itemsize > 1 and all(bound.isfinite() for bound in values.aminmax()):
-        return
-    bad, first = 0, None
-    for index, chunk in enumerate(values.flatten().split(CHUNK)):
-        wrong = ~chunk.float().isfinite() if values.itemsize == 1 else ~chunk.isfinite()
-        if first is None and wrong.any():
-            first = index * CHUNK + int(wrong.int().argmax())
-        bad += int(wrong.sum())
-    if first is not None:
-        place = [int(one) for one in torch.unravel_index(torch.tensor(first), values.shape)][: tensor.dim()]
-        message = f"tensor {quoted(name)} of {shown(file)} has {bad:,} values that are infinite or NaN"
-        raise SpecError(Diagnostic(message, notes=(f"the first is {values.flatten()[first].item()} at {place}",)))
 
 
 def _in_folder(folder: Path) -> Path:

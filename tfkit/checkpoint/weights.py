@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.checkpoint.computed import Expected, agrees
-from tfkit.checkpoint.files import Checkpoint, check_finite
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.finite import check_finite
 from tfkit.checkpoint.names import matcher
 from tfkit.checkpoint.pattern import Pattern
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -139,10 +140,14 @@ class WeightMap:
         """The model's tensors of a link."""
         return [self.places[name].view(state)[link.index] for name in link.own]
 
-    def check_values(self, checkpoint: Checkpoint) -> None:
-        """Raise SpecError if a file's values are not finite, or differ from those that a tie or a constant requires."""
-        for name in dict.fromkeys(name for link in self.links for name in link.file):
-            check_finite(name, checkpoint.read(name), checkpoint.names[name].file)
+    def check_values(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
+        """Raise SpecError if a file has values that the model cannot take.
+
+        They are not finite, or beyond the model's type, or not those that a tie or a constant requires.
+        """
+        types = {name: self.views(link, state)[0].dtype for link in self.links for name in link.file}
+        for name, dtype in types.items():
+            check_finite(name, checkpoint.read(name), checkpoint.names[name].file, dtype)
         self._check_others(checkpoint)
 
     @torch.no_grad()
@@ -154,9 +159,9 @@ class WeightMap:
         order = {name: number for number, name in enumerate(checkpoint.names)}
         for link in sorted(self.links, key=lambda link: order[link.file[0]]):
             found = [checkpoint.read(name) for name in link.file]
-            for name, tensor in [] if checked else zip(link.file, found, strict=True):
-                check_finite(name, tensor, checkpoint.names[name].file)
             views = self.views(link, state)
+            for name, tensor in [] if checked else zip(link.file, found, strict=True):
+                check_finite(name, tensor, checkpoint.names[name].file, views[0].dtype)
             if link.pattern is not None:
                 found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
             for view, tensor in zip(views, found, strict=True):

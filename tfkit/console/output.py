@@ -56,13 +56,14 @@ def show(*parts: RenderableType) -> None:
 
 
 @contextmanager
-def said(category: type[Warning]) -> Iterator[None]:
-    """Print warnings of this kind like any other text for the user, after the progress message has ended."""
+def said(*categories: type[Warning]) -> Iterator[None]:
+    """Print warnings of these kinds like any other text for the user, after the progress message has ended."""
     with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", category)
+        for category in categories:
+            warnings.simplefilter("always", category)
         yield
     for one in found:
-        if issubclass(one.category, category):
+        if issubclass(one.category, categories):
             click.echo(f"warning: {one.message}", err=True)
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -244,11 +244,11 @@ class CachedModel:
 
     def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Raise ValueError if a prefix, which every query reads, is longer than the first piece."""
-        count = torch.full((tokens.size(0),), tokens.size(1)) if mask is None else mask.sum(dim=1)
+        counts = [tokens.size(1)] * tokens.size(0) if mask is None else mask.sum(dim=1).tolist()
         for name in self._parts.given_once:
             if self._graph.inputs[name].type != "lengths":
                 continue
-            for wanted, found in zip(self._always[name].tolist(), count.tolist(), strict=True):
+            for wanted, found in zip(self._always[name].tolist(), counts, strict=True):
                 if wanted > found:
                     raise ValueError(
                         f"`{name}` is {wanted}, and the first piece has {found} tokens: it is read at once"

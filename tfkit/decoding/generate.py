@@ -235,9 +235,9 @@ def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
     if not rows:
         raise ValueError("there is no prompt: one is [[1, 2, 3]]")
     width = max(map(len, rows))
-    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
-    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], dtype=torch.bool)
-    return tokens, mask
+    tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
+    mask = [[False] * (width - len(row)) + [True] * len(row) for row in rows]
+    return torch.tensor(tokens, dtype=torch.long, device="cpu"), torch.tensor(mask, dtype=torch.bool, device="cpu")
 
 
 def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:

@@ -138,4 +138,4 @@ def drawn(scores: Tensor, draws: Tensor) -> Tensor:
 
 def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
     generator = generator_of(seed, f"{prompt}/{sample}", "cpu")
-    return torch.randint(GRID, (steps,), generator=generator).double() / GRID
+    return torch.randint(GRID, (steps,), generator=generator, device="cpu").double() / GRID

@@ -4,6 +4,7 @@ from tfkit.nn.checked import can_look as can_look
 from tfkit.nn.checked import is_token as is_token
 from tfkit.nn.checked import may_read as may_read
 from tfkit.nn.checked import of_length as of_length
+from tfkit.nn.checked import of_length_if_given as of_length_if_given
 from tfkit.nn.checked import one_run as one_run
 from tfkit.nn.checked import within as within
 from tfkit.nn.context import Cache as Cache

@@ -30,7 +30,7 @@ def may_read(mask: Tensor | None, name: str) -> Tensor | None:
         ValueError: the mask, which the error calls `name`, is neither bool nor 0 and 1.
     """
     if mask is not None and (mask.is_floating_point() or (can_look(mask) and not zeros_and_ones(mask))):
-        raise ValueError(f"{name} is not bool or 0 and 1, with 1 for a token; of an additive mask, give `mask == 0`")
+        raise ValueError(f"{name} is not bool or 0 and 1, with 1 for a token: `mask.bool()`; if additive, `mask == 0`")
     return None if mask is None else mask.to(torch.bool)
 
 
@@ -65,6 +65,11 @@ def of_length(x: Tensor, length: int, name: str) -> Tensor:
     if x.size(1) != length:
         raise ValueError(f"{name} has {x.size(1)} positions, but this model always reads {length}")
     return x
+
+
+def of_length_if_given(x: Tensor | None, length: int, name: str) -> Tensor | None:
+    """An optional input, unchanged; see `of_length`."""
+    return None if x is None else of_length(x, length, name)
 
 
 def within(tokens: Tensor, max_len: int) -> Tensor:

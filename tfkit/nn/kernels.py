@@ -124,7 +124,7 @@ def _race(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, fl
     The clock is the CPU time of this thread, because others may use the processor too.
     """
     best = [dict.fromkeys(KERNELS, 0.0) for _ in groups]
-    inputs = [torch.ones(rows, 1, group[0].size(1)) for group in groups]
+    inputs = [torch.ones(rows, 1, group[0].size(1), device=group[0].device) for group in groups]
     for _ in range(ROUNDS):
         for name, kernel in KERNELS.items():
             for group, x, speeds in zip(groups, inputs, best, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,34 @@ class Candidate:
 def wanted(
     plugin_dirs: Iterable[Path], ambient: bool, disabled: Collection[str]
 ) -> tuple[list[Candidate], tuple[str, ...]]:
-    """The plugins that were found and are not switched off, see `find_plugins`; and the names of those that are."""
+    """The plugins that were found and are not switched off, see `find_plugins`; and the names of those that are.
+
+    Raises SpecError for two of one name: nobody could switch off one of them.
+    """
     found = find_plugins(plugin_dirs, ambient)
     off = _switched_off([one.name for one in found], disabled)
-    names = tuple(one.name for one in found if canonical(one.name) in off)
-    return [one for one in found if canonical(one.name) not in off], names
+    names = tuple(dict.fromkeys(one.name for one in found if canonical(one.name) in off))
+    left = [one for one in found if canonical(one.name) not in off]
+    _check_names(left)
+    return left, names
+
+
+def _check_names(found: Iterable[Candidate]) -> None:
+    named: dict[str, list[Candidate]] = {}
+    for one in found:
+        named.setdefault(canonical(one.name), []).append(one)
+    help = "rename one, or move it away"
+    problems = [
+        Diagnostic(
+            f"there are {len(some)} plugins named `{some[0].name}`",
+            notes=tuple(" ".join(filter(None, [one.version, one.origin])) for one in some),
+            help=help,
+        )
+        for some in named.values()
+        if len(some) > 1
+    ]
+    if problems:
+        raise SpecError(*problems)
 
 
 def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
@@ -83,8 +106,9 @@ def _replaced(found: Sequence[Candidate], later: Iterable[Candidate]) -> list[Ca
     every = []
     for one in later:
         other = before.pop(canonical(one.name), None)
-        if other is not None and other.origin == ENTRY_POINT and other.version != one.version:
-            one = replace(one, origin=f"{one.origin} (instead of the installed {other.version})")
+        if other is not None and other.version != one.version:
+            place = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
+            one = replace(one, origin=f"{one.origin} (instead of {other.version}, {place})")
         every.append(one)
     return [*before.values(), *every]
 
@@ -122,8 +146,14 @@ def _installed() -> list[Candidate]:
     found = []
     for name, group in sorted(points.items()):
         version = group[0].dist.version if group[0].dist else ""
-        found.append(_distribution(name, version, ENTRY_POINT, group, None))
+        found.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
     return found
+
+
+def _others(name: str, version: str) -> str:
+    """The other versions of a distribution that are installed: Python takes the first in its path."""
+    others = {one.version: one.locate_file("") for one in distributions(name=name) if one.version != version}
+    return "".join(f" (instead of {other}, in {place})" for other, place in others.items())
 
 
 def _distribution(

@@ -9,7 +9,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
     activation, norm, ffn    x                                                      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
     position                 of an embedding: positions [t], width                  -> [t, width]
-                             rotary: x [h, t, d], positions [t], number of keys     -> [h, t, d]
+                             rotary: x [t, h, d], positions [t], number of keys     -> [t, h, d]
                              of scores: attention's config, positions [t], causal   -> [h, q, k]
     rope_scaling             frequencies [i], theta, number of keys                 -> [i], factor of cos and sin
     block                    its wires by name, each a Value                        -> a Value
@@ -26,7 +26,7 @@ from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.reference.attention import ATTENTIONS, Scope, multi_head, softmax
 from tfkit.reference.block import BLOCKS
-from tfkit.reference.model import Array, Kinds, Model, Part, Result, UnknownKind, Value
+from tfkit.reference.model import Array, Kinds, Part, Result, UnknownKind, Value, computed
 from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
 from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
 
@@ -64,8 +64,8 @@ def run(
     if wrong := sorted(needed - set(inputs)) or sorted(set(inputs) - set(graph.inputs) - masks):
         raise ValueError(f"inputs that are missing, or not of this model: {listing(wrong)}")
     known = {slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}}
-    models = [Model(graph, weights, known) for _ in inputs[min(needed)]]
-    found = [model(dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
+    models = [Part(graph, weights, known) for _ in inputs[min(needed)]]
+    found = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
     outputs = {name: np.stack([values[name].x for values in found]) for name in graph.outputs}
@@ -75,7 +75,8 @@ def run(
 
 
 def _inputs(graph: Graph, given: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
-    """The inputs of one sequence."""
+    """The inputs of one sequence, without a mask all tokens."""
     for name in graph.inputs.keys() & given:
         x, mask = np.asarray(given[name][row]), given.get(graph.inputs[name].mask or "")
-        yield name, Value(x, np.ones(x.shape[:1], bool) if mask is None else mask[row].astype(bool))
+        every = np.ones(2 * x.shape[:1], bool)
+        yield name, Value(x, every if mask is None else every & mask[row].astype(bool))

@@ -33,7 +33,7 @@ class Scope:
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
     """Multi-head attention with g heads of keys and values; a kind may have another core than `dot_product`."""
     config, position = part.config, scope.position
-    q, k, v = (_heads(part, name, y, scope) for name, y in _projected(part, x, scope, g).items())
+    q, k, v = (_heads(part, name, y, scope) for name, y in zip("qkv", _projected(part, x, scope, g), strict=True))
     if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
         times = (scope.positions + config.temperature.offset) // config.temperature.original_max_len
         q = q * (1 + config.temperature.beta * np.log1p(times))[:, None]
@@ -42,34 +42,33 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
         bias = position(config, scope.positions, scope.causal)
     y = (core or dot_product)(part, q, k, v, bias, scope.visible)
     if config.gate is not None:  # a factor of each channel or head: https://arxiv.org/abs/2505.06708
-        gate = part.at("gate").optional("activation", config.gate.activation, part.at("gate.linear").linear(x, False))
+        gate = part.at("gate.activation", config.gate.activation)(part.at("gate.linear").linear(x, False))
         y = y * gate.reshape(len(x), config.n_heads, -1)
-    y = part.optional("inner_norm", config.inner_norm, y.reshape(len(y), -1))
+    y = part.at("inner_norm", config.inner_norm)(y.reshape(len(y), -1))
     return part.at("output").linear(y, bias_of(part, "o"))
 
 
-def _projected(part: Part, x: Array, scope: Scope, g: int) -> dict[str, Array]:
+def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
     """Queries of x, keys and values of what it reads; one matrix may hold all three, in this order."""
+    if f"{part.path}.project.qkv.weight" in part.weights:
+        y, h = part.at("project.qkv").linear(x, bias_of(part, "q")), part.config.n_heads
+        d = y.shape[1] // (h + 2 * g)
+        return np.split(y, [h * d, (h + g) * d], axis=1)
     read = x if scope.memory is None else scope.memory
-    if f"{part.path}.project.qkv.weight" not in part.model.weights:
-        sources = {"q": x, "k": read, "v": read}
-        return {name: part.at(f"project.{name}").linear(one, bias_of(part, name)) for name, one in sources.items()}
-    y = part.at("project.qkv").linear(x, bias_of(part, "q"))
-    n_heads, total = part.config.n_heads, part.config.n_heads + 2 * g
-    d = y.shape[1] // total
-    return dict(zip("qkv", np.split(y, [n_heads * d, (n_heads + g) * d], axis=1), strict=True))
+    sources = {"q": x, "k": read, "v": read}
+    return [part.at(f"project.{name}").linear(one, bias_of(part, name)) for name, one in sources.items()]
 
 
 def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:
     """The heads [h, t, d] of y [t, h d]: clip, norm, norm of each, rotation, norm; of values, clip and norm of each."""
-    config, turns = part.config, name != "v"
-    y = y if config.clip is None else np.clip(y, -config.clip, config.clip)
-    y = part.optional(f"project.{name}_norm", config.qk_norm_full if turns else None, y)
-    y = y.reshape(len(y), -1, config.d_head or config.d_model // config.n_heads).swapaxes(0, 1)
-    y = part.optional(f"{name}_norm", config.qk_norm if turns else config.value_norm, y)
-    if turns and scope.position is not None and isinstance(scope.position.config, RotaryConfig):
+    config, clip = part.config, part.config.clip or np.inf
+    norms = (config.qk_norm_full, config.qk_norm, config.qk_norm_rotated)
+    full, of_each, rotated = norms if name != "v" else (None, config.value_norm, None)
+    y = part.at(f"project.{name}_norm", full)(np.clip(y, -clip, clip))
+    y = part.at(f"{name}_norm", of_each)(y.reshape(len(y), -1, config.d_head or config.d_model // config.n_heads))
+    if name != "v" and scope.position is not None and isinstance(scope.position.config, RotaryConfig):
         y = scope.position(y, scope.positions, scope.visible.shape[1])
-    return part.optional(f"{name}_norm_rotated", config.qk_norm_rotated if turns else None, y)
+    return part.at(f"{name}_norm_rotated", rotated)(y).swapaxes(0, 1)
 
 
 def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: Array) -> Array:
@@ -104,4 +103,3 @@ ATTENTIONS: dict[str, Function] = {
     # https://arxiv.org/abs/1911.02150
     "mqa": lambda part, x, scope: multi_head(part, x, scope, 1),
 }
-"""x [t, d_model], a Scope -> [t, d_model]."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from tfkit.reference.model import Array, Function, Part, Value, rows
-from tfkit.reference.stack import count, stack
+from tfkit.reference.stack import stack
 
 STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
 
@@ -16,20 +17,20 @@ STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
 def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Sequence[Value | None] = ()) -> Value:
     """Rows of the token table; then scale, positions, further tables, norm and projection in the order of `stages`."""
     config = part.config
-    x = rows(part.model.table(part.path), input.x)
+    x = rows(part.weight("tokens.weight") if tie is None else tie, input.x)
     for stage in config.stages or STAGES:
         if stage == "scale" and config.scale is not None:
             x = x * (config.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale)
         elif stage == "position" and config.position is not None:
-            x = x + part.at("position", config.position)(count(input.real), x.shape[1])
+            x = x + part.at("position", config.position)(input.positions, x.shape[1])
         elif stage == "tables":
             for name, ids in zip(config.tables or {}, tables, strict=True):
                 x = x + rows(part.weight(f"tables.{name}.weight"), np.zeros(len(x), int) if ids is None else ids.x)
         elif stage == "norm":
-            x = part.optional("norm", config.norm, x)
+            x = part.at("norm", config.norm)(x)
         elif stage == "project" and config.d_embed is not None:
             x = part.at("project").linear(x, config.project_bias)
-    return Value(x, input.real)
+    return Value(x, input.pairs)
 
 
 def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
@@ -39,7 +40,7 @@ def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
         x = part.at("project").linear(x, config.project_bias)
     y = x @ (part.weight("output.weight") if tie is None else tie).T
     y = (config.scale or 1) * (y + (part.weight("output.bias") if config.bias else 0))
-    return Value(y if config.softcap is None else config.softcap * np.tanh(y / config.softcap), input.real)
+    return Value(y if config.softcap is None else config.softcap * np.tanh(y / config.softcap), input.pairs)
 
 
 def _transformed(part: Part, x: Array) -> Array:
@@ -48,40 +49,42 @@ def _transformed(part: Part, x: Array) -> Array:
     if config is None:
         return x
     x = part.at("activation", config.activation)(part.at("dense").linear(x, config.bias))
-    return part.optional("norm", config.norm, x)
+    return part.at("norm", config.norm)(x)
 
 
 def classifier(part: Part, *, input: Value) -> Value:
     """One product for each position, after the transform if there is one."""
-    return Value(part.at("output").linear(_transformed(part, input.x), part.config.bias), input.real)
+    return Value(part.at("output").linear(_transformed(part, input.x), part.config.bias), input.pairs)
 
 
 def pooler(part: Part, *, input: Value) -> Value:
     """The first token, the last, or the mean of all; then a dense layer and its activation."""
-    tokens = input.x[input.real] if input.real.any() else input.x
-    x = {"first": tokens[0], "last": tokens[-1], "mean": tokens.mean(0)}[part.config.select]
+    some = np.asarray(input.tokens.any())
+    x = input.x[input.tokens] if some else input.x
+    x = {"first": x[0], "last": x[-1], "mean": x.mean(0)}[part.config.select]
     if part.config.activation is not None:
         x = part.at("activation", part.config.activation)(part.at("dense").linear(x, bias=True))
-    return Value(x, np.asarray(input.real.any()))
+    return Value(x, some)
 
 
 def linear(part: Part, *, input: Value) -> Value:
     """A linear layer on each position, and an activation."""
     config = part.config
     layer = part if config.activation is None else part.at("dense")
-    return Value(part.optional("activation", config.activation, layer.linear(input.x, config.bias)), input.real)
+    return Value(part.at("activation", config.activation)(layer.linear(input.x, config.bias)), input.pairs)
 
 
 def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
     """One after the other, padding included, or side by side in each position with the padding of the first."""
     if part.config.along == "width":
-        return Value(np.concatenate([one.x for one in inputs], axis=-1), inputs[0].real)
-    return Value(np.concatenate([one.x for one in inputs]), np.concatenate([one.real for one in inputs]))
+        return Value(np.concatenate([one.x for one in inputs], axis=-1), inputs[0].pairs)
+    tokens = np.concatenate([one.tokens for one in inputs])
+    return Value(np.concatenate([one.x for one in inputs]), np.tile(tokens, (len(tokens), 1)))
 
 
 BLOCKS: dict[str, Function] = {
     **{one.__name__: one for one in (embedding, lm_head, pooler, classifier, linear, concat)},
     **{"encoder": stack, "decoder": partial(stack, causal=True)},
-    "norm": lambda part, input: Value(Part(part.model, part.path, part.config.norm)(input.x), input.real),
-    "add": lambda part, inputs: Value(np.sum([one.x for one in inputs], axis=0), inputs[0].real),
+    "norm": lambda part, input: Value(replace(part, config=part.config.norm)(input.x), input.pairs),
+    "add": lambda part, inputs: Value(np.sum([one.x for one in inputs], axis=0), inputs[0].pairs),
 }

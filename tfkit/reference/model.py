@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,13 +29,18 @@ class Value(NamedTuple):
     """A value on a wire: token ids [t], a sequence [t, width], a vector [width], a length."""
 
     x: Array
-    real: Array
-    """False for padding, [t], or for what a token may not read, [t, t]; of a vector, False if it stands for padding."""
+    pairs: Array
+    """[q, k], True where position q may read the token k; of a vector, False if it stands for padding."""
 
     @property
     def tokens(self) -> Array:
-        """True where there is a token: in a mask of pairs, one that reads itself."""
-        return self.real.diagonal() if self.real.ndim == 2 else self.real
+        """[t], True where there is a token: one that reads itself."""
+        return self.pairs.diagonal() if self.pairs.ndim else self.pairs
+
+    @property
+    def positions(self) -> Array:
+        """[t], the number of earlier tokens that each may read: padding takes no position."""
+        return np.maximum(np.tril(self.pairs).sum(1) - 1, 0)
 
 
 class Result(NamedTuple):
@@ -49,78 +54,71 @@ class Result(NamedTuple):
     """The output of each component, [b, ...], with its path, in the order in which they end."""
 
 
-@dataclass
-class Model:
-    """The weights of a model and the functions of its kinds, for one sequence."""
+@dataclass(frozen=True)
+class Part:
+    """A component at its place, or the whole model: a call computes its output by the function of its kind."""
 
     graph: Graph
     weights: Mapping[str, Array]
     kinds: Kinds
+    path: str = ""
+    config: Any = None
+    """Its fields; None for an empty slot, which returns what it is given, and for a layer that has only weights."""
     read: set[str] = field(default_factory=set)
-    """The names of the weights that were read."""
+    """The names of all weights that were read."""
     trace: list[tuple[str, Array]] = field(default_factory=list)
 
-    def __call__(self, values: dict[str, Value]) -> dict[str, Value]:
-        """The value of each node and of each input."""
-        for node in self.graph.nodes:
-            wires = {name: self._wire(node, name, source, values) for name, source in node.wires.items()}
-            values = {**values, node.name: Part(self, node.name, node.config)(**wires)}
-        return values
-
-    def _wire(self, node: Node, name: str, source: str | list[str], values: Mapping[str, Value]) -> Any:
-        if isinstance(source, list):
-            return [values.get(one) for one in source]
-        return self.table(source) if node.signals[name].type == "table" else values[source]
-
-    def table(self, name: str) -> Array:
-        """The token table of an embedding, which may be that of another one."""
-        tie = self.graph.node(name).wires.get("tie")
-        return self.table(tie) if isinstance(tie, str) else self.weight(f"{name}.tokens.weight")
-
-    def weight(self, name: str) -> Array:
-        """The weight of that name in the state dict."""
-        if name not in self.weights:
-            raise ValueError(f"the weights lack `{name}`")
-        self.read.add(name)
-        return np.asarray(self.weights[name], np.float64)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A component at its place: a call computes its output by the function of its kind."""
-
-    model: Model
-    path: str
-    config: Any = None
-
     def __call__(self, *args: Any, **wires: Any) -> Any:
+        if self.config is None:
+            return args[0]
         slot, kind = self.config.slot, self.config.kind_name()
-        if kind not in self.model.kinds.get(slot, {}):
+        if kind not in self.kinds.get(slot, {}):
             raise UnknownKind(slot, kind)
-        return self.record(self.model.kinds[slot][kind](self, *args, **wires))
+        return self.record(self.kinds[slot][kind](self, *args, **wires))
 
     def record(self, y: Any) -> Any:
         """Return a value after it was added to the trace."""
         x = y.x if isinstance(y, Value) else y
         if isinstance(x, np.ndarray):
-            self.model.trace.append((self.path, x))
+            self.trace.append((self.path, x))
         return y
 
     def at(self, name: str, config: Any = None) -> Part:
-        """A part of this one; without a config it has only weights."""
-        return Part(self.model, f"{self.path}.{name}", config)
-
-    def optional(self, name: str, config: Any, x: Array) -> Any:
-        """The output of what fills a slot, or x if it is empty."""
-        return x if config is None else self.at(name, config)(x)
+        """A part of this one."""
+        return replace(self, path=f"{self.path}.{name}".lstrip("."), config=config)
 
     def weight(self, name: str = "weight") -> Array:
         """A weight of this part."""
-        return self.model.weight(f"{self.path}.{name}")
+        name = self.at(name).path
+        if name not in self.weights:
+            raise ValueError(f"the weights lack `{name}`")
+        self.read.add(name)
+        return np.asarray(self.weights[name], np.float64)
 
     def linear(self, x: Array, bias: bool) -> Any:
         """A linear layer: x W^T + b, with the weight W [out, in]."""
         return self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
+
+
+def computed(model: Part, values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The value of each node and of each input."""
+    for node in model.graph.nodes:
+        wires = {name: _wire(model, node, name, values) for name in node.wires}
+        values = {**values, node.name: model.at(node.name, node.config)(**wires)}
+    return values
+
+
+def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> Any:
+    source = node.wires[name]
+    if isinstance(source, list):
+        return [values.get(one) for one in source]
+    return _table(model, source) if node.signals[name].type == "table" else values[source]
+
+
+def _table(model: Part, name: str) -> Array:
+    """The token table of an embedding, which may be that of another one."""
+    tie = model.graph.node(name).wires.get("tie")
+    return _table(model, tie) if isinstance(tie, str) else model.weight(f"{name}.tokens.weight")
 
 
 def rows(table: Array, ids: Array) -> Array:

@@ -42,47 +42,36 @@ ACTIVATIONS: dict[str, Function] = {
     "xielu": xielu,
 }
 
-# ---- norms: x [..., width] -> the same ----
+# ---- norms: x [..., width] -> the same; of heads, x [t, h, width], each may have a weight of its own, [h, width] ----
 
 
 def rmsnorm(part: Part, x: Array) -> Array:
     """Return x / sqrt(mean of squares + eps) * (offset + weight). https://arxiv.org/abs/1910.07467."""
     y = x / np.sqrt((x**2).mean(-1, keepdims=True) + part.config.eps)
-    return y * (part.config.offset + _of_heads(part.weight())) if part.config.scale else y
+    return y * (part.config.offset + part.weight()) if part.config.scale else y
 
 
 def layernorm(part: Part, x: Array) -> Array:
     """Return (x - mean) / sqrt(variance + eps) * (offset + weight) + bias. https://arxiv.org/abs/1607.06450."""
     y = rmsnorm(part, x - x.mean(-1, keepdims=True))
-    return y + _of_heads(part.weight("bias")) if part.config.bias else y
+    return y + part.weight("bias") if part.config.bias else y
 
 
-def _of_heads(weight: Array) -> Array:
-    """A weight [width], or one of each head [h, width] for x [h, t, width]."""
-    return weight if weight.ndim == 1 else weight[:, None]
-
+NORMS: dict[str, Function] = {"layernorm": layernorm, "rmsnorm": rmsnorm}
 
 # ---- feed-forward networks: x [t, d_model] -> the same ----
 
 
-def any_activation(part: Part, x: Array) -> Array:
-    """The activation in the slot of an FFN."""
-    return part.optional("activation", part.config.activation, x)
+def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool = False) -> Array:
+    """down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x) of one matrix, with the gate first.
 
-
-def mlp(part: Part, x: Array, activation: Function = any_activation) -> Array:
-    """down(norm(activation(up(x)))). https://arxiv.org/abs/1706.03762."""
-    return _down(part, activation(part, part.at("up").linear(x, bias_of(part, "up"))))
-
-
-def glu(part: Part, x: Array, activation: Function = any_activation) -> Array:
-    """down(norm(activation(gate(x)) * up(x))); one matrix is gate, then up. https://arxiv.org/abs/2002.05202."""
-    gate, up = np.split(part.at("gate_up").linear(x, bias_of(part, "up")), 2, axis=-1)
-    return _down(part, activation(part, gate) * up)
-
-
-def _down(part: Part, hidden: Array) -> Array:
-    return part.at("down").linear(part.optional("inner_norm", part.config.inner_norm, hidden), bias_of(part, "down"))
+    Unless it is given, the activation is that in the slot. https://arxiv.org/abs/1706.03762; gated: 2002.05202.
+    """
+    config = part.config
+    y = part.at("gate_up" if gated else "up").linear(x, bias_of(part, "up"))
+    gate, up = np.split(y, 2, axis=-1) if gated else (y, 1)
+    hidden = up * (part.at("activation", config.activation)(gate) if activation is None else activation(part, gate))
+    return part.at("down").linear(part.at("inner_norm", config.inner_norm)(hidden), bias_of(part, "down"))
 
 
 def bias_of(part: Part, name: str) -> bool:
@@ -91,10 +80,11 @@ def bias_of(part: Part, name: str) -> bool:
     return bias if isinstance(bias, bool) else bool(dict(bias)[name])
 
 
-NORMS: dict[str, Function] = {"layernorm": layernorm, "rmsnorm": rmsnorm}
 FFNS: dict[str, Function] = {
-    **{"mlp": mlp, "glu": glu},
+    "mlp": mlp,
+    "glu": partial(mlp, gated=True),
     **{name: partial(mlp, activation=ACTIVATIONS[name]) for name in ("relu", "gelu", "silu", "relu2", "quick_gelu")},
-    **{f"{name[:-2]}glu": partial(glu, activation=ACTIVATIONS[name]) for name in ("relu", "gelu")},
-    "swiglu": partial(glu, activation=ACTIVATIONS["silu"]),
+    "reglu": partial(mlp, activation=ACTIVATIONS["relu"], gated=True),
+    "geglu": partial(mlp, activation=gelu, gated=True),
+    "swiglu": partial(mlp, activation=ACTIVATIONS["silu"], gated=True),
 }

@@ -25,12 +25,11 @@ def sinusoidal(part: Part, positions: Array, width: int) -> Array:
     config, i = part.config, np.arange(width // 2)
     frequencies = config.theta ** (-2 * i / (width - 2 if config.endpoint else width))
     angles = np.outer(positions + config.offset, frequencies)
-    if config.layout == "half":
-        return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-    return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(len(positions), width)
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=1 if config.layout == "half" else 2)
+    return waves.reshape(len(positions), width)
 
 
-# ---- turned: x [h, t, d], positions [t] and the number of keys -> [h, t, d] ----
+# ---- turned: x [t, h, d], positions [t] and the number of keys -> [t, h, d] ----
 
 
 def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
@@ -39,7 +38,7 @@ def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
     frequencies, factor = config.theta ** (-2 * np.arange(width // 2) / width), 1.0
     if config.scaling is not None:
         frequencies, factor = part.at("scaling", config.scaling)(frequencies, config.theta, n_keys)
-    angles = np.outer(positions, frequencies) * (-1 if config.reverse else 1)
+    angles = np.outer(positions, frequencies)[:, None] * (-1 if config.reverse else 1)
     channels = np.arange(width)
     first, second = channels.reshape(2, -1) if config.style == "half" else channels.reshape(-1, 2).T
     cos, sin, y = factor * np.cos(angles), factor * np.sin(angles), x.copy()
@@ -76,23 +75,20 @@ def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[A
 
 
 def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Pairs stretch by a ramp over them, and sharper. https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4."""
+    """Pairs stretch by a ramp, from that which turns `beta_fast` times in training to that of `beta_slow`; and sharper.
+
+    https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4.
+    """
     config, width = part.config, 2 * len(frequencies)
-
-    def pair(turns: float) -> float:
-        """The pair that turns this often within the trained length."""
-        return width * math.log(config.original_max_len / (2 * math.pi * turns)) / (2 * math.log(theta))
-
-    def growth(mscale: float) -> float:
-        return 0.1 * mscale * math.log(max(config.factor, 1)) + 1
-
-    low, high = pair(config.beta_fast), pair(config.beta_slow)
+    turns = np.array([config.beta_fast, config.beta_slow])
+    low, high = width * np.log(config.original_max_len / (2 * math.pi * turns)) / (2 * math.log(theta))
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     stretched = np.clip((np.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
-    by_default = growth(config.mscale or 1) / growth(config.mscale_all_dim or 0)
-    return frequencies * (1 - stretched + stretched / config.factor), config.temperature or by_default
+    scales = np.array([config.mscale or 1, config.mscale_all_dim or 0])
+    growth, divisor = 0.1 * scales * math.log(max(config.factor, 1)) + 1
+    return frequencies * (1 - stretched + stretched / config.factor), config.temperature or growth / divisor
 
 
 def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:

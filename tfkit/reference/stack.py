@@ -31,12 +31,17 @@ def stack(
 ) -> Value:
     """Layers, then a norm. Those of a causal stack, a decoder, read what came before, and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
+    resolved = part.graph.node(part.path).stack
+    assert resolved is not None
     for number, name in enumerate(names):
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
-        scopes = _scopes(layer, input.real, memory, prefix, causal)
+        attention = layer.config.attention
+        context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions
+        position = part.at(f"{context}.position", attention and attention.position)
+        scopes = _scopes(layer.config, position, input, memory, prefix, causal)
         for _ in range(config.n_layers // len(names)):
             x = _layer(layer, x, scopes)
-    return Value(_normed(part, "final_norm", config.final_norm, x), input.real)
+    return Value(_normed(part, "final_norm", config.final_norm, x), input.pairs)
 
 
 def _variants(config: Any) -> Iterator[str]:
@@ -54,32 +59,25 @@ def _variants(config: Any) -> Iterator[str]:
         yield from (cycle[i % len(cycle)] for i in range(n))
 
 
-def _scopes(part: Part, real: Array, memory: Value | None, prefix: Value | None, causal: bool) -> Scopes:
+def _scopes(
+    config: Any, position: Part, input: Value, memory: Value | None, prefix: Value | None, causal: bool
+) -> Scopes:
     """Scopes that each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
-    config, found = part.config, dict[str, tuple[Scope, ...]]()
-    if config.attention is not None:
-        mask, positions = config.attention.mask, count(real)
+    found, attention = dict[str, tuple[Scope, ...]](), config.attention
+    if attention is not None:
+        mask, positions = attention.mask, input.positions
         left, right = (None, 0 if causal else None) if mask is None else (mask.left, mask.right)
         ahead = positions - positions[:, None]
         visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
         if prefix is not None:
             visible |= positions < prefix.x
-        found["attention"] = (Scope(visible & real, None, positions, right == 0, _position(part)),)
-    if memory is not None and (config.cross_attention or config.attention):
-        found["cross_attention"] = (Scope(np.tile(memory.real, (len(real), 1)), memory.x),)
+        found["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position),)
+    if memory is not None and (config.cross_attention or attention):
+        found["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
     return found if config.ffn is None else {**found, "ffn": ()}
-
-
-def _position(part: Part) -> Part | None:
-    """The position of a layer's attention; its weights belong to the stack, since layers may share them."""
-    node, _, number = part.path.split(".")
-    stack, config = part.model.graph.node(node).stack, part.config.attention.position
-    assert stack is not None
-    shared = stack.layers[int(number)].context
-    return None if config is None else Part(part.model, f"{node}.{shared}.position", config)
 
 
 def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
@@ -114,9 +112,4 @@ def _normed(part: Part, place: str, given: NormConfig | bool | None, x: Array, o
     """The norm of a place: that which is given, the stack's for true, or what the placement says."""
     wanted = place in PLACES[part.config.placement] if given is None else given
     norm = wanted if isinstance(wanted, NormConfig) else part.config.norm if wanted else None
-    return part.optional(f"{of}_{place}".lstrip("_"), norm, x)
-
-
-def count(real: Array) -> Array:
-    """The position of each token: padding takes none, and in a mask of pairs, tokens that it may not read take none."""
-    return np.maximum((np.cumsum(real) if real.ndim == 1 else np.tril(real).sum(1)) - 1, 0)
+    return part.at(f"{of}_{place}".lstrip("_"), norm)(x)

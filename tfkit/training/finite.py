@@ -24,7 +24,7 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str | None:
 
         return look
 
-    weight = next((name for name, one in model.named_parameters() if not _is_finite_here(one)), None)
+    weight = broken_weight(model)
     hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
     try:
         run()
@@ -32,12 +32,18 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str | None:
         for hook in hooks:
             hook.remove()
     if weight:
-        return f"the weight `{weight}` is not finite"
+        return weight
     if found:
         return f"the output of `{found[0]}` is the first that is not finite"
     named = [(name, one.grad) for name, one in model.named_parameters() if one.grad is not None]
     last = next((name for name, grad in reversed(named) if not _is_finite_here(grad)), None)
     return f"the gradient of `{last}` is not finite" if last else None
+
+
+def broken_weight(model: nn.Module) -> str | None:
+    """In words, the first weight that is not finite in this process; None if all are."""
+    found = next((name for name, one in model.named_parameters() if not _is_finite_here(one)), None)
+    return f"the weight `{found}` is not finite" if found else None
 
 
 def _is_finite_here(tensor: Tensor) -> bool:

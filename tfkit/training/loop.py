@@ -22,7 +22,7 @@ from tfkit.nn import whole
 from tfkit.placement import threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
-from tfkit.training.finite import first_not_finite, is_finite
+from tfkit.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.training.groups import groups_of
 from tfkit.training.memory import smaller
 from tfkit.training.order import indices_of, mix
@@ -30,6 +30,7 @@ from tfkit.training.processes import Processes, check_count
 from tfkit.training.start import begin
 
 FINISHED, INTERRUPTED = "finished", "interrupted"
+HELP = "a lower learning rate, a longer warmup or `clip` may help"
 
 
 class _AskedToEndError(Exception):
@@ -105,7 +106,7 @@ class Trainer:
         """Make all steps that are left; return `finished`, `interrupted`, or the reason of a callback to stop.
 
         Raises:
-            SpecError: a loss or a gradient is not finite; the weights of the last checkpoint stay.
+            SpecError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
         """
         with threads(self.config.machine.threads):
             try:
@@ -183,9 +184,9 @@ class Trainer:
         """
         seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
-        sequences, count = len(batch.targets), self._processes.sum(torch.tensor(batch.count)).clamp(min=1).item()
+        count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
-        for start in range(0, sequences, self.micro_batch):
+        for start in range(0, len(batch.targets), self.micro_batch):
             inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
             with self._computing():
                 part = self.loss(inputs, targets) / count
@@ -206,8 +207,7 @@ class Trainer:
             self.text("skipped", cause)
             return
         message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
-        help = "a lower learning rate, a longer warmup or `clip` may help"
-        raise SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=help))
+        raise SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=HELP))
 
     # ---- between steps ----
 
@@ -237,6 +237,10 @@ class Trainer:
             raise _AskedToEndError
 
     def _save(self) -> None:
+        """Write a checkpoint, unless it would replace one with weights that are finite by one without."""
+        if cause := self._processes.agreed(broken_weight(self.model)):
+            message = f"after step {self.step:,} {cause}: no checkpoint is written"
+            raise SpecError(Diagnostic(message, notes=("the last checkpoint stays",), help=HELP))
         model = self._processes.whole_model(self.model)
         state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
         if model is not None:

@@ -69,7 +69,7 @@ class Together(Processes):
         return total
 
     def agreed(self, reason: str | None) -> str | None:
-        if not self.sum(torch.tensor(int(reason is not None))):
+        if not self.sum(torch.tensor(int(reason is not None), device="cpu")):
             return None
         return next(one for one in self._from_all(reason) if one is not None)
 

@@ -40,6 +40,7 @@ graph:
     attention: {kind: mha, n_heads: 4, position: rope}
     ffn: {kind: gelu, d_ff: 16}
 """
+SCALED = "stack.attention.position={kind: rope, width: 2, scaling: {SCALING}}"
 ROPE = "stack.attention.position={kind: rope, scaling: {kind: dynamic, factor: 2, original_max_len: LENGTH}}"
 VARIANTS = (
     "stack.layers={pattern: [one, two], "
@@ -54,6 +55,31 @@ RIGHT = {
         ("every-row",),
     ),
     "a scaling that begins early": (ROPE.replace("LENGTH", "4"), ("neutral", "meaning")),
+    "one pair of channels, which turns alike for any theta": (
+        "stack.attention.position={kind: rope, width: 2}",
+        ("values",),
+    ),
+    "heads of two channels": ("stack.attention={kind: mha, n_heads: 4, d_head: 2, position: rope}", ("values",)),
+    "one pair of several that turns": (
+        "stack.attention.position={kind: rope, scaling: {kind: proportional, width: 2}}",
+        ("values",),
+    ),
+    "one pair, whose wave is short": (
+        SCALED.replace("SCALING", "kind: llama3, factor: 2, original_max_len: 16, high_freq_factor: 2"),
+        ("values",),
+    ),
+    "one pair, whose temperature is given": (
+        SCALED.replace("SCALING", "kind: yarn, factor: 2, original_max_len: 16, temperature: 1.1"),
+        ("values",),
+    ),
+    "an embedding of two channels": (
+        "embedding.d_embed=2; embedding.position=sinusoidal; logits={block: lm_head}",
+        ("values",),
+    ),
+    "slopes for heads of one channel": (
+        "stack.attention={kind: mha, n_heads: 4, d_head: 1, position: {kind: alibi, scaled: true}}",
+        ("values",),
+    ),
     "vectors instead of logits, which `keep` leaves alone": ("logits={block: norm}", ("cached-types",)),
     "the first token, without positions": (
         "stack.block=encoder; logits={block: pooler}",

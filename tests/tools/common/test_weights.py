@@ -52,7 +52,7 @@ def test_numbers_that_are_none_are_refused_while_it_is_built(small: tfkit.Graph,
     tensors = load_file(weights)
     tensors["embedding.tokens.weight"][3, 1] = torch.nan
     save_file(tensors, weights)
-    with pytest.raises(tfkit.SpecError, match=r"`embedding\.tokens\.weight` .* 1 values that are infinite or NaN"):
+    with pytest.raises(tfkit.SpecError, match=r"`embedding\.tokens\.weight` .* values that are infinite or NaN"):
         build_with_weights(small, weights)
 
 

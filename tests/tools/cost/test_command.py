@@ -13,7 +13,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.tools.cost.count import cost
 from tfkit.tools.cost.device_file import read_device
-from tfkit.tools.cost.devices import DEVICES, device_of_driver
+from tfkit.tools.cost.devices import device_of_driver, devices
 
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
 
@@ -55,13 +55,13 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["total"]["flops_forward"] == wanted.total.flops_forward
     assert sum(row["traffic_backward"] for row in found["rows"]) == wanted.total.traffic_backward
     assert found["memory"] == vars(wanted.memory)
-    assert found["floor"]["seconds"] == pytest.approx(wanted.floor(DEVICES["mi300x"]).seconds)
+    assert found["floor"]["seconds"] == pytest.approx(wanted.floor(devices()["mi300x"]).seconds)
     assert not found["floor"]["fits"]
 
 
 def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
     found = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=64, mode="decode")
-    device = DEVICES["h100"]
+    device = devices()["h100"]
     floor = found.floor(device)
     assert floor.transfer == pytest.approx(found.total.traffic / 3.35e12)
     assert floor.compute == pytest.approx(found.total.flops / 989.5e12)
@@ -72,11 +72,11 @@ def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
 
 def test_hidden_pairs_cost_no_time_where_they_are_skipped() -> None:
     found = cost(tfkit.load("gpt2"), length=1024)
-    device = DEVICES["h200"]
+    device = devices()["h200"]
     assert found.floor(device, visible=True).seconds < found.floor(device).seconds
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("device", devices().values(), ids=devices())
 def test_devices_are_plausible(device: Any) -> None:
     half = device.tera_flops["bfloat16"]
     assert half == device.tera_flops["float16"] > device.tera_flops["tf32"] >= device.tera_flops["float32"]

@@ -178,6 +178,14 @@ def test_a_failure_in_the_middle_leaves_nothing(
         export(model, folder / "model.ts")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["model.ts", "model.safetensors"])
+def test_weights_that_are_not_finite_are_refused(model: fx.GraphModule, folder: Path, name: str, value: float) -> None:
+    next(model.parameters()).data[0] = value
+    with pytest.raises(tfkit.SpecError, match=r"the model has values that are infinite or NaN\n   = in `"):
+        export(model, folder / name)
+
+
 @pytest.mark.parametrize("format", ["torchscript", "safetensors"])
 def test_a_disk_that_takes_only_some_of_it(model: fx.GraphModule, folder: Path, format: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -37,7 +37,7 @@ def test_what_a_profile_says(profile: Run) -> None:
     seen: list[tuple[int, int]] = []
     options = {"mode": "decode", "length": 9, "batch": 3, "dtype": torch.bfloat16}
     found = profile("pair", **options, on_step=lambda done, of: seen.append((done, of)))
-    settings = Settings(torch.device("cpu"), "decode", torch.bfloat16, False, 3, 2, 1, None, False)
+    settings = Settings(torch.device("cpu"), "decode", torch.bfloat16, False, 3, 9, 2, 1, None, False)
     assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
     assert (found.name, found.device, found.mode, found.dtype) == ("pair", "cpu", "decode", "bfloat16")
     assert (found.batch, found.length, found.tokens) == (3, 9, 3)

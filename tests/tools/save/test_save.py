@@ -95,3 +95,23 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new")]
     write_file(Path(os.devnull), "text")
     assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_kept_and_replace_no_others(
+    small: tfkit.Graph, tmp_path: Path, value: float
+) -> None:
+    sound, broken, out = tfkit.build(small), tfkit.build(small), tmp_path / "out"
+    broken.get_parameter("embedding.tokens.weight").data[1, 2] = value
+    with pytest.warns(
+        tfkit.NotFiniteWarning, match=r"infinite or NaN\n   = in `embedding\.tokens\.weight`\n.*does not load"
+    ) as said:
+        _, weights = save(broken, out)
+    assert said[0].filename == __file__
+    assert not load_file(weights)["embedding.tokens.weight"].isfinite().all()
+    with pytest.raises(tfkit.SpecError, match="values that are infinite or NaN"):
+        tfkit.build(out)
+    with pytest.raises(tfkit.SpecError, match="does not replace the one in"):
+        save(broken, out, force=True)
+    save(sound, out, force=True)
+    assert torch.equal(tfkit.build(out).get_parameter("embedding.tokens.weight"), sound.embedding.tokens.weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import small_run
-from tfkit.tools.cost.devices import DEVICES
+from tfkit.tools.cost.devices import devices
 from tfkit.tools.train.utilisation import known_device, utilisation
 
 
@@ -17,7 +17,7 @@ def test_causal_and_full(tmp_path: Path) -> None:
     weights = layers * (4 * width * width + 2 * width * ffn) + width * vocabulary
     pairs = layers * 2 * width * length  # scores and mixing, for each token
     seen = layers * 2 * width * (length + 1) / 2
-    found = utilisation(run, 1e9, DEVICES["h100"])
+    found = utilisation(run, 1e9, devices()["h100"])
     assert found is not None
     peak = 989.5e12
     assert found.full == pytest.approx(1e9 * 6 * (weights + pairs) / peak, rel=0.05)

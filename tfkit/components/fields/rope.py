@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from pydantic import Field
+
 from tfkit.component import ABSENT, FieldConfig, Reading, Writing, case_of
 from tfkit.errors import Invalid, listing, quoted
 
@@ -54,12 +56,18 @@ class RopeConfig(FieldConfig):
     kind: Literal["rope"] = "rope"
     rope: str | dict[str, str | tuple[str, ...]]
     """Its path; or, for each type of layer, that of one or several."""
-    theta: str | dict[str, str] = THETA
-    """The field beside it with the base, in older files; for types of layers, those that have one."""
-    share: str = SHARE
-    """The field beside it with the rotated share of a head, in older files."""
+    beside: dict[str, str] = Field(default_factory=dict)
+    """Fields beside it that have an entry in older files: `{rotary_pct: partial_rotary_factor}`, for types of layers
+    `{local_rope_theta: sliding_attention.rope_theta}`. One type for all has both entries under their own names."""
     scaled: tuple[str, ...] = ()
     """The types of layers that `rope_scaling` is for, in older files."""
+
+    def check(self) -> None:
+        """Refuse an entry that no type of layer has."""
+        super().check()
+        known = [f"{kind}.{entry}".removeprefix(".") for kind in self.paths for entry in (THETA, SHARE)]
+        if unknown := [entry for entry in self.beside.values() if entry not in known]:
+            raise Invalid("beside", f"there is no entry {quoted(unknown[0])}", notes=[f"allowed: {listing(known)}"])
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
@@ -67,11 +75,12 @@ class RopeConfig(FieldConfig):
         types = {"": self.rope} if isinstance(self.rope, str) else self.rope
         return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
-    def beside(self, kind: str) -> dict[str, str]:
+    def older(self, kind: str) -> dict[str, str]:
         """The entries of a layer type that older files have in fields beside it, with the names of these."""
-        thetas = {"": self.theta} if isinstance(self.theta, str) else self.theta
-        entries = {THETA: thetas[kind]} if kind in thetas else {}
-        return entries if kind else {**entries, SHARE: self.share}
+        if not kind:
+            return {THETA: THETA, SHARE: SHARE} | {entry: field for field, entry in self.beside.items()}
+        places = {field: entry.rpartition(".") for field, entry in self.beside.items()}
+        return {entry: field for field, (of, _, entry) in places.items() if of == kind}
 
     def mappings(self, name: str, kind: str) -> list[str]:
         """The fields with a mapping that a layer type has entries in."""
@@ -79,7 +88,7 @@ class RopeConfig(FieldConfig):
 
     def read(self, name: str, file: Reading) -> None:
         for kind in self.paths:
-            file.used([f"{_around(name)}{one}" for one in (*self.mappings(name, kind), *self.beside(kind).values())])
+            file.used([f"{_around(name)}{one}" for one in (*self.mappings(name, kind), *self.older(kind).values())])
         _check_one_form(file, name)
         _check_width(file, name)
         _check_entries(file, name, self.paths)
@@ -107,7 +116,7 @@ class RopeConfig(FieldConfig):
 
     def _parameters(self, file: Reading, name: str, kind: str) -> dict[str, Any]:
         """All of a file's parameters for the rotation of one layer type, under the newer names."""
-        around, fields = _around(name), self.beside(kind)
+        around, fields = _around(name), self.older(kind)
         values, default, name = file.given(around), file.default(name) or {}, name.removeprefix(around)
         found = dict(default.get(kind, {}) if kind else default)
         inside = {quoted(one): _mapping(values, one) for one in self.mappings(name, kind)}

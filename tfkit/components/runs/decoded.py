@@ -102,15 +102,15 @@ class ConstantTokens:
     """Counts of the tokens of each place."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._counts: Tensor = torch.zeros(0, vocab_size, dtype=torch.long)
+        self._counts: Tensor = torch.zeros(0, vocab_size, dtype=torch.long, device="cpu")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         targets = targets.cpu()
-        places = torch.arange(targets.size(1)).expand_as(targets)
+        places = torch.arange(targets.size(1), device="cpu").expand_as(targets)
         self._counts = F.pad(self._counts, (0, 0, 0, max(targets.size(1) - self._counts.size(0), 0)))
         counted = targets != IGNORED
-        ones = torch.ones(int(counted.sum()), dtype=torch.long)
-        self._counts.index_put_((places[counted], targets[counted]), ones, accumulate=True)
+        found = places[counted], targets[counted]
+        self._counts.index_put_(found, torch.ones_like(found[0]), accumulate=True)
 
     def compute(self) -> float:
         return float(self._counts.amax(-1).sum() / self._counts.sum())

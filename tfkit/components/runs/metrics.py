@@ -32,7 +32,7 @@ class BitsPerByteConfig(MetricConfig):
         if tokenizer is None:
             raise Invalid("", "`bits_per_byte` needs text: the data has no tokenizer")
         try:
-            return CrossEntropy(torch.tensor(tokenizer.byte_counts()))
+            return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
         except ValueError as wrong:
             raise Invalid("", f"`bits_per_byte` cannot count the bytes of the tokenizer: {wrong}") from wrong
 

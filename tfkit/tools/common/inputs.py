@@ -32,9 +32,10 @@ def random_inputs(
     for name, shape in input_shapes(graph, batch=batch, length=length).items():
         kind = graph.spec.model.inputs[name].type
         if kind == "features":
-            made[name] = torch.randn(shape, generator=generator).to(device, dtype)
+            made[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
         elif kind == "lengths":
-            made[name] = torch.randint(1, length + 1, shape, generator=generator).to(device)
+            made[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
         else:
-            made[name] = torch.randint(rows_of(graph, name) or 2, shape, generator=generator).to(device)
+            rows = rows_of(graph, name) or 2
+            made[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
     return made

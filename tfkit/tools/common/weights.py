@@ -54,14 +54,15 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
         allow_change: as there.
 
     Raises:
-        SpecError: the file cannot be read, or does not hold exactly this model; or a value is not finite. The model is
-            then unchanged.
+        SpecError: the file cannot be read, or does not hold exactly this model; or a value is not finite, or
+            not in the model's type. The model is then unchanged.
         ValueError: it was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
     with Checkpoint.open(path) as checkpoint:
         weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
-        weights.check_values(checkpoint)
-        weights.load(checkpoint, model.state_dict(), checked=True)
+        state = model.state_dict()
+        weights.check_values(checkpoint, state)
+        weights.load(checkpoint, state, checked=True)
         model.meta["left_out"] = weights.left_out(checkpoint.names)
     warn_of(model.meta["left_out"], shown(path))

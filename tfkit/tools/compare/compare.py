@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -208,7 +209,7 @@ def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact:
     gap = (ours.double() - theirs.double()).abs()
     gap = torch.where(gap.isnan(), torch.inf, gap)
     index = int(gap.argmax())
-    place = tuple(int(one) for one in torch.unravel_index(torch.tensor(index), gap.shape))
+    place = tuple(int(one) for one in np.unravel_index(index, gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
     return Compared(
         name,

@@ -17,7 +17,7 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.source import read
-from tfkit.tools.cost.devices import DEVICES, Device
+from tfkit.tools.cost.devices import Device, devices
 
 TYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
 
@@ -51,13 +51,13 @@ def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | Non
 
     Raises `Invalid` if there is none, and SpecError for a file that cannot be read or has an error.
     """
-    if name in DEVICES:
-        return DEVICES[name]
+    if name in devices():
+        return devices()[name]
     if name.endswith(SUFFIXES):
         return read_device((folder or Path()) / name, plugins=plugins)
-    near = closest(name, list(DEVICES))
+    near = closest(name, list(devices()))
     help = f"a device with a similar name: `{near}`" if near else "your own figures can be in a file: mine.yaml"
-    raise Invalid("device", f"there are no figures of `{name}`; known are {', '.join(DEVICES)}", help=help)
+    raise Invalid("device", f"there are no figures of `{name}`; known are {', '.join(devices())}", help=help)
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:

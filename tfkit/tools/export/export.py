@@ -13,6 +13,7 @@ from torch import fx
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, evaluating, graph_of
+from tfkit.checkpoint.finite import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
@@ -76,12 +77,14 @@ def export(
 
     Raises:
         SpecError: there is no such format; or it cannot represent the model, or the file differs from it: the message
-            names the first component that does; or the file cannot be written.
+            names the first component that does; or its weights are not finite; or the file cannot be written.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
     made = formats_of(plugins or load_plugins()).choose(path, format)
     check_file(path, device=False)
+    if broken := not_finite(model.state_dict()):
+        raise SpecError(Diagnostic(f"the model has {BROKEN}", notes=(broken,), help="`tfkit.save` writes it as it is"))
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
     with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")

@@ -10,11 +10,13 @@ from torch import fx
 
 from tfkit.builder import graph_of
 from tfkit.tools.common.ownership import Ownership
+from tfkit.tools.cost.result import Cost
 from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
 from tfkit.tools.profile.limits import device_name
 from tfkit.tools.profile.memory import Usage, memory_of
+from tfkit.tools.profile.predicted import UNPREDICTED, with_work, works_of
 from tfkit.tools.profile.ranges import OWN, named_parts
-from tfkit.tools.profile.result import ComponentTime, KernelTime, Memory, Profile
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, Memory, Profile
 from tfkit.tools.profile.steps import Held, Settings
 from tfkit.tools.profile.trace import Trace
 
@@ -24,21 +26,23 @@ ALL_COMPILED = "compiled as a whole: its kernels cross components, and their tim
 
 @dataclass(frozen=True)
 class Run:
-    """The run to report."""
+    """The measurements of a run."""
 
-    model: fx.GraphModule
-    settings: Settings
-    length: int
     plain_steps: Sequence[float]
     """Seconds without the profiler."""
     held: Held
     """Bytes on the device between two steps."""
+    timed: Trace
+    detailed: Trace
+    """The trace with memory, of which the last step counts."""
 
 
-def assemble_profile(run: Run, trace: Trace, detailed: Trace) -> Profile:
-    """Attribute the time of one trace, and the memory in the last step of a detailed one, to what ran."""
-    settings = run.settings
-    named = {} if settings.compile else named_parts(run.model)
+def assemble_profile(
+    model: fx.GraphModule, settings: Settings, run: Run, predicted: Cost | None, limits: Limits
+) -> Profile:
+    """Attribute the time and the memory of a run to what ran, and put the prediction beside it."""
+    trace, detailed = run.timed, run.detailed
+    named = {} if settings.compile else named_parts(model)
     chosen = undisturbed(steps_of(trace))
     located = [one for one in locate(trace, named) if one.step in chosen]
     on_device = settings.device.type != "cpu"
@@ -47,27 +51,29 @@ def assemble_profile(run: Run, trace: Trace, detailed: Trace) -> Profile:
     usage = memory_of(locate(detailed, named), last, run.held.total, on_device=on_device)
     owners = {path: part for path, part in named.items() if _ran(path, times)}
     owners |= {path: Ownership(name, name, path, name, name) for path, name in OWN.items() if _ran(path, times)}
-    parts = [_part(path, part, times, usage, len(chosen)) for path, part in owners.items()]
+    works = works_of(predicted, compiled=settings.compile)
+    times_of = [_part(path, part, times, usage, len(chosen)) for path, part in owners.items()]
+    parts = tuple(with_work(one, works.get(one.path, ()), limits) for one in times_of)
     steps = tuple(end - start for i, (start, end) in enumerate(steps_of(trace)) if i in chosen)
     return Profile(
-        name=graph_of(run.model).name,
+        name=graph_of(model).name,
         device=str(settings.device),
         device_name=device_name(settings.device),
         mode=settings.mode,
         dtype=str(settings.dtype).removeprefix("torch."),
         batch=settings.batch,
-        length=run.length,
+        length=settings.length,
         compiled=settings.compile,
-        parameters=sum(one.numel() for one in run.model.parameters()),
+        parameters=sum(one.numel() for one in model.parameters()),
         steps=steps,
         plain_steps=tuple(run.plain_steps),
-        parts=tuple(parts),
+        parts=parts,
         kernels=_kernels(times, owners, len(chosen)),
         unattributed=fmean(steps) - sum(part.time for part in parts),
         idle=times.idle / len(chosen),
         memory=_memory(usage, run.held),
-        limits=None,
-        notes=(ALL_COMPILED,) if settings.compile else (),
+        limits=limits,
+        notes=(*[ALL_COMPILED] * settings.compile, *[UNPREDICTED] * (predicted is None)),
     )
 
 

@@ -19,7 +19,7 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.profile.assemble import Run, assemble_profile
 from tfkit.tools.profile.limits import synchronize
-from tfkit.tools.profile.predicted import predict, with_prediction
+from tfkit.tools.profile.predicted import predict
 from tfkit.tools.profile.ranges import Range, named_parts, named_ranges, quick, shown
 from tfkit.tools.profile.report.trace import adapt_trace
 from tfkit.tools.profile.result import Limits, Profile
@@ -37,20 +37,18 @@ def count_steps(settings: Settings) -> int:
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
-def measure(
-    graph: Graph, settings: Settings, length: int, limits: Limits, trace: Path | None, on_step: OnStep
-) -> Profile:
-    """Profile one model with sequences of `length`; `trace` is the file for a trace with stacks and shapes.
+def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
+    """Profile one model; `trace` is the file for a trace with stacks and shapes.
 
     Raises:
         SpecError: see `profile_models`; or a step fails, as a plugin's component may.
     """
-    predicted = predict(graph, settings, length)
+    predicted = predict(graph, settings)
     try:
         options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
         model = build_with_weights(graph, settings.weights, device=settings.device, **options)
         model.train(settings.mode == "train")
-        return with_prediction(_measure(model, settings, length, trace, on_step), predicted, limits)
+        return assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
     except (SpecError, OSError):
         raise
     except Exception as error:
@@ -60,8 +58,8 @@ def measure(
         raise SpecError(Diagnostic(f"{what}: {type(error).__name__}: {cause}")) from error
 
 
-def _measure(model: fx.GraphModule, settings: Settings, length: int, trace: Path | None, on_step: OnStep) -> Profile:
-    step = Step(model, settings.mode, batch=settings.batch, length=length, compile=settings.compile)
+def _run(model: fx.GraphModule, settings: Settings, trace: Path | None, on_step: OnStep) -> Run:
+    step = Step(model, settings.mode, batch=settings.batch, length=settings.length, compile=settings.compile)
     runner = _Runner(step, settings.device, on_step)
     for _ in range(settings.warmup):
         runner.plain()
@@ -72,11 +70,10 @@ def _measure(model: fx.GraphModule, settings: Settings, length: int, trace: Path
             runner.traced(settings.steps, quick, timed)
         with _ranges(model, settings, shown):
             runner.traced(DETAILED, shown, detailed, **DETAILS)
-        times, memory = read_trace(timed), read_trace(detailed)
+        run = Run(plain, step.held(), read_trace(timed), read_trace(detailed))
         if trace is not None:
             adapt_trace(trace, named_parts(model))
-    run = Run(model, settings, length, plain, step.held())
-    return assemble_profile(run, times, memory)
+    return run
 
 
 def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> AbstractContextManager[None]:

@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -93,21 +92,20 @@ def profile_models(
     device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "meta":
         raise ValueError("on the meta device nothing runs, so there are no times: use `tfkit.cost` there")
-    lengths = [_length(graph, length) for graph in models]
-    settings = Settings(device, mode, dtype, compile, batch, steps, warmup, None, allow_change)
+    settings = [
+        Settings(device, mode, dtype, compile, batch, _length(graph, length), steps, warmup, file, allow_change)
+        for graph, file in zip(models, files, strict=True)
+    ]
     if directory is not None:
         check_folder(Path(directory))
     names = folders_of([graph.name for graph in models])
     limits, ticks = limits_of(device, dtype), count(1)
-    total = count_steps(settings) * len(models)
+    total = sum(map(count_steps, settings))
     profiles: list[Profile] = []
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
-        for graph, file, name, one in zip(models, files, names, lengths, strict=True):
-            trace = _trace(target, name)
+        for graph, own, name in zip(models, settings, names, strict=True):
             gc.collect()  # the model before this one
-            profiles.append(
-                measure(graph, replace(settings, weights=file), one, limits, trace, lambda: on_step(next(ticks), total))
-            )
+            profiles.append(measure(graph, own, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,13 +13,13 @@ from tfkit.tools.common.memory import free_memory
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.cost.count import UncountableError, cost
 from tfkit.tools.cost.result import Amounts, ComponentCost, Cost, part_phases
-from tfkit.tools.profile.result import ComponentTime, Limits, Profile
+from tfkit.tools.profile.result import ComponentTime, Limits
 from tfkit.tools.profile.steps import Settings
 
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 
 
-def predict(graph: Graph, settings: Settings, length: int) -> Cost | None:
+def predict(graph: Graph, settings: Settings) -> Cost | None:
     """The costs of one step; None if a component does not run without values, as a plugin's may not.
 
     Raises:
@@ -28,7 +29,7 @@ def predict(graph: Graph, settings: Settings, length: int) -> Cost | None:
         predicted = cost(
             graph,
             batch=settings.batch,
-            length=length,
+            length=settings.length,
             mode=settings.mode,
             dtype=settings.dtype,
             kernels="cpu" if settings.device.type == "cpu" else "cuda",
@@ -48,18 +49,17 @@ def _check_memory(name: str, predicted: Cost, device: torch.device) -> None:
     raise SpecError(Diagnostic(f"not enough memory on {device}: {what}", help=help))
 
 
-def with_prediction(profile: Profile, predicted: Cost | None, limits: Limits) -> Profile:
-    """The profile with the work of each component, and with the least time for it."""
+def works_of(predicted: Cost | None, *, compiled: bool) -> dict[str, tuple[ComponentCost, ...]]:
+    """The work by the path of its owner; a compiled model has one, for all of it."""
     if predicted is None:
-        return replace(profile, limits=limits, notes=(*profile.notes, UNPREDICTED))
-    known: dict[str, tuple[ComponentCost, ...]] = {part.path: (part,) for part in predicted.parts}
-    if profile.compiled:
-        known = {"compiled": predicted.parts}
-    parts = [_with_work(part, known[part.path], limits) if part.path in known else part for part in profile.parts]
-    return replace(profile, parts=tuple(parts), limits=limits)
+        return {}
+    return {"compiled": predicted.parts} if compiled else {part.path: (part,) for part in predicted.parts}
 
 
-def _with_work(part: ComponentTime, works: tuple[ComponentCost, ...], limits: Limits) -> ComponentTime:
+def with_work(part: ComponentTime, works: Sequence[ComponentCost], limits: Limits) -> ComponentTime:
+    """An owner of time with its work, and with the least time for it."""
+    if not works:
+        return part
     return replace(
         part,
         flops=sum(work.visible for work in works),

@@ -138,11 +138,9 @@ class Profile:
     idle: float
     """The time that the accelerator waits in one step; 0 on the CPU."""
     memory: Memory
-    limits: Limits | None
+    limits: Limits
     notes: tuple[str, ...]
     """Notes for the reader: measurements that were not possible, rows that are not told apart."""
-    files: tuple[str, ...] = ()
-    """The files written, relative to the folder."""
 
     @property
     def step(self) -> float:

@@ -31,13 +31,14 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, see `profile_models`."""
+    """The settings of one model's run, see `profile_models`."""
 
     device: torch.device
     mode: Mode
     dtype: torch.dtype
     compile: bool
     batch: int
+    length: int
     steps: int
     warmup: int
     weights: Path | None
@@ -182,9 +183,8 @@ def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
         return loss
     with torch.no_grad():
         rows = loss.read(inputs).hidden.shape[:-1]
-    targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0)).to(
-        next(iter(inputs.values())).device
-    )
+    targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0), device="cpu")
+    targets = targets.to(next(iter(inputs.values())).device)
     return lambda given: loss(given, targets)
 
 

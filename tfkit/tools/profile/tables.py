@@ -42,12 +42,11 @@ def _summary(profile: Profile) -> list[str]:
         f"on {profile.device_name}",
         f"a step takes {_ms(profile.plain_step)} ms, {rate} tokens/s; under the profiler {_ms(profile.step)} ms",
     ]
-    if (limits := profile.limits) is not None:
-        how = " (measured)" if limits.source == "measured" else ""
-        floor = sum(part.floor or 0 for part in profile.parts)
-        least = f"; the model takes at least {_ms(floor)} ms" if floor else ""
-        lines.append(f"limits{how}: {_rate(limits.flops, 'FLOP/s')}, {_rate(limits.bandwidth, 'B/s')}{least}")
-    memory = profile.memory
+    limits, memory = profile.limits, profile.memory
+    how = " (measured)" if limits.source == "measured" else ""
+    floor = sum(part.floor or 0 for part in profile.parts)
+    least = f"; the model takes at least {_ms(floor)} ms" if floor else ""
+    lines.append(f"limits{how}: {_rate(limits.flops, 'FLOP/s')}, {_rate(limits.bandwidth, 'B/s')}{least}")
     held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
     kept = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
     lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no component'}, {memory.phase}")
@@ -65,7 +64,7 @@ def _ms(seconds: float) -> str:
 
 
 def _times(profile: Profile, by: By) -> Table:
-    train, large = profile.mode == "train", profile.limits is not None and profile.limits.flops > 10 * TERA
+    train, large = profile.mode == "train", profile.limits.flops > 10 * TERA
     unit, scale = ("T", TERA) if large else ("G", 1e9)
     columns = [by, "ms", "share", *(["forward", "backward"] if train else []), f"{unit}FLOP/s", "GB/s", "floor"]
     lines = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,12 @@ from torch import fx, nn
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
+from tfkit.checkpoint.finite import BROKEN, not_finite
 from tfkit.checkpoint.left_out import lines
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.checkpoint.shards import SHARD, write_shards
-from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.plugin.manager import AnyPlugins, Plugins
@@ -31,6 +33,7 @@ from tfkit.tools.common.tokenizer_files import tokenizer_files
 from tfkit.tools.import_.importing import export_config
 from tfkit.wrapped import whole
 
+UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_file` reads its weights"
 Layout = Literal["tfkit", "huggingface"]
 
 
@@ -64,7 +67,8 @@ def save(
     """Write a model; returns the files.
 
     They are written to a folder beside it, which replaces it in one step once everything is on the disk: an interrupt,
-    a full disk or the end of the process leaves `folder` as it was.
+    a full disk or the end of the process leaves `folder` as it was. Weights that are not finite are written too, with a
+    `tfkit.NotFiniteWarning`: they do not load, and replace no other model.
 
     Args:
         model: a model that `tfkit.build` returned.
@@ -89,6 +93,10 @@ def save(
         _check_nothing_left_out(model)
     write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
     check_folder(folder, force=force, beside=beside)
+    broken = not_finite(model.state_dict())
+    if broken and names_in(folder):
+        message = f"the model has {BROKEN}: it does not replace the one in {quoted(str(folder))}"
+        raise SpecError(Diagnostic(message, notes=(broken,), help="name a new folder"))
     try:
         with fresh_folder(folder) as target:
             write(target)
@@ -97,6 +105,10 @@ def save(
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
+    if broken:
+        message = f"the model in {quoted(str(folder))} has {BROKEN}"
+        text = Diagnostic(message, notes=(broken,), help=UNREAD).render("warning")
+        warnings.warn(text.removeprefix("warning: "), NotFiniteWarning, stacklevel=3)
     return tuple(sorted(folder.iterdir(), reverse=True))
 
 

@@ -79,7 +79,7 @@ def train(
         The result, also of a run that was complete before.
 
     Raises:
-        SpecError: the run is wrong; the folder holds another one; or a loss or gradient is not finite.
+        SpecError: the run is wrong; the folder holds another one; or a loss, gradient or weight is not finite.
     """
     plugins = load_plugins()
     loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)

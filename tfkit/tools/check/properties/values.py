@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import allocate, assemble
-from tfkit.component import Component
+from tfkit.component import AttentionConfig, Component, Config, PositionConfig
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.spec.messages import kind_of
+from tfkit.spec.parts import parts
 from tfkit.tools.check.changes import Place, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
@@ -28,6 +30,8 @@ WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydant
 """Functions that read all fields of a config at once."""
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
+NARROW = {"theta": 2, "factor": 2, "scaled": 1}
+"""Fields of positions, and the channels up to which they may have no effect: two have the frequency 1, a short wave."""
 
 
 @property_of("fields", "reads every field of its component")
@@ -97,12 +101,25 @@ def _allowed(subject: Subject, path: Place, value: float) -> Iterator[Graph]:
 
 def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
     """The values that are numbers or true or false, that another value could replace."""
+    configs = {path: one for path, one in parts((), subject.graph.spec.model) if isinstance(one, Config)}
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
         cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values  # no distance is far
-        if isinstance(value, int | float) and not (named or stretched or cut_off):
+        narrow = path[-1] in NARROW and _channels(configs, path) <= NARROW[path[-1]]
+        if isinstance(value, int | float) and not (named or stretched or cut_off or narrow):
             yield path, value
+
+
+def _channels(configs: Mapping[Place, Config], path: Place) -> float:
+    """The channels that a position acts on, of a head or of an embedding; other configs have no such number."""
+    place = path[:-2] if path[-2] == "scaling" else path[:-1]
+    position, around = configs[place], configs.get(place[:-1])
+    if not isinstance(position, PositionConfig) or around is None:
+        return math.inf
+    width = around.head_width if isinstance(around, AttentionConfig) else dict(around).get("d_model")
+    inside = [dict(one).get("width") for _, one in parts((), position) if isinstance(one, Config)]
+    return min(one for one in (width, dict(around).get("d_embed"), *inside, math.inf) if one is not None)
 
 
 def _others(value: float) -> tuple[float, ...]:

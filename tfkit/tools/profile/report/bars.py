@@ -75,13 +75,6 @@ def labels_of(profiles: Sequence[Profile]) -> dict[str, str]:
     return labels
 
 
-def unknown(profiles: Sequence[Profile]) -> str:
-    """The reason why nothing can be compared with the limits of the device."""
-    if any(profile.limits for profile in profiles):
-        return "the work of this model was not counted"
-    return "the limits of this device are not known"
-
-
 def legend(labels: Mapping[str, str]) -> Element:
     """The meaning of the colours: the label of each name."""
     entries = [tag("li", swatch(name), label) for name, label in labels.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfkit.tools.common.page import Child, remark
-from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of, unknown
+from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of
 from tfkit.tools.profile.report.numbers import ratio_text, time_text
 from tfkit.tools.profile.result import ComponentTime, Profile, rows
 
@@ -14,7 +14,7 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
     """Measured time by component, and within it the least time for its FLOPs and bytes."""
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
-        return [remark(f"There is no prediction: {unknown(profiles)}.")]
+        return [remark("There is no prediction: the work of this model was not counted.")]
     longest = max(row.time for one in of for row in one.values())
     made: list[Child] = []
     for name, label in labels_of(profiles).items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.page import Child, remark, tag
-from tfkit.tools.profile.report.bars import colour, unknown
+from tfkit.tools.profile.report.bars import colour
 from tfkit.tools.profile.report.numbers import amount_text, decade_text, share_text
 from tfkit.tools.profile.result import Limits, Profile, rows
 
@@ -60,11 +60,11 @@ class Axis:
 
 
 def roofline(profiles: Sequence[Profile]) -> list[Child]:
-    """One picture for all profiles; a sentence if a device's limits or a model's FLOPs are not known."""
-    limits = list(dict.fromkeys(one.limits for one in profiles if one.limits))
+    """One picture for all profiles; a sentence if the FLOPs of their models are not known."""
+    limits = list(dict.fromkeys(one.limits for one in profiles))
     points = [point for index, one in enumerate(profiles) for point in _points(index, one)]
-    if not limits or not points:
-        return [remark(f"There is no roofline: {unknown(profiles)}.")]
+    if not points:
+        return [remark("There is no roofline: the work of this model was not counted.")]
     words = "Further right: more work for each byte. Higher: faster. On the line: as fast as the device can be."
     size = "The area of a point is its share of the step"
     rings = f"; filled is {profiles[0].name}, hollow is {profiles[1].name}" if len(profiles) > 1 else ""

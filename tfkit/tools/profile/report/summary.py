@@ -11,7 +11,6 @@ import torch
 from tfkit.tools.common.page import Child, table, tag, terms
 from tfkit.tools.profile.report.bars import by_model, with_ratios
 from tfkit.tools.profile.report.numbers import (
-    NONE,
     amount_text,
     memory_text,
     ratio_text,
@@ -53,8 +52,8 @@ def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float 
     """Name, text, remark, value, and the share of a limit if there is one."""
     flops = sum(part.flops or 0 for part in profile.parts)
     rate = flops / profile.plain_step if flops else None
-    limit = profile.limits.flops if profile.limits else None
-    share = rate / limit if rate and limit else None
+    limit = profile.limits.flops
+    share = rate / limit if rate else None
     spread = f"± {time_text(pstdev(profile.plain_steps))}, {len(profile.plain_steps)} steps"
     tokens = profile.tokens / profile.plain_step
     parameters = f"{amount_text(profile.parameters, '')} parameters"
@@ -90,15 +89,13 @@ def measured(profiles: Sequence[Profile]) -> list[Child]:
 
 def _measured(profile: Profile) -> list[Child]:
     limits = profile.limits
-    said = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}" if limits else NONE
+    said = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
     facts = {
         "model": f"{profile.name}, {profile.parameters:,} parameters",
         "run": setting(profile),
         "device": f"{profile.device_name} ({profile.device})",
         "steps": f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it",
-        "limits": f"{said} ({limits.source})" if limits else said,
+        "limits": f"{said} ({limits.source})",
         "torch": torch.__version__,
-        "files": ", ".join(profile.files),
     }
-    known = terms({name: text for name, text in facts.items() if text})
-    return [known, tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")]
+    return [terms(facts), tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")]

@@ -1,0 +1,63 @@
+"""Values that are infinite or NaN, or become so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tfkit.checkpoint import finite
+from tfkit.checkpoint.finite import check_finite, is_finite, not_finite
+from tfkit.checkpoint.header import DTYPES
+from tfkit.errors import SpecError
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [one for one in DTYPES.values() if one.is_floating_point or one.is_complex])
+def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
+    tensor = torch.ones(3, 4).to(dtype)
+    check_finite("w", tensor, Path("f.safetensors"))
+    check_finite("w", tensor[:0], Path("f.safetensors"))
+    if not torch.tensor(value).to(dtype).to(torch.complex64).isfinite():
+        tensor[1, 2] = tensor[2, 0] = value
+        with pytest.raises(SpecError) as error:
+            check_finite("w", tensor, Path("f.safetensors"))
+        shown = "nan" if dtype == torch.float8_e4m3fn else value
+        assert str(error.value) == (
+            "error: tensor `w` of `f.safetensors` has values that are infinite or NaN\n"
+            f"   = 2 in all; the first is {shown} at [1, 2]"
+        )
+
+
+def test_finite_in_the_last_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finite, "CHUNK", 5)
+    tensor = torch.zeros(3, 7)
+    tensor[2, 6] = torch.inf
+    with pytest.raises(SpecError, match=r"the first is inf at \[2, 6\]"):
+        check_finite("w", tensor, Path("f"))
+    with pytest.raises(SpecError, match=r"the first is nan at \[\]"):
+        check_finite("w", torch.tensor(torch.nan), Path("f"))
+    check_finite("w", torch.tensor([2**31 - 1, -5]), Path("f"))
+
+
+def test_values_beyond_the_type_of_the_model() -> None:
+    tensor = torch.tensor([[1.0, 65504.0], [65519.0, 65520.0]])
+    check_finite("w", tensor, Path("f"), torch.bfloat16)
+    check_finite("w", tensor[:, :1], Path("f"), torch.float16)
+    with pytest.raises(SpecError) as error:
+        check_finite("w", tensor, Path("f"), torch.float16)
+    assert str(error.value) == (
+        "error: tensor `w` of `f` has values beyond float16\n"
+        "   = 1 in all; the first is 65520.0 at [1, 1]\n"
+        "   = help: float32, the type of the file, holds them"
+    )
+    assert torch.equal(tensor.to(torch.float16).isfinite(), tensor < 65520)
+    assert is_finite(-tensor)
+    assert not is_finite(-tensor, torch.float16)
+
+
+def test_tensors_that_are_not_finite_are_named() -> None:
+    state = {"a": torch.ones(2), "n": torch.arange(3), "b": torch.tensor([0.0, torch.nan])}
+    assert not_finite(state) == "in `b`"
+    assert not_finite({**state, "b": state["a"]}) is None
