@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,20 +24,19 @@ EVERYTHING = MaskConfig()
 
 @dataclass
 class Seen:
-    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
+    """The observations about each component, by path: a tally of each of its calls."""
 
     layers: Layers
-    tallies: dict[str, list[Tally]] = field(default_factory=dict)
-    extra: dict[str, int] = field(default_factory=dict)
+    tallies: dict[str, list[Tally]]
 
 
-def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
+def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool) -> Seen:
     """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
 
-    There is a backward if `train`, and equal layers run once if `merge`.
+    There is a backward if `train`.
     """
     watch = Watch(model.parameters())
-    layers = Layers(watch, merge=merge)
+    layers = Layers(watch)
     _Hooks(model, watch, layers).place()
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
@@ -46,7 +45,10 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
         around.enter_context(OwnKernels(watch, kernels))
         watch.read_all(tensors_in(step()))
         layers.finish()
-    return _gathered(watch, layers)
+    tallies: dict[str, list[Tally]] = {}
+    for (_, path), tally in watch.tallies.items():
+        tallies.setdefault(path, []).append(tally)
+    return Seen(layers, tallies)
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
@@ -74,8 +76,7 @@ class _Hooks:
         steps = {f"{path}.{step.name}": step for path, layer in layers.items() for step in layer.steps}
         for path in frames_of(self.model):
             if path in layers:
-                masks = tuple(step.mask for step in layers[path].steps)
-                self.layers.take_over(path, self.modules[path], masks)
+                self.layers.take_over(path, self.modules[path])
                 continue
             self._frame(path)
             core, step = self.modules.get(f"{path}.core"), steps.get(path)
@@ -84,7 +85,7 @@ class _Hooks:
 
     def _frame(self, path: str) -> None:
         def enter(module: nn.Module, args: Any) -> None:
-            self.watch.enter(Place(self.watch.place.record, path))
+            self.watch.enter(Place(self.watch.place.call, path))
 
         self._hook(self.modules[path], enter)
 
@@ -98,18 +99,6 @@ class _Hooks:
     def _hook(self, module: nn.Module, enter: Any) -> None:
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(lambda *_: self.watch.leave())
-
-
-def _gathered(watch: Watch, layers: Layers) -> Seen:
-    seen = Seen(layers)
-    for path, tally in watch.root.tallies.items():
-        seen.tallies.setdefault(path, []).append(tally)
-    for layer, run in layers.calls:
-        for path, tally in run.tallies.items():
-            seen.tallies.setdefault(layer + path.removeprefix(run.layer), []).append(tally)
-    for path, n in layers.extra:
-        seen.extra[path] = seen.extra.get(path, 0) + n
-    return seen
 
 
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
