@@ -97,8 +97,8 @@ def load_plugins(
             by commas).
 
     Raises:
-        SpecError: kinds that are registered twice, two plugins or specs of one name, misspelt hooks, folders without a plugin, and
-            names in `disabled` that no plugin has.
+        SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, folders
+            without a plugin, and names in `disabled` that no plugin has.
     """
     found, names = wanted(_paths(plugin_dirs), entry_points, disabled)
     loader = _Loader()
