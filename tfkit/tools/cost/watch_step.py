@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,19 +24,20 @@ EVERYTHING = MaskConfig()
 
 @dataclass
 class Seen:
-    """The observations about each component, by path: a tally of each of its calls."""
+    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
 
     layers: Layers
-    tallies: dict[str, list[Tally]]
+    tallies: dict[str, list[Tally]] = field(default_factory=dict)
+    extra: dict[str, int] = field(default_factory=dict)
 
 
-def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool) -> Seen:
+def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
     """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
 
-    There is a backward if `train`.
+    There is a backward if `train`, and equal layers run once if `merge`.
     """
     watch = Watch(model.parameters())
-    layers = Layers(watch)
+    layers = Layers(watch, merge=merge)
     _Hooks(model, watch, layers).place()
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
@@ -45,10 +46,7 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
         around.enter_context(OwnKernels(watch, kernels))
         watch.read_all(tensors_in(step()))
         layers.finish()
-    tallies: dict[str, list[Tally]] = {}
-    for (_, path), tally in watch.tallies.items():
-        tallies.setdefault(path, []).append(tally)
-    return Seen(layers, tallies)
+    return _gathered(watch, layers)
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
@@ -76,7 +74,8 @@ class _Hooks:
         steps = {f"{path}.{step.name}": step for path, layer in layers.items() for step in layer.steps}
         for path in frames_of(self.model):
             if path in layers:
-                self.layers.take_over(path, self.modules[path])
+                masks = tuple(step.mask for step in layers[path].steps)
+                self.layers.take_over(path, self.modules[path], masks)
                 continue
             self._frame(path)
             core, step = self.modules.get(f"{path}.core"), steps.get(path)
@@ -85,7 +84,7 @@ class _Hooks:
 
     def _frame(self, path: str) -> None:
         def enter(module: nn.Module, args: Any) -> None:
-            self.watch.enter(Place(self.watch.place.call, path))
+            self.watch.enter(Place(self.watch.place.record, path))
 
         self._hook(self.modules[path], enter)
 
@@ -99,6 +98,18 @@ class _Hooks:
     def _hook(self, module: nn.Module, enter: Any) -> None:
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(lambda *_: self.watch.leave())
+
+
+def _gathered(watch: Watch, layers: Layers) -> Seen:
+    seen = Seen(layers)
+    for path, tally in watch.root.tallies.items():
+        seen.tallies.setdefault(path, []).append(tally)
+    for layer, run in layers.calls:
+        for path, tally in run.tallies.items():
+            seen.tallies.setdefault(layer + path.removeprefix(run.layer), []).append(tally)
+    for path, n in layers.extra:
+        seen.extra[path] = seen.extra.get(path, 0) + n
+    return seen
 
 
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
