@@ -86,8 +86,9 @@ class Layers:
         self._split()
         self.runs.append(run)
         level = live.level
-        with watch.inside(Place(len(self.runs), path)):
-            out = forward(*args)
+        watch.enter(Place(len(self.runs), path))
+        out = forward(*args)
+        watch.leave()
         run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
         live.peak = live.level

@@ -7,8 +7,7 @@ running. In the backward, the number of an autograd node tells when it was made,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,15 +79,6 @@ class Watch(dispatch.DispatchMode):
     def tally(self, place: Place) -> Tally:
         """The tally of the component at a place."""
         return self.tallies.setdefault((place.call, place.path), Tally())
-
-    @contextmanager
-    def inside(self, place: Place) -> Iterator[None]:
-        """Assign everything that runs within to that place."""
-        self.enter(place)
-        try:
-            yield
-        finally:
-            self.leave()
 
     def enter(self, place: Place) -> None:
         """Assign everything that runs from now on to that place."""
