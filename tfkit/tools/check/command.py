@@ -53,7 +53,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
 @click.option("--kind", metavar="NAME", help="Check a component: a kind, or slot.kind.")
 @click.option("--plugin", metavar="NAME", help="Check every component of a plugin.")
 @click.option("--whole", is_flag=True, help="Check the spec itself, not its smallest relative.")
-@weights_option("Trained weights: a file, an index or their folder.")
+@weights_option("Trained weights, safetensors")
 @click.option(
     "--level",
     type=click.Choice(["quick", "full"]),
@@ -62,7 +62,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     metavar="LEVEL",
     help="quick, or full: torch.compile and exports too.",
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Measure this property. Repeatable.")
+@click.option("--only", multiple=True, metavar="NAME", help="Measure this property; repeatable.")
 @seed_option("Seed of weights and inputs.")
 @json_option
 def check(

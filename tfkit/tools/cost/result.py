@@ -69,6 +69,7 @@ class ComponentCost(Amounts):
 
     Attributes:
         path: that of the module, as in the state dict.
+        runs: the number of times that a step runs it.
     """
 
     path: str = ""
@@ -76,6 +77,7 @@ class ComponentCost(Amounts):
     label: str = ""
     node: str = ""
     layer: str = ""
+    runs: int = 1
 
 
 @dataclass(frozen=True)

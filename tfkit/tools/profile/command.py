@@ -52,16 +52,16 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     """,
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1; cuda unless there is none.")
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; cuda unless there is none.")
 @mode_option("The kind of step: train, prefill or decode.", default="train")
-@options.dtype_option("Type of weights and activations: float32, bfloat16, float16, float64.", default="float32")
+@options.dtype_option("Type of weights and activations: float32, bfloat16, float16 or float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
 @options.batch_option
 @options.count_option("--length", "Tokens of each; 128, or max_len if less.")
 @options.count_option("--steps", "Steps that are timed.", default=5, least=2)
 @options.count_option("--warmup", "Steps before them.", default=2, least=0)
 @options.by_option
-@options.weights_option("Weights to run with; random ones unless given.")
+@options.weights_option(otherwise="random")
 @options.allow_change_option
 @options.output_option("DIR", "Write all results to this folder.")
 @options.json_option
