@@ -64,12 +64,13 @@ OPERATIONS = (
     "block_512",
     "fsmt_wmt19_en_ru",
     "gpt_oss_20b",
-    "minicpm3_4b",
     "mistral4",
+    "phi4_mini",
     "t5_small",
     "t5gemma_2b_2b",
 )
-"""Together they have every operation of torch that the reduced `COVERING` run, whole and in steps."""
+"""Together they have every operation of torch that the reduced `COVERING` run, whole and in steps, and every form of
+caches."""
 PROGRAMS = (
     *OPERATIONS,
     "falcon_7b",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -70,6 +71,14 @@ def test_each_is_documented(module: str) -> None:
 def test_the_page_has_each_once() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == tfkit.__all__
+
+
+def test_an_archive_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "tfkit.zip", "w") as packed:
+        packed.write(tfkit.__file__, "tfkit/__init__.py")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path / 'tfkit.zip')!r}]; import tfkit"
+    found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: tfkit needs its files in a folder, not in an archive" in found.stderr
 
 
 def test_importing_tfkit_imports_little() -> None:

@@ -9,17 +9,21 @@ not import torch.
 
 from __future__ import annotations
 
+import os
 from functools import cache
+
+_STUB = f"{os.path.splitext(__file__)[0]}.pyi"
+if not os.path.isfile(_STUB):
+    raise ImportError(f"tfkit needs its files in a folder, not in an archive: there is no {_STUB!r}; pip installs them")
 
 
 @cache
 def _homes() -> dict[str, str]:
     """The module of each public name, as the stub says it to type checkers and editors."""
     import re
-    from pathlib import Path
 
-    stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    return {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", stub, re.MULTILINE)}
+    with open(_STUB, encoding="utf-8") as file:
+        return {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", file.read(), re.MULTILINE)}
 
 
 def __getattr__(name: str) -> object:

@@ -300,7 +300,7 @@ def test_null_takes_away_in_many(text: str, key: str) -> None:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=3_000)
+@settings(SETTINGS, max_examples=1_500)
 @given(mutants())
 def test_many_mutants(text: str) -> None:
     check(text)

@@ -27,8 +27,9 @@ def device_of(name: str) -> torch.device:
         raise click.BadParameter(str(wrong), param_hint="--device") from None
 
 
-def weights_option(help: str) -> Decorator:
-    """The option `--weights`; `help` says what it does here."""
+def weights_option(what: str = "Safetensors", *, otherwise: str | None = None) -> Decorator:
+    """The option `--weights`; `otherwise` is what is taken without it."""
+    help = f"{what}: a file, an index or their folder{f'; {otherwise} unless given' if otherwise else ''}."
     return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
 
 
@@ -94,7 +95,7 @@ SETS = [
         multiple=True,
         metavar="PATH=VALUE",
         shell_complete=complete_change,
-        help="Change a value of the spec; repeatable.",
+        help="Change a value by its path; repeatable.",
     ),
 ]
 PLUGINS = [

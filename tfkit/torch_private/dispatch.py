@@ -6,6 +6,7 @@ the order in which the nodes of the backward were made; they have no public name
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def is_mutable(operation: Any) -> bool:
     return bool(operation._schema.is_mutable)
 
 
+@cache
 def is_view(operation: Any) -> bool:
     """True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import tfkit
+from tfkit.spec.source import read
 from tfkit.tools.import_.importing import draft_family, import_config
+from tfkit.tools.import_.other_layers import other_layers
 
 from ...known import KNOWN
 
@@ -25,7 +27,7 @@ def changed(name: str, folder: Path, **fields: object) -> Path:
 
 @pytest.mark.parametrize(("name", "family"), [("gpt2", "gpt2"), ("gemma2_9b", "gemma2"), ("bart_base", "bart")])
 def test_the_nearest_family_is_its_own(name: str, family: str, tmp_path: Path) -> None:
-    text, near = draft_family(changed(name, tmp_path), KNOWN)
+    text, near, _ = draft_family(changed(name, tmp_path), KNOWN)
     assert near.startswith(f"{family}, with ")
     assert f"extends: {family}\n" in text
 
@@ -35,7 +37,7 @@ def test_fields_and_tensors_that_it_lacks_are_open(tmp_path: Path) -> None:
     save_file(
         {"transformer.h.0.ln_1.weight": torch.ones(2), "h.0.odd.weight": torch.ones(2)}, folder / "model.safetensors"
     )
-    text, near = draft_family(folder, KNOWN)
+    text, near, _ = draft_family(folder, KNOWN)
     assert near.endswith("and 1 of 2 tensors")
     assert '  "n_odd": "?"  # 3 here\n' in text
     assert '  "?": "h.{i}.odd"\n' in text
@@ -51,3 +53,27 @@ def test_an_open_line_is_refused_where_it_stands(tmp_path: Path) -> None:
     (wrong,) = caught.value.diagnostics
     assert wrong.span is not None
     assert "n_odd" in wrong.span.source.line(wrong.span.line)
+
+
+OTHER = {
+    "mamba2": {"state_size": 128, "conv_kernel": 4},
+    "rwkv": {"rescale_every": 6},
+    "jamba": {"mamba_d_state": 16},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_layers_that_are_neither_attention_nor_ffn_are_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 8, **OTHER[name]}))
+    message = f"the model type `{name}` is unknown, and has layers that are neither attention nor FFN"
+    with pytest.raises(tfkit.SpecError, match=message):
+        import_config(tmp_path)
+    warning = draft_family(tmp_path, KNOWN)[2]
+    assert warning is not None
+    assert warning.message == message
+
+
+def test_no_type_that_has_a_family_has_such_a_word() -> None:
+    found = [file.stem for file in PUBLISHED.glob("*.json") if other_layers(read(file))]
+    assert found == []

@@ -12,6 +12,7 @@ from scipy import stats
 
 from tfkit.errors import SpecError
 from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.remarks import _pairing
 from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.results import _compared
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, least_p, paired
@@ -154,3 +155,12 @@ def test_without_scipy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(SpecError, match="a comparison needs `scipy`"):
         paired(A, B)
+
+
+@pytest.mark.parametrize(("values", "noted"), [([3.0, 2.9, 3.1, 3.2], False), ([3.2, 3.1, 2.9, 3.0], True)])
+def test_pairing_that_bought_nothing_is_said(values: list[float], noted: bool) -> None:
+    """The signs of the correlation differ, and so does the wider of the two intervals."""
+    base = [2.1, 2.0, 2.2, 2.3]
+    found = paired(values, base)
+    assert found.correlation == pytest.approx(1.0 if not noted else -0.6)
+    assert [note.partition(":")[0] for note in _pairing("b", found)] == ["pairing bought nothing for b"] * noted

@@ -131,38 +131,6 @@ def test_a_folder_that_was_named_while_defaults_counted_is_found(capsys: pytest.
     assert "continued after step 4" in capsys.readouterr().err
 
 
-KILLED = """\
-import os, signal, sys
-from tfkit.cli import main
-name, number, seen = sys.argv[1], int(sys.argv[2]), 0
-call = getattr(os, name)
-
-def deadly(*arguments, **named):
-    global seen
-    seen += 1
-    if seen == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return call(*arguments, **named)
-
-setattr(os, name, deadly)
-sys.exit(main(sys.argv[3:]))
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_continues_to_the_same_bytes() -> None:
-    assert train("whole") == 0
-    deaths = 0
-    for name, number in [("fsync", 2), ("fsync", 5), ("fsync", 30), ("replace", 3), ("rename", 1), ("rename", 2)]:
-        folder = f"{name}-{number}"
-        words = ["train", "small.yaml", "-o", folder, *SETS]
-        ended = subprocess.run([sys.executable, "-c", KILLED, name, str(number), *words], capture_output=True)
-        deaths += ended.returncode == -signal.SIGKILL
-        assert train(folder) == 0
-        assert contents(folder) == contents("whole"), folder
-    assert deaths >= 4
-
-
 def test_interrupted_between_steps_it_continues_to_the_same_bytes() -> None:
     assert train("whole") == 0
     for step in (1, 4, 9, 11):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.argument("spec", shell_complete=complete_spec)
 @options.output_option("DIR", "Write the model to this folder.")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
-@options.weights_option("Fill it from safetensors: a file, an index or their folder.")
+@options.weights_option(otherwise="random")
 @options.allow_change_option
 @options.device_option("cpu, cuda, or meta: shapes, no values.")
 @options.dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]")

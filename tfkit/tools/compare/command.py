@@ -43,7 +43,7 @@ ROWS = 12
 )
 @click.argument("a", metavar="A", shell_complete=complete_spec)
 @click.argument("b", metavar="B", shell_complete=complete_spec)
-@options.weights_option("The weights of both.")
+@options.weights_option("Safetensors for both")
 @options.allow_change_option
 @options.count_option("--length", "Tokens to read.  [default: 16, or as many as both can]")
 @options.count_option("--batch", "Sequences.", default=2)
@@ -56,7 +56,9 @@ ROWS = 12
     metavar="X",
     help="Largest difference that counts as equal.",
 )
-@click.option("--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in float64, too.")
+@click.option(
+    "--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in this type, too: float64."
+)
 @options.device_option("cpu or cuda.")
 @options.json_option
 def compare(

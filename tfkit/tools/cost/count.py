@@ -149,7 +149,6 @@ def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
             label=parts[path].label,
             node=parts[path].node,
             layer=parts[path].layer,
-            runs=0,
             parameters=sum(count for count, _ in weights),
             active_parameters=sum(active for _, active in weights),
         )
@@ -168,7 +167,6 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
     moved_back = saved + sum(tally.moved_back for tally in tallies) if train else 0
     return replace(
         part,
-        runs=len(tallies),
         flops_forward=forward,
         flops_backward=backward + again * forward,
         scores_forward=scores,

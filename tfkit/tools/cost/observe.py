@@ -148,7 +148,7 @@ class Watch(dispatch.DispatchMode):
         tally = self.place.record.tally(self.place.path)
         for one in made:
             self._makers[self.live.number(one)] = tally
-        if _is_view(func):
+        if dispatch.is_view(func):
             return
         limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
         changed = dispatch.is_mutable(func) and bool(args)
@@ -197,10 +197,3 @@ def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
 """Operations that read no more of a tensor than they return."""
-_VIEWS: dict[Any, bool] = {}
-
-
-def _is_view(func: Any) -> bool:
-    if func not in _VIEWS:
-        _VIEWS[func] = dispatch.is_view(func)
-    return _VIEWS[func]

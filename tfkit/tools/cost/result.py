@@ -69,7 +69,6 @@ class ComponentCost(Amounts):
 
     Attributes:
         path: that of the module, as in the state dict.
-        runs: the number of times that a step runs it.
     """
 
     path: str = ""
@@ -77,7 +76,6 @@ class ComponentCost(Amounts):
     label: str = ""
     node: str = ""
     layer: str = ""
-    runs: int = 1
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Operations without a rule are left to torch; the tests compare every rule with i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,17 +19,12 @@ Rule = Callable[..., Any]
 aten: Any = torch.ops.aten
 
 
+@cache
 def rule_of(func: Any) -> Rule | None:
     """The rule for an operation; None if it is left to torch."""
-    if func not in _KNOWN:
-        rule = RULES.get(func)
-        if rule is None and torch.Tag.pointwise in func.tags:
-            rule = _first if dispatch.is_mutable(func) else _Pointwise(func)
-        _KNOWN[func] = rule
-    return _KNOWN[func]
-
-
-_KNOWN: dict[Any, Rule | None] = {}
+    if func not in RULES and torch.Tag.pointwise in func.tags:
+        return _first if dispatch.is_mutable(func) else _Pointwise(func)
+    return RULES.get(func)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.call_graph import Specialised, Whole
-from tfkit.tools.eject.ejected_class import Class
+from tfkit.tools.eject.ejected_class import Class, Statement
 from tfkit.tools.eject.functions import function_text
 from tfkit.tools.eject.making import Making
 from tfkit.tools.eject.naming import argument_name, name_apart
@@ -22,6 +22,7 @@ from tfkit.tools.eject.torch_modules import (
     base_of,
     check_as_made,
     is_container,
+    made_by_torch,
 )
 
 
@@ -135,8 +136,9 @@ class Classes(Making):
     def _fill(self, one: Class) -> None:
         """Fill the slots of a class; its children have been filled before."""
         for module in one.modules:
-            for slot, text in self._slots(module):
-                one.slots.setdefault(slot, {})[module] = text
+            for statement in self.statements(module):
+                for slot, text in statement.values.items():
+                    one.slots.setdefault(slot, {})[module] = text
         taken: dict[tuple[str, ...], str] = {}
         for slot, texts in one.slots.items():
             values = tuple(texts.get(module, "") for module in one.modules)
@@ -145,28 +147,46 @@ class Classes(Making):
                     taken[values] = argument_name(slot, values, set(taken.values()))
                 one.arguments[slot] = taken[values]
 
-    def _slots(self, module: nn.Module) -> Iterator[tuple[str, str]]:
+    def statements(self, module: nn.Module) -> Iterator[Statement]:
+        """The statements of its `__init__` that make the attributes, the tensors and the children of a module."""
         for name in self.attributes(module):
             value = getattr(module, name)
             if isinstance(value, list | tuple) and len(value) < 5:
-                yield from ((f"{name}.{index}", self.text(item)) for index, item in enumerate(value))
+                items = {f"{name}.{index}": self.text(item) for index, item in enumerate(value)}
+                yield Statement(items, f"self.{name} = [{_blanks(items)}]".format)
             else:
-                yield name, self.text(value)
+                yield Statement({name: self.text(value)}, f"self.{name} = {{}}".format)
         for name, tensor in self.tensors(module).items():
-            yield from ((f"{name}@{index}", self.text(size)) for index, size in enumerate(self.sizes(tensor)))
+            sizes = {f"{name}@{index}": self.text(size) for index, size in enumerate(self.sizes(tensor))}
+            empty = self.empty(_blanks(sizes), tensor)
+            if name in module._parameters:
+                frozen = "" if tensor.requires_grad else ", requires_grad=False"
+                yield Statement(sizes, f"self.{name} = nn.Parameter({empty}{frozen})".format)
+            else:
+                passing = ", persistent=False" if name in module._non_persistent_buffers_set else ""
+                yield Statement(sizes, f"self.register_buffer({name!r}, {empty}{passing})".format)
         for name, child in self.children(module).items():
-            yield from self._slots_of_child(name, child)
+            target = f"self.add_module({name!r}, {{}})" if base_of(module) in CONTAINERS else f"self.{name} = {{}}"
+            yield self._of_child(name, child, target)
 
-    def _slots_of_child(self, name: str, child: nn.Module) -> Iterator[tuple[str, str]]:
+    def _of_child(self, name: str, child: nn.Module, target: str) -> Statement:
+        """The statement that makes a child in place of the blank of `target`."""
         if is_container(child) or isinstance(child, OF_PARAMETERS):
-            yield name, self.make(child)
-        elif child in self.of:
+            return Statement({name: self.make(child)}, target.format)
+        if child in self.of:
             owner = self.of[child]
-            for slot, argument in owner.arguments.items():
-                yield f"{name}.{argument}", owner.slots[slot][child]
-        else:
-            for argument, value in arguments_of(child).items():
-                yield f"{name}.{argument}", self.text(value)
+            given = {argument: owner.slots[slot][child] for slot, argument in owner.arguments.items()}
+            values = {f"{name}.{argument}": text for argument, text in given.items()}
+            return Statement(values, target.format(owner.made(dict.fromkeys(given, "{}"))).format)
+        arguments = {argument: self.text(value) for argument, value in arguments_of(child).items()}
+        values = {f"{name}.{argument}": text for argument, text in arguments.items()}
+        return Statement(
+            values, lambda *texts: target.format(made_by_torch(child, dict(zip(arguments, texts, strict=True))))
+        )
+
+
+def _blanks(values: Mapping[str, str]) -> str:
+    return ", ".join("{}" for _ in values)
 
 
 def holds(module: nn.Module) -> bool:

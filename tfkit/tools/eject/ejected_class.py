@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import nn
 
@@ -12,6 +13,13 @@ from tfkit.tools.eject.cleanup import reads
 
 CONFIG = "config"
 """Name of the config in `__init__`."""
+
+
+class Statement(NamedTuple):
+    """A statement of an `__init__`: the texts of values in it by slot, and the function that writes it with others."""
+
+    values: Mapping[str, str]
+    write: Callable[..., str]
 
 
 @dataclass

@@ -30,14 +30,7 @@ from tfkit.tools.eject.rearranged import lend_sizes
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.symbols import with_names
-from tfkit.tools.eject.torch_modules import (
-    CONTAINERS,
-    OF_PARAMETERS,
-    arguments_of,
-    is_container,
-    made_by_torch,
-    remembering,
-)
+from tfkit.tools.eject.torch_modules import remembering
 from tfkit.torch_private.tensors import storage_key
 
 
@@ -199,13 +192,8 @@ class _File:
         typed = [self.typed(one, name) for name in arguments]
         head = ", ".join(["self", *([f"{CONFIG}: Config"] if one.takes_config else []), *typed])
         lines = [f"def __init__({head}) -> None:", "    super().__init__()"]
-        lines += [f"    self.{name} = {self.attribute(one, name)}" for name in self.classes.attributes(module)]
-        lines += [f"    {self.tensor(one, name, tensor)}" for name, tensor in self.classes.tensors(module).items()]
-        for name, child in self.classes.children(module).items():
-            made = self.child(one, name, child)
-            lines.append(
-                f"    {f'self.add_module({name!r}, {made})' if one.base in CONTAINERS else f'self.{name} = {made}'}"
-            )
+        for statement in self.classes.statements(module):
+            lines.append("    " + statement.write(*(one.value(slot, module) for slot in statement.values)))
         for name in self.classes.frozen(module):
             if "." in name:
                 lines.append(f"    self.get_parameter({name!r}).requires_grad_(False)")
@@ -215,32 +203,6 @@ class _File:
         else:
             lines += [f"    {_fill(name, tensor)}" for name, tensor in self.classes.tensors(module).items()]
         return "\n".join(lines)
-
-    def tensor(self, one: Class, name: str, tensor: torch.Tensor) -> str:
-        """The statement by which a class makes a parameter or a buffer of its own."""
-        module = one.modules[0]
-        empty = self.classes.empty(", ".join(one.value(f"{name}@{i}", module) for i in range(tensor.dim())), tensor)
-        if name in module._parameters:
-            return f"self.{name} = nn.Parameter({empty}{'' if tensor.requires_grad else ', requires_grad=False'})"
-        passing = ", persistent=False" if name in module._non_persistent_buffers_set else ""
-        return f"self.register_buffer({name!r}, {empty}{passing})"
-
-    def attribute(self, one: Class, name: str) -> str:
-        value = getattr(one.modules[0], name)
-        if not isinstance(value, list | tuple) or len(value) >= 5:
-            return one.value(name, one.modules[0])
-        inner = ", ".join(one.value(f"{name}.{index}", one.modules[0]) for index in range(len(value)))
-        return f"[{inner}]"
-
-    def child(self, one: Class, name: str, child: nn.Module) -> str:
-        """The expression that makes a child inside its parent's class."""
-        module = one.modules[0]
-        if is_container(child) or isinstance(child, OF_PARAMETERS):
-            return one.value(name, module)
-        if child in self.classes.of:
-            owner = self.classes.of[child]
-            return owner.made({a: one.value(f"{name}.{a}", module) for a in owner.arguments.values()})
-        return made_by_torch(child, {a: one.value(f"{name}.{a}", module) for a in arguments_of(child)})
 
     def typed(self, one: Class, name: str) -> str:
         slot = next(slot for slot, argument in one.arguments.items() if argument == name)

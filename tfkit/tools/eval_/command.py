@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import allow_change_option, json_option
+from tfkit.console.options import allow_change_option, json_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
 
@@ -26,7 +26,7 @@ from tfkit.console.reader import Reader
     """,
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--weights", type=click.Path(path_type=Path), metavar="PATH", help="Safetensors, a file or folder.")
+@weights_option()
 @allow_change_option
 @click.option("--split", multiple=True, metavar="NAME", help="A split of the data; repeatable.  [default: val]")
 @click.option("--metric", multiple=True, metavar="KIND", help="A number to compute; repeatable.  [default: the run's]")

@@ -55,7 +55,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     help="The format.  [default: by the suffix of FILE]",
 )
 @click.option("--formats", is_flag=True, help="List the formats, those of plugins too, and exit.")
-@weights_option("Safetensors, a file or folder; random unless given.")
+@weights_option(otherwise="random")
 @allow_change_option
 @dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @json_option

@@ -48,7 +48,7 @@ TITLE = 40
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@options.weights_option("Safetensors, a file or folder; random unless given.")
+@options.weights_option(otherwise="random")
 @options.allow_change_option
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", multiple=True, metavar="TEXT", help="Text to continue; - for standard input; repeatable.")
@@ -84,7 +84,7 @@ TITLE = 40
 @click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token to stop at; repeatable.")
 @options.count_option("--samples", "Continuations of each prompt.", default=1)
 @options.seed_option("Seed of the random numbers.")
-@options.device_option("cpu, cuda, mps.")
+@options.device_option("cpu, cuda or mps.")
 @options.dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @options.json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:

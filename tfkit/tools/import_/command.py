@@ -60,7 +60,8 @@ def import_(
         if output is not None or family is not None or name is not None:
             raise click.UsageError("--draft writes a family, and no spec: leave out --output, --family and --name")
         check_file(draft)
-        text, near = draft_family(config, reader.plugins.specs)
+        text, near, other = draft_family(config, reader.plugins.specs)
+        warn([other] if other else [])
         write_file(draft, text)
         print_json({"nearest": near, "family": text}) if json else click.echo(
             f"wrote {printable(str(draft))}: from {near}"

@@ -30,6 +30,7 @@ from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft, nearest
+from tfkit.tools.import_.other_layers import other_layers
 from tfkit.tools.show.values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -142,14 +143,17 @@ def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
         yield from left_out_of(folder, family)
 
 
-def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str]:
-    """The draft of a family for a config.json of an unknown type, and the family that it begins with, in words."""
+def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str, Diagnostic | None]:
+    """The draft of a family for a config.json of an unknown type, and the family that it begins with, in words.
+
+    And a warning if the language lacks its layers.
+    """
     path = Path(path)
     path = path / CONFIG if os.path.isdir(path) else path
     root = read(path)
     config = plain(root)
     near = nearest(config, path.parent, known, root.span)
-    return draft(config, near), str(near)
+    return draft(config, near), str(near), other_layers(root)
 
 
 def families(known: KnownSpecs) -> dict[str, str]:
@@ -170,16 +174,20 @@ def family_of(config: Mapping, known: KnownSpecs) -> str:
         raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
     there = families(known)
     if node.value not in there:
-        raise SpecError(_unknown_family(node.value, there, node.span, known))
+        raise SpecError(_unknown_family(config, node.value, there, node.span, known))
     return there[node.value]
 
 
-def _unknown_family(model_type: str, there: Collection[str], span: Span, known: KnownSpecs) -> Diagnostic:
+def _unknown_family(
+    config: Mapping, model_type: str, there: Collection[str], span: Span, known: KnownSpecs
+) -> Diagnostic:
     plugin = elsewhere.plugin_of_family(model_type)
     if plugin is not None:
         message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
         help = where_it_is(plugin, plugin_folders(), known.disabled)
         return Diagnostic(message, span, "model_type", help=help)
+    if other := other_layers(config):
+        return other
     near = closest(model_type, there)
     notes = (f"known: {listing(sorted(there), 200)}",)
     help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}; --draft FILE begins one"

@@ -30,7 +30,7 @@ from tfkit.errors import printable
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@weights_option("A file or a folder; those of SPEC if it is a folder.")
+@weights_option(otherwise="SPEC's own")
 @allow_change_option
 @click.option("--allow-drop", is_flag=True, help="Write huggingface without the tensors that the model leaves out.")
 @click.option(

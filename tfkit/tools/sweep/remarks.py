@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
-from tfkit.tools.sweep.statistics import ALPHA, least_p
+from tfkit.tools.sweep.statistics import ALPHA, Paired, half, least_p
 
 
 def remarks(arms: Sequence[Result]) -> Iterator[str]:
@@ -27,9 +27,16 @@ def remarks(arms: Sequence[Result]) -> Iterator[str]:
         yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
     for one in compared:
         assert one.difference is not None
-        correlation = one.difference.correlation
-        if correlation is not None and abs(correlation) < 0.3:
-            yield f"the pairs of {one.name} are hardly correlated ({correlation:.2f}): pairing bought nothing"
+        yield from _pairing(one.name, one.difference)
+
+
+def _pairing(name: str, found: Paired) -> Iterator[str]:
+    """A remark if different seeds would not have given a wider interval."""
+    if found.correlation is None or found.interval is None or found.unpaired is None:
+        return
+    own, other = half(found.interval), half(found.unpaired)
+    if other <= own:
+        yield f"pairing bought nothing for {name}: ± {own:.4f}, and ± {other:.4f} with different seeds"
 
 
 def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]:

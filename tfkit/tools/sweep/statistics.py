@@ -78,6 +78,11 @@ def interval_of(values: Sequence[float]) -> Interval:
     return _around(float(np.mean(values)), float(np.var(values, ddof=1)) / len(values), len(values) - 1)
 
 
+def half(interval: Interval) -> float:
+    """Half of the width of an interval."""
+    return (interval[1] - interval[0]) / 2
+
+
 def half_width(freedom: float) -> float:
     """Half of the interval of a mean whose standard error is 1, by the degrees of freedom of that error."""
     return float(scipy().special.stdtrit(freedom, (1 + LEVEL) / 2))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.result import Result, Results
-from tfkit.tools.sweep.statistics import Interval
+from tfkit.tools.sweep.statistics import Interval, half
 
 NONE = "-"
 _LATEX = str.maketrans({one: f"\\{one}" for one in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
@@ -64,7 +64,7 @@ def _cost(one: Result) -> list[str]:
         if 0 < one.reached.seeds < len(one.curves):
             reached += f" ({one.reached.seeds}/{len(one.curves)})"
     correlation = NONE if own is None or own.correlation is None else f"{own.correlation:.2f}"
-    unpaired = NONE if own is None or own.unpaired is None else f"{(own.unpaired[1] - own.unpaired[0]) / 2:.4f}"
+    unpaired = NONE if own is None or own.unpaired is None else f"{half(own.unpaired):.4f}"
     memory = NONE if one.memory is None else bytes_text(one.memory)
     return [one.name, short(one.parameters), flops_text(one.flops), speed, memory, reached, correlation, unpaired]
 
