@@ -156,7 +156,8 @@ def _value(draw: st.DrawFn, schema: Schema, key: str) -> Any:
 
 
 def _kind(draw: st.DrawFn, schema: Schema, key: str) -> Any:
-    return _value(draw, draw(st.sampled_from(schema["allOf"]))["then"], key)
+    """A value of one of the kinds; the case beside them is that of changes that name none."""
+    return _value(draw, draw(st.sampled_from([one["then"] for one in schema["allOf"] if "then" in one])), key)
 
 
 def _mapping(draw: st.DrawFn, schema: Schema, key: str) -> Data:
@@ -166,6 +167,11 @@ def _mapping(draw: st.DrawFn, schema: Schema, key: str) -> Data:
     chosen = draw(st.lists(st.sampled_from(free), max_size=2, unique=True)) if free else []
     kind = [name for name in ("kind",) if name in schema["properties"]]
     return {name: _value(draw, schema["properties"][name], name) for name in dict.fromkeys([*kind, *needed, *chosen])}
+
+
+def changes(draw: st.DrawFn) -> list[Any]:
+    """Changes to each slot that has kinds, by the variant of a layer."""
+    return [_value(draw, one, "") for name, one in DEFS.items() if name.startswith("changes.") and "allOf" in one]
 
 
 def _named(draw: st.DrawFn, schema: Schema, key: str) -> Data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import tfkit
 from tfkit.tools.check.check import outcomes
@@ -11,7 +12,7 @@ from tfkit.tools.check.known import properties_of
 from tfkit.tools.check.relative import relative
 from tfkit.tools.check.subject import Subject
 
-from .legal import PLUGINS, Data, specs
+from .legal import PLUGINS, Data, changes, specs
 
 QUICK = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -28,6 +29,12 @@ def check(spec: Data, only: tuple[str, ...] = ()) -> None:
 @given(specs())
 def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:
     check(spec, QUICK)
+
+
+@settings(SETTINGS, max_examples=5, derandomize=True)
+@given(st.data())
+def test_changes_are_drawn_for_every_slot(data: st.DataObject) -> None:
+    assert all(isinstance(one, dict) for one in changes(data.draw))
 
 
 @pytest.mark.slow
