@@ -172,6 +172,14 @@ def test_a_graph_means_what_the_reference_says(name: str) -> None:
     check_agreement(graph, *(example_inputs(graph, length=9, padding=side) for side in ("left", "right", "rows")))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "silu", "xielu"])
+def test_an_activation_means_the_same_near_zero(activation: str) -> None:
+    layer = {"block": "linear", "input": "image", "d_model": 24, "bias": False, "activation": activation}
+    inputs = {"image": {"type": "features", "width": 5}}
+    graph = tfkit.load({"tfkit": 1, "name": "small", "inputs": inputs, "graph": {"layer": layer}}, plugins=PLUGINS)
+    check_agreement(graph, {"image": example_inputs(graph)["image"] * 1e-6})
+
+
 @pytest.mark.parametrize("block", ["encoder", "decoder"])
 @pytest.mark.parametrize("sizes", ["n_buckets: 32, max_distance: 100", "n_buckets: 12, max_distance: 20"])
 def test_every_distance_has_its_bucket(sizes: str, block: str) -> None:

@@ -100,6 +100,18 @@ def test_operations_say_what_they_change_and_what_they_show() -> None:
     assert [dispatch.is_view(one) for one in (aten.add.Tensor, aten.add_.Tensor, aten.clone.default)] == [False] * 3
 
 
+def test_the_operations_are_those_of_the_public_functions() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    with Seen() as seen:
+        x.softmax(1).sum().backward()
+        x.log_softmax(1).sum().backward()
+        x.to(torch.float64)
+    assert {dispatch.SOFTMAX, dispatch.LOG_SOFTMAX, dispatch.TO_COPY} <= set(seen.forward)
+    assert {dispatch.SOFTMAX_BACKWARD, dispatch.LOG_SOFTMAX_BACKWARD} <= {func for func, _ in seen.backward}
+    hidden = torch.full((1, 2), -torch.inf)
+    torch.testing.assert_close(dispatch.SAFE_SOFTMAX(hidden, -1), torch.zeros(1, 2))
+
+
 # ---- compiler ----
 
 

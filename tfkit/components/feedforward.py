@@ -70,6 +70,8 @@ class DenseConfig(FFNConfig):
     """Fields of the plain and the gated kinds."""
 
     gated: ClassVar[bool] = False
+    applied: ClassVar[type[ActivationConfig]]
+    """The activation of the kinds that have the name of one."""
 
     d_ff: Dim
     """Width of the hidden layer."""
@@ -89,12 +91,12 @@ class DenseConfig(FFNConfig):
     def hidden_width(self) -> int:
         return self.d_ff
 
-    def build_activation(self, make: Make) -> nn.Module:
+    def between(self) -> ActivationConfig:
         """The activation between the linear layers."""
-        raise NotImplementedError
+        return self.applied()
 
     def build(self, make: Make) -> nn.Module:
-        activation = self.build_activation(make)
+        activation = make(self.between())
         norm = None if self.inner_norm is None else make(self.inner_norm, self.d_ff)
         return GatedMLP(self, activation, norm) if self.gated else MLP(self, activation, norm)
 
@@ -106,8 +108,8 @@ class MLPConfig(DenseConfig):
     activation: ActivationConfig
     """Activation between the two linear layers."""
 
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(self.activation)
+    def between(self) -> ActivationConfig:
+        return self.activation
 
 
 class GLUConfig(MLPConfig):
@@ -120,10 +122,8 @@ class GLUConfig(MLPConfig):
 class ReLUFFNConfig(DenseConfig):
     """Two linear layers with ReLU between them."""
 
+    applied = ReLUConfig
     kind: Literal["relu"] = "relu"
-
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(ReLUConfig())
 
 
 class GELUFFNConfig(DenseConfig):
@@ -133,35 +133,29 @@ class GELUFFNConfig(DenseConfig):
     approximate: Literal["none", "tanh"] = "none"
     """`tanh` is the approximation used by GPT-2 and similar models."""
 
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(GELUConfig(approximate=self.approximate))
+    def between(self) -> ActivationConfig:
+        return GELUConfig(approximate=self.approximate)
 
 
 class SiLUFFNConfig(DenseConfig):
     """Two linear layers with SiLU between them."""
 
+    applied = SiLUConfig
     kind: Literal["silu"] = "silu"
-
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(SiLUConfig())
 
 
 class SquaredReLUFFNConfig(DenseConfig):
     """Two linear layers with squared ReLU between them."""
 
+    applied = SquaredReLUConfig
     kind: Literal["relu2"] = "relu2"
-
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(SquaredReLUConfig())
 
 
 class QuickGELUFFNConfig(DenseConfig):
     """Two linear layers with x sigmoid(1.702 x) between them."""
 
+    applied = QuickGELUConfig
     kind: Literal["quick_gelu"] = "quick_gelu"
-
-    def build_activation(self, make: Make) -> nn.Module:
-        return make(QuickGELUConfig())
 
 
 class SwiGLUConfig(SiLUFFNConfig):

@@ -110,11 +110,8 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
         """Each config of `plan` once, with its path in the spec."""
-        if self.layers is None:
-            return [("", self)]
-        names = dict.fromkeys(self.layers.arrange(self.layers.groups or self.n_layers))
-        paths = {name: "" if name == BASE else f"layers.variants.{name}." for name in names}
-        return [(path, self.layers.variants.get(name, self)) for name, path in paths.items()]
+        layers = dict(self.plan()).items()
+        return [("" if name == BASE else f"layers.variants.{name}.", layer) for name, layer in layers]
 
     def material(self) -> Mapping[str, Any]:
         """The values of each layer by its number, independent of how base, variants and pattern state them."""

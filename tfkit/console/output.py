@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,3 +170,17 @@ def stages() -> Iterator[Any]:
         yield shown
     finally:
         shown.stop()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A function to call with the number of steps done, of all steps, and a word for them; a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, of, words: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, of, words: bar.update(task, completed=done, total=of, description=words)

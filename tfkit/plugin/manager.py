@@ -1,8 +1,8 @@
 """Loads plugins into a registry, and sets aside those that fail.
 
 A plugin that fails affects only itself: it is left out, with the cause, and everything else works. Faults that would
-give a spec another meaning than its author thinks are errors for everybody: two components of one kind, or a hook that
-is never called because its name is misspelt.
+give a spec another meaning than its author thinks are errors for everybody: two plugins of one name, two components of
+one kind, or a hook that is never called because its name is misspelt.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def load_plugins(
             by commas).
 
     Raises:
-        SpecError: kinds that are registered twice, two specs of one name, misspelt hooks, folders without a plugin, and
-            names in `disabled` that no plugin has.
+        SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, folders
+            without a plugin, and names in `disabled` that no plugin has.
     """
     found, names = wanted(_paths(plugin_dirs), entry_points, disabled)
     loader = _Loader()

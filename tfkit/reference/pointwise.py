@@ -25,9 +25,12 @@ def gelu(part: Part, x: Array) -> Array:
 
 
 def xielu(part: Part, x: Array) -> Array:
-    """Return x / 2 + a x^2 above 0, and x / 2 + b (exp(x) - 1 - x) below. https://arxiv.org/abs/2411.13010."""
+    """Return x / 2 + a x^2 above 0, and x / 2 + b (exp(x) - 1 - x) below. https://arxiv.org/abs/2411.13010.
+
+    As in the models that were trained with it, the exponent is at most -1e-6.
+    """
     a, b = np.logaddexp(0, part.weight("alpha_p")), 0.5 + np.logaddexp(0, part.weight("alpha_n"))
-    return x / 2 + np.where(x > 0, a * x**2, b * (np.expm1(np.minimum(x, 0)) - x))
+    return x / 2 + np.where(x > 0, a * x**2, b * (np.expm1(np.minimum(x, -1e-6)) - x))
 
 
 ACTIVATIONS: dict[str, Function] = {

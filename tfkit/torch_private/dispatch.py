@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+SOFTMAX = torch.ops.aten._softmax.default
+LOG_SOFTMAX = torch.ops.aten._log_softmax.default
+SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
+SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
+LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
+TO_COPY = torch.ops.aten._to_copy.default
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-"""An operation of ATen that public functions run, and that returns a view without saying so."""
+"""Operations of ATen that public functions run."""
 
 
 class DispatchMode(TorchDispatchMode):

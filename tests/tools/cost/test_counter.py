@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ import tfkit
 from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.cache import cache_size
+from tfkit.tools.cost import observe
 from tfkit.tools.cost.count import cost
 from tfkit.tools.cost.kernels import OwnKernels
-from tfkit.tools.cost.observe import Watch
+from tfkit.tools.cost.shapes import dense, rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params.count import count_params
 
@@ -68,6 +71,63 @@ def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     assert (found.flops_forward, found.flops_backward) == counted(graph)
 
 
+@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b", "albert_base"))
+def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None:
+    graph = load(name)
+    options: dict[str, Any] = {"batch": B, "length": T, "memory_length": memory_length(graph)}
+    merged, single = cost(graph, **options), cost(graph, **options, merge=False)
+    assert merged.parts == single.parts
+    rises = ("peak", "peak_recomputed")  # shared weights add up their gradients layer by layer
+    for key, found in vars(merged.memory).items():
+        assert found == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
+
+
+@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b"))
+@pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
+def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(func: Any) -> Callable[..., Any] | None:
+        rule = rule_of(func)
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            assert rule is not None
+            found, wanted = rule(*args, **kwargs), func(*args, **kwargs)
+            assert looks(found) == looks(wanted), func
+            return found
+
+        return None if rule is None else both
+
+    monkeypatch.setattr(observe, "rule_of", checked)
+    graph = load(name)
+    if mode == "decode" and cache_size(graph) is None:
+        return
+    cost(graph, batch=B, length=T, mode=mode, memory_length=memory_length(graph))
+
+
+def looks(out: Any) -> list[Any]:
+    return [(one.shape, one.dtype) for one in tree_leaves(out) if isinstance(one, Tensor)]
+
+
+def test_results_have_the_memory_order_that_torch_gives_them() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        shape = draw.choices([1, 2, 3], k=draw.randint(1, 4))
+        given = [view(draw, shape) for _ in range(draw.randint(1, 3))]
+        wanted = (torch.exp, torch.add, torch.addcmul)[len(given) - 1](*given)
+        found = dense(wanted.shape, [one.to("meta") for one in given], wanted.dtype)
+        assert memory_order(found) == memory_order(wanted), [one.stride() for one in given]
+
+
+def view(draw: random.Random, shape: list[int]) -> Tensor:
+    """A tensor that broadcasts to a shape, with its axes in any order in memory, and gaps between them."""
+    order, sizes = draw.sample(range(len(shape)), len(shape)), [draw.choice([size, size, 1]) for size in shape]
+    whole = torch.empty([sizes[axis] + draw.choice([0, 0, 1]) for axis in order])
+    return whole.permute(torch.tensor(order).argsort().tolist())[tuple(slice(size) for size in sizes)]
+
+
+def memory_order(one: Tensor) -> list[int]:
+    return [stride for stride, size in zip(one.stride(), one.shape, strict=True) if size > 1]
+
+
 @pytest.mark.parametrize("name", quick("bart_base", "bloom_560m", "falcon_7b", "llama3_8b"))
 def test_a_cost_adds_up(name: str) -> None:
     graph = tfkit.load(name)
@@ -98,13 +158,13 @@ def test_a_cost_adds_up(name: str) -> None:
 def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
     q = torch.empty(2, 4, 6, 8, device="meta")
     mask = torch.empty(2, 1, 6, 6, device="meta")
-    watch = Watch([])
+    watch = observe.Watch([])
     with OwnKernels(watch, "cuda"), watch:
         if by_name:
             F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
         else:
             F.scaled_dot_product_attention(q, q, q, mask)
-    assert sum(watch.tally(watch.place).read.values()) == q.nbytes + mask.nbytes
+    assert sum(watch.root.tally("").read.values()) == q.nbytes + mask.nbytes
 
 
 def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
@@ -115,7 +175,7 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     kept: dict[int, Tensor] = {}
     with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
         attend(q, mask)
-    watch = Watch([])
+    watch = observe.Watch([])
     with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, lambda x: x):
         attend(q.to("meta"), mask.to("meta"))
-    assert watch.tally(watch.place).saved == sum(one.untyped_storage().nbytes() for one in kept.values())
+    assert watch.root.tally("").saved == sum(one.untyped_storage().nbytes() for one in kept.values())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ def check(
     seed: int,
     json: bool,
 ) -> None:
-    from tfkit.console.output import print_json
+    from tfkit.console.output import print_json, progress
 
     if sum(given is not None for given in (spec, kind, plugin)) != 1:
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is needed")
@@ -93,8 +93,9 @@ def check(
     else:
         models = work.of_components(kind, plugin)
     warn(work.faults)
-    with _progress(work) as stage:
-        checked = [work.check(model, stage) for model in models]
+    done = count(1)
+    with progress() as told:
+        checked = [work.check(model, lambda name: told(next(done), work.total, f"{name:25}")) for model in models]
     if json:
         print_json([{**vars(one), "ok": one.ok} for one in checked])
     else:
@@ -106,28 +107,6 @@ def check(
         _show(checked, work, [*arguments, *(["--whole"] if whole else []), *reader.options])
     if not all(one.ok for one in checked):
         raise click.exceptions.Exit(1)
-
-
-@contextmanager
-def _progress(work: Work) -> Iterator[Any]:
-    """A bar of the properties, on a terminal."""
-    import sys
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from tfkit.console.output import console
-
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    columns = (MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.description}"))
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=work.total)
-
-        def stage(name: str) -> None:
-            bar.update(task, description=f"{name:25}", advance=1)
-
-        yield stage
 
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:

@@ -48,10 +48,11 @@ def cost(
     memory_length: Positive | None = None,
     recompute: bool = False,
     kernels: Kernels = "cuda",
+    merge: bool = True,
 ) -> Cost:
     """The costs of one step of a model, by component: FLOPs, bytes moved, memory.
 
-    Nothing is allocated, so that the model may have any size.
+    Nothing is allocated, and equal layers run once, so that the model may have any size.
 
     Args:
         graph: the model, or its spec.
@@ -66,6 +67,7 @@ def cost(
         recompute: layers keep only their inputs and run again in the backward, as with `build(recompute=True)`: the
             backward's FLOPs include their second forward.
         kernels: the device whose kernels determine what is kept for the backward; only attention and dropout differ.
+        merge: run one of several equal layers, and count it for all of them.
 
     Raises:
         SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` if it
@@ -83,7 +85,7 @@ def cost(
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
-        seen = watch_step(model, step, kernels=kernels, train=train)
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
     except SpecError:
         raise
     except Exception as error:
@@ -160,7 +162,7 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
     hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
     scores, scores_back = (sum(tally.scores[phase] for tally in tallies) for phase in (0, 1))
-    saved = sum(tally.saved for tally in tallies)
+    saved = sum(tally.saved for tally in tallies) + seen.extra.get(part.path, 0)
     moved = sum(tally.moved for tally in tallies)
     moved_back = saved + sum(tally.moved_back for tally in tallies) if train else 0
     return replace(
@@ -184,8 +186,9 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
     gradients = sum(one.nbytes for one in trained)
     states = 0 if optimizer is None else sum(one.numel() * _bytes_kept(optimizer, one.itemsize) for one in trained)
     per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
-    runs = seen.layers.runs if optimizer is not None else []
+    runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
+    kept += sum(seen.extra.values())
     base = weights + states + (cache if shape.mode == "decode" else 0)
     return Memory(
         weights=weights,

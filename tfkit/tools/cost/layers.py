@@ -1,33 +1,53 @@
-"""The layers of a run: the memory that each keeps for the backward, and needs while it runs."""
+"""Equal layers run once: of each further one, only its output exists, and the number of bytes that it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from tfkit.tools.cost.live_memory import nbytes
-from tfkit.tools.cost.observe import Place, Watch
+from tfkit.tools.cost.observe import Place, Record, Tally, Watch
 from tfkit.torch_private.tensors import tensors_in
 
 
-@dataclass(eq=False)
-class Run:
-    """A call of a layer.
+class Like(NamedTuple):
+    """The form of a tensor, without its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Like:
+        """The form of that tensor."""
+        return cls(tensor.shape, tensor.dtype)
+
+    def make(self) -> Tensor:
+        """A tensor of that form."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class Run(Record):
+    """The observations from one call of a layer, for all equal calls.
 
     Attributes:
         keeps: bytes that its forward leaves for the backward, besides its inputs and outputs.
         frees: bytes that are freed if it keeps its inputs, and nothing else.
         forward: the rise of memory above its level when the forward began.
         backward: that of the backward.
+        held: by position, those of its arguments that it keeps for the backward.
+        shared: of these, the ones that other layers receive too, by the component that keeps them.
+        like: the form of its output.
     """
 
-    keeps: int = 0
-    frees: int = 0
-    forward: int = 0
-    backward: int = 0
+    def __init__(self, layer: str) -> None:
+        super().__init__(layer)
+        self.keeps = self.frees = self.forward = self.backward = 0
+        self.held: list[int] = []
+        self.shared: list[tuple[str, int]] = []
+        self.like: Like | None = None
 
 
 class Moment(NamedTuple):
@@ -50,25 +70,50 @@ class Moment(NamedTuple):
         return level + (again if recompute else self.run.backward)
 
 
-class Layers:
-    """Watches the calls of layers.
+class Gradients(NamedTuple):
+    """Bytes of the gradients of a layer's weights.
 
     Attributes:
-        runs: the calls in their order.
-        moments: the memory over time.
+        all: bytes of all of them.
+        added: bytes that a further backward of the same weights saves: it adds them, one by one.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    all: int
+    added: int
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Gradients:
+        """Those of that layer."""
+        sizes = [one.nbytes for one in layer.parameters() if one.requires_grad]
+        return cls(sum(sizes), sum(sizes) - max(sizes, default=0))
+
+
+class Layers:
+    """Runs the layers of a model, equal ones once if `merge`.
+
+    Attributes:
+        calls: every call of a layer, and the call that was observed for it.
+        moments: the memory over time.
+        extra: further bytes that are kept, by component.
+    """
+
+    def __init__(self, watch: Watch, *, merge: bool = True) -> None:
         self.watch = watch
-        self.runs: list[Run] = []
+        self.merge = merge
+        self.calls: list[tuple[str, Run]] = []
         self.moments: list[Moment] = []
+        self.extra: list[tuple[str, int]] = []
+        self._runs: dict[Any, Run] = {}
         self._held = 0
         self._open: tuple[Run, int] | None = None
+        self._shared: set[int] = set()
+        self._trained: dict[str, Gradients] = {}
+        self._anchor = torch.empty(0, device="meta", requires_grad=True)
 
-    def take_over(self, path: str, layer: nn.Module) -> None:
-        """Route the calls of this layer through here from now on."""
-        forward = layer.forward
-        layer.forward = lambda *args: self._call(path, forward, args)
+    def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
+        """Route the calls of this layer through here from now on; `further` tells it from others built alike."""
+        forward, kind = layer.forward, (signature(layer), further)
+        layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
 
     def finish(self) -> None:
         """Close the last stretch of time."""
@@ -79,25 +124,86 @@ class Layers:
         """The most memory at once."""
         return max(moment.peak(recompute=recompute) for moment in self.moments)
 
-    def _call(self, path: str, forward: Callable[..., Tensor], args: Any) -> Tensor:
+    def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
+        key, given = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
+        number = self.watch.live.number
+        run = self._runs.get(key) if self.merge else None
+        if run is None:
+            run, out = self._observe(path, forward, args, given)
+            self._runs[key] = run
+        else:
+            out = self._repeat(path, layer, run, given)
+        self.calls.append((path, run))
+        for component, i in run.shared:
+            if number(given[i]) not in self._shared:
+                self._shared.add(number(given[i]))
+                self.extra.append((path + component.removeprefix(run.layer), nbytes(given[i])))
+        return out
+
+    def _observe(self, path: str, forward: Callable[..., Any], args: Any, given: list[Tensor]) -> tuple[Run, Tensor]:
         """Run a layer, and record its observations."""
-        watch, live, run = self.watch, self.watch.live, Run()
-        x = next(tensors_in(args))
+        watch, live, known = self.watch, self.watch.live, set(self.watch.kept)
+        number = live.number
         self._split()
-        self.runs.append(run)
-        level = live.level
-        with watch.inside(Place(len(self.runs), path)):
-            out = forward(*args)
+        level, run = live.level, Run(path)
+        with watch.inside(Place(run, path)):
+            out: Tensor = forward(*args)
+        run.like = Like.of(out)
         run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
         live.peak = live.level
-        run.frees = run.keeps - (0 if live.number(x) in watch.kept else nbytes(x))
+        run.held = [i for i, one in enumerate(given) if number(one) in watch.kept]
+        run.frees = run.keeps - (0 if 0 in run.held else nbytes(given[0]))
+        run.shared = list(self._shared_of(run, given, known))
         if out.requires_grad:
             self._held += run.frees
             out.register_hook(lambda grad: self._begin(run))
-            if x.requires_grad:
-                x.register_hook(lambda grad: self._close(run))
+            if given[0].requires_grad:
+                given[0].register_hook(lambda grad: self._close(run))
+        return run, out
+
+    def _shared_of(self, run: Run, given: list[Tensor], known: set[int]) -> Iterator[tuple[str, int]]:
+        """The tensors besides its input that the layer keeps: others may keep the same ones."""
+        first, *others = [self.watch.live.number(one) for one in given]
+        for i, (key, one) in enumerate(zip(others, given[1:], strict=True), 1):
+            path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
+            if key not in known and path is not None and key != first:
+                run.tallies[path].saved -= nbytes(one)
+                yield path, i
+
+    def _repeat(self, path: str, layer: nn.Module, run: Run, given: list[Tensor]) -> Tensor:
+        """The output of a layer that equals another one."""
+        watch, live = self.watch, self.watch.live
+        self._split()
+        self.moments.append(Moment(live.level, self._held, run))
+        for one in given:
+            watch.read(one, Tally())
+        watch.keeps = False
+        with watch.inside(Place(Record(), path)):
+            out: Tensor = Twin.apply(self, path, layer, run, self._anchor, *given)
+        watch.keeps = True
+        if out.requires_grad:
+            for i in run.held:
+                watch.kept.setdefault(live.number(given[i]), Tally())
+            live.grow(run.keeps)
+            self._held += run.frees
+        live.peak = live.level
         return out
+
+    def repeat_backward(self, path: str, layer: nn.Module, run: Run) -> None:
+        """Record the memory that the backward of such a layer frees, and the gradients that it leaves."""
+        live = self.watch.live
+        self._close()
+        self._split()
+        gradients = self._trained.get(path)
+        added = gradients.added if gradients else 0
+        self.moments.append(Moment(live.level - added, self._held, run, backward=True))
+        self._held -= run.frees
+        live.grow(-run.keeps)
+        if gradients is None:
+            self._trained[path] = Gradients.of(layer)
+            live.grow(self._trained[path].all)
+        live.peak = live.level
 
     def _begin(self, run: Run) -> None:
         """Begin the backward of a layer."""
@@ -111,11 +217,68 @@ class Layers:
             return
         (open_run, level), live = self._open, self.watch.live
         open_run.backward = live.peak - level
-        self.moments.append(Moment(level, self._held, open_run, backward=True))
+        gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
+        self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
         self._held -= open_run.frees
+        live.grow(-gradients.all)  # they really exist now
         self._open, live.peak = None, live.level
 
     def _split(self) -> None:
         """Close a stretch of time."""
         self.moments.append(Moment(self.watch.live.peak, self._held))
         self.watch.live.peak = self.watch.live.level
+
+
+class Twin(torch.autograd.Function):
+    """A layer equal to an observed one: a stand-in of the same shape, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: Layers, path: str, layer: nn.Module, run: Run, anchor: Tensor, *given: Tensor) -> Any:
+        ctx.back = lambda: layers.repeat_backward(path, layer, run)
+        ctx.like = [Like.of(one) for one in given]
+        ctx.save_for_backward(*[given[i] for i in run.held])
+        assert run.like is not None
+        return run.like.make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.back()
+        needed = ctx.needs_input_grad[5:]
+        return *[None] * 5, *[like.make() if need else None for like, need in zip(ctx.like, needed, strict=True)]
+
+
+def _signs(tree: Any) -> Iterator[Any]:
+    """The properties of a call that its cost depends on: shapes, types, and all arguments that are not tensors."""
+    if isinstance(tree, Tensor):
+        yield tree.shape, tree.dtype, tree.requires_grad
+    elif isinstance(tree, list | tuple):
+        yield len(tree)
+        for one in tree:
+            yield from _signs(one)
+    else:
+        yield tree
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """A value equal for modules that do the same: classes, shapes of parameters, and plain attributes, by name."""
+    return tuple(
+        (path, type(one), tuple(_plain(vars(one).items())), tuple(_shapes(one._parameters)))
+        for path, one in module.named_modules()
+    )
+
+
+def _plain(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in attributes:
+        if not name.startswith("_"):
+            yield name, value if isinstance(value, bool | int | float | str | None) else _identity(value)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, list | tuple | Mapping):
+        return repr(value)
+    return id(value)
+
+
+def _shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
+    for name, one in parameters.items():
+        yield name, None if one is None else (one.shape, one.dtype, one.requires_grad)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from tfkit.tools.cost.live_memory import LiveMemory, nbytes
+from tfkit.tools.cost.shapes import rule_of
 from tfkit.torch_private import dispatch
 from tfkit.torch_private.tensors import tensors_in
 
@@ -47,13 +48,22 @@ class Tally:
         return 2 * sum(self.weights.values()) + self.learned + self.written
 
 
+class Record:
+    """The tallies of a stretch of a run, by module path."""
+
+    def __init__(self, layer: str = "") -> None:
+        self.layer = layer
+        self.tallies: dict[str, Tally] = {}
+
+    def tally(self, path: str) -> Tally:
+        """The tally of a module."""
+        return self.tallies.setdefault(path, Tally())
+
+
 class Place(NamedTuple):
-    """The position of a run: the call of a layer, 0 outside of them; a component; and in it the pairs of query and key.
+    """The position of a run: a component, and in it the pairs of query and key, of which a mask hides a share."""
 
-    A mask hides a share of these.
-    """
-
-    call: int
+    record: Record
     path: str
     hidden: float | None = None
 
@@ -65,10 +75,10 @@ class Watch(dispatch.DispatchMode):
         super().__init__()
         self.live = LiveMemory()
         self.weights = {self.live.number(weight) for weight in weights}
-        self.tallies: dict[tuple[int, str], Tally] = {}
-        """The work of each component, by call and path."""
-        self.places = [Place(0, "")]
+        self.root = Record()
+        self.places = [Place(self.root, "")]
         self.kept: dict[int, Tally] = {}
+        self.keeps = True
         self._makers: dict[int, Tally] = {}
         self._made_in: list[tuple[int, Place]] = [(0, self.places[0])]
 
@@ -76,10 +86,6 @@ class Watch(dispatch.DispatchMode):
     def place(self) -> Place:
         """The position of the forward."""
         return self.places[-1]
-
-    def tally(self, place: Place) -> Tally:
-        """The tally of the component at a place."""
-        return self.tallies.setdefault((place.call, place.path), Tally())
 
     @contextmanager
     def inside(self, place: Place) -> Iterator[None]:
@@ -106,7 +112,8 @@ class Watch(dispatch.DispatchMode):
         for one in given:
             self.live.number(one)
         node = dispatch.running_node()
-        out = args[0] if node is not None and self._adds_up(func, args) else func(*args, **kwargs)
+        rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
+        out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.count(formula(*args, **kwargs, out_val=out))
@@ -126,7 +133,7 @@ class Watch(dispatch.DispatchMode):
         """Add FLOPs to whatever is running."""
         node = dispatch.running_node()
         place = self.place if node is None else self._maker(node)
-        tally, phase = self.tally(place), int(node is not None)
+        tally, phase = place.record.tally(place.path), int(node is not None)
         tally.flops[phase] += flops
         if place.hidden is not None:
             tally.scores[phase] += flops
@@ -138,7 +145,7 @@ class Watch(dispatch.DispatchMode):
 
     def _move(self, func: Any, args: list[Tensor], made: list[Tensor]) -> None:
         """Record the tensors of others that an operation of the forward reads, and those that it writes for others."""
-        tally = self.tally(self.place)
+        tally = self.place.record.tally(self.place.path)
         for one in made:
             self._makers[self.live.number(one)] = tally
         if dispatch.is_view(func):
@@ -170,18 +177,22 @@ class Watch(dispatch.DispatchMode):
     def keep(self, one: Tensor) -> Tensor:
         """Record that a tensor is kept for the backward, once for each storage."""
         key = self.live.number(one)
-        if key not in self.weights and key not in self.kept:
-            self.kept[key] = self.tally(self.place)
+        if self.keeps and key not in self.weights and key not in self.kept:
+            self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(one)
         return one
 
     def read_all(self, given: Iterable[Tensor]) -> None:
         """Record that the running component reads tensors."""
         for one in given:
-            self.read(one, self.tally(self.place))
+            self.read(one, self.place.record.tally(self.place.path))
 
 
 _NOBODY = Tally()
+
+
+def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return one
 
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}

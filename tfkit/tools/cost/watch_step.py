@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,20 +26,21 @@ EVERYTHING = MaskConfig()
 
 @dataclass
 class Seen:
-    """The observations about each component, by path: a tally of each of its calls."""
+    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
 
     layers: Layers
-    tallies: dict[str, list[Tally]]
+    tallies: dict[str, list[Tally]] = field(default_factory=dict)
+    extra: dict[str, int] = field(default_factory=dict)
 
 
-def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool) -> Seen:
+def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
     """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
 
-    There is a backward if `train`.
+    There is a backward if `train`, and equal layers run once if `merge`.
     """
     watch = Watch(model.parameters())
-    layers = Layers(watch)
-    _Hooks(model, watch, layers).place()
+    layers = Layers(watch, merge=merge)
+    _watch_modules(model, watch, layers)
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
         around.enter_context(saved_tensors_hooks(watch.keep, lambda one: one))
@@ -45,10 +48,7 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
         around.enter_context(OwnKernels(watch, kernels))
         watch.read_all(tensors_in(step()))
         layers.finish()
-    tallies: dict[str, list[Tally]] = {}
-    for (_, path), tally in watch.tallies.items():
-        tallies.setdefault(path, []).append(tally)
-    return Seen(layers, tallies)
+    return _gathered(watch, layers)
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
@@ -63,42 +63,44 @@ def frames_of(model: fx.GraphModule) -> list[str]:
     return [path for path, part in owners_of(model).items() if part.owner == path or path in layers]
 
 
-class _Hooks:
-    """Tells a watch which component is running."""
+def _watch_modules(model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
+    """Tell a watch from now on which component is running, and how much the mask of an attention hides."""
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    stacked = layers_of(model)
+    steps = {f"{path}.{step.name}": step for path, layer in stacked.items() for step in layer.steps}
 
-    def __init__(self, model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
-        self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self.watch, self.layers, self.model = watch, layers, model
+    def of_component(path: str, args: Any) -> Place:
+        return Place(watch.place.record, path)
 
-    def place(self) -> None:
-        """Register the hooks."""
-        layers = layers_of(self.model)
-        steps = {f"{path}.{step.name}": step for path, layer in layers.items() for step in layer.steps}
-        for path in frames_of(self.model):
-            if path in layers:
-                self.layers.take_over(path, self.modules[path])
-                continue
-            self._frame(path)
-            core, step = self.modules.get(f"{path}.core"), steps.get(path)
-            if core is not None and step is not None and isinstance(step.config, AttentionConfig):
-                self._core(core, step.mask or EVERYTHING)
+    def of_core(mask: MaskConfig, args: Any) -> Place:
+        return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2)))
 
-    def _frame(self, path: str) -> None:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.watch.enter(Place(self.watch.place.call, path))
+    for path in frames_of(model):
+        if path in stacked:
+            layers.take_over(path, modules[path], tuple(step.mask for step in stacked[path].steps))
+            continue
+        _place(modules[path], watch, partial(of_component, path))
+        core, step = modules.get(f"{path}.core"), steps.get(path)
+        if core is not None and step is not None and isinstance(step.config, AttentionConfig):
+            _place(core, watch, partial(of_core, step.mask or EVERYTHING))
 
-        self._hook(self.modules[path], enter)
 
-    def _core(self, core: nn.Module, mask: MaskConfig) -> None:
-        def enter(module: nn.Module, args: Any) -> None:
-            hidden = hidden_share(mask, args[0].size(-2), args[1].size(-2))
-            self.watch.enter(self.watch.place._replace(hidden=hidden))
+def _place(module: nn.Module, watch: Watch, place_of: Callable[[Any], Place]) -> None:
+    """Let a watch know the place of a module, which may depend on its arguments, while it runs."""
+    module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
+    module.register_forward_hook(lambda *_: watch.leave())
 
-        self._hook(core, enter)
 
-    def _hook(self, module: nn.Module, enter: Any) -> None:
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(lambda *_: self.watch.leave())
+def _gathered(watch: Watch, layers: Layers) -> Seen:
+    seen = Seen(layers)
+    for path, tally in watch.root.tallies.items():
+        seen.tallies.setdefault(path, []).append(tally)
+    for layer, run in layers.calls:
+        for path, tally in run.tallies.items():
+            seen.tallies.setdefault(layer + path.removeprefix(run.layer), []).append(tally)
+    for path, n in layers.extra:
+        seen.extra[path] = seen.extra.get(path, 0) + n
+    return seen
 
 
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:

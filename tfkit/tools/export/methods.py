@@ -9,19 +9,18 @@ call, are the modules of `tfkit.CachedModel`.
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.component import Cached
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.nn.forward_text import run_text
 from tfkit.nn.program import written_forward
 from tfkit.tools.export import state
 
@@ -140,8 +139,4 @@ def _method(name: str, given: Mapping[str, str], returns: str, body: Sequence[st
     *lines, last = body
     text = [f"def method({signature}){arrow}:", "    with torch.no_grad():", *(f"        {line}" for line in lines)]
     code = "\n".join([*text, f"    {last}", ""])
-    file = f"<tfkit {name} {hashlib.sha256(code.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
-    names: dict[str, Any] = {**vars(state), "torch": torch, "Tensor": Tensor}
-    exec(compile(code, file, "exec"), names)
-    return torch.jit.export(names["method"])
+    return torch.jit.export(run_text(code, name, {**vars(state)})["method"])

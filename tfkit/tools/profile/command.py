@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +11,7 @@ import click
 from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
-from tfkit.console.output import console, print_json, retitled, show
+from tfkit.console.output import print_json, progress, retitled, show
 from tfkit.console.reader import Reader
 from tfkit.errors import printable
 from tfkit.tools.common.choices import mode_option
@@ -95,7 +92,7 @@ def profile(
     from tfkit.tools.profile.tables import show_profiles
 
     chosen, kind = _device(device), getattr(torch, dtype)
-    with _progress() as on_step:
+    with progress() as told:
         found = profile_models(
             graphs,
             device=chosen,
@@ -103,7 +100,7 @@ def profile(
             dtype=kind,
             directory=output,
             weights=sources,
-            on_step=on_step,
+            on_step=lambda done, of: told(done, of, "steps"),
             **options,
         )
     if json:
@@ -122,17 +119,3 @@ def _device(name: str | None) -> Any:
     if name == "meta":
         raise click.BadParameter("nothing runs on the meta device: use `tfkit cost`", param_hint="--device")
     return options.device_of(name)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar over the steps, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, of: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)

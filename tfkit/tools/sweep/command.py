@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
 def sweep(
     reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, so_far: bool, form: str | None, json: bool
 ) -> None:
-    from tfkit.console.output import print_json
+    from tfkit.console.output import print_json, progress
     from tfkit.tools.sweep.sweep import Sweep
 
     if (form is not None) + plan + json > 1 and not (plan and json):
@@ -63,8 +60,12 @@ def sweep(
     if so_far:
         found = made.so_far()
     else:
-        with _progress() as told:
-            found = made.run(jobs=jobs, options=_options(reader), told=told)
+        with progress() as told:
+            found = made.run(
+                jobs=jobs,
+                options=_options(reader),
+                told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
+            )
     page = made.write(found)
     if json:
         print_json({**vars(found), "page": str(page)})
@@ -79,34 +80,6 @@ def _options(reader: Reader) -> list[str]:
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     disabled = [word for name in reader.disable for word in ("--disable", name)]
     return [*folders, *disabled, *(["--no-plugins"] if reader.no_plugins else [])]
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """A function to call with the runs and steps that are done, and those there are; a bar on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *numbers: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from tfkit.console.output import console
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[runs]}"),
-        TimeRemainingColumn(compact=True),
-        console=console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None, runs="")
-
-        def told(what: str, runs: tuple[int, int], steps: tuple[int, int]) -> None:
-            words = f"{runs[0]} of {runs[1]} runs"
-            bar.update(task, description=what, total=steps[1], completed=steps[0], runs=words)
-
-        yield told
 
 
 def _show(found: Results, form: str | None, page: Path) -> None:

@@ -1,0 +1,35 @@
+"""Every shipped spec, as its smallest relative, computes what the reference says, unless it has kinds of plugins."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+import tfkit
+from tfkit.component import Component
+from tfkit.reference import BUILT_IN, UnknownKind
+from tfkit.spec.parts import parts
+from tfkit.tools.check.relative import relative
+from tfkit.tools.check.subject import Subject
+
+from ..known import NAMES
+from ..sampling import chosen, spread
+from ..small_specs import COVERING
+from .agreement import check_agreement
+
+PLUGINS = tfkit.load_plugins()
+
+
+@pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 14)))
+def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
+    subject = Subject(relative(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
+    with nullcontext() if defined(subject.graph) else pytest.raises(UnknownKind):
+        check_agreement(subject.graph, *calls)
+
+
+def defined(graph: tfkit.Graph) -> bool:
+    """True if the reference has a function for every kind of a model."""
+    components = [one for _, one in parts((), graph.spec.model) if isinstance(one, Component) and one.slot in BUILT_IN]
+    return all(one.kind_name() in BUILT_IN[one.slot] for one in components)
