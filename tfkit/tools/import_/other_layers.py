@@ -16,20 +16,20 @@ HELP = "the `attention` of a plugin may mix positions in any way: docs/attention
 
 def other_layers(root: tree.Mapping) -> Diagnostic | None:
     """The diagnostic of a config.json with layers that no kind of tfkit describes; None if no word of it says so."""
-    values = plain(root)
-    found = [word for word in dict.fromkeys(_words(values)) if WORDS.search(word)]
+    config = plain(root)
+    found = [word for word in dict.fromkeys(_words(config)) if WORDS.search(word)]
     if not found:
         return None
-    name, node = quoted(str(values.get("model_type"))), root.items.get("model_type", root)
+    name, node = quoted(str(config.get("model_type"))), root.items.get("model_type", root)
     note = f"words of layers with a state of one size, or with convolutions: {listing(map(quoted, found), 6)}"
     message = f"the model type {name} is unknown, and has layers that are neither attention nor FFN"
     return Diagnostic(message, node.span, "model_type", notes=(note,), help=HELP)
 
 
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
+def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The model type, the fields, and the names of layers."""
-    yield str(values.get("model_type"))
-    yield from values
-    for name, value in values.items():
+    yield str(given.get("model_type"))
+    yield from given
+    for name, value in given.items():
         if name != "architectures" and isinstance(value, list):
             yield from (one for one in value if isinstance(one, str))
