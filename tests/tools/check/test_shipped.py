@@ -40,7 +40,8 @@ def test_a_mixture_is_compared_with_the_same_experts() -> None:
 
 def check(name: str, only: tuple[str, ...]) -> None:
     model = relative(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph.spec.model
-    assert broken(json.dumps(document(model.model_copy(update={"name": "relative"}))), only) == {}
+    alike = model.model_copy(update={"name": "relative", "source": None, "description": None})
+    assert broken(json.dumps(document(alike)), only) == {}
 
 
 @cache
