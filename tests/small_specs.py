@@ -63,11 +63,11 @@ OPERATIONS = (
     "apertus_8b",
     "block_512",
     "fsmt_wmt19_en_ru",
+    "gemma2_2b",
     "gpt_oss_20b",
     "mistral4",
     "phi4_mini",
     "t5_small",
-    "t5gemma_2b_2b",
 )
 """Together they have every operation of torch that the reduced `COVERING` run, whole and in steps, and every form of
 caches."""
@@ -79,6 +79,7 @@ PROGRAMS = (
     "gpt_neo_125m",
     "gpt_neox_japanese_2_7b",
     "modernbert_base",
+    "t5gemma_2b_2b",
     "ultrabert",
 )
 """And every block, and every attention of a block with each of its positions and of its masks."""

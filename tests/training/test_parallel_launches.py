@@ -184,6 +184,9 @@ def killed_at_random(folder: Path, deaths: int) -> None:
     while deaths > 0:
         name = f"mortal-{complete}"
         while True:
+            if deaths == 0:
+                launched(folder, 2, *words, "-o", name)
+                break
             running, before = start(folder, 2, *words, "-o", name), latest(folder / name)
             while running.poll() is None and latest(folder / name) == before:
                 time.sleep(0.05)

@@ -15,7 +15,8 @@ from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
 from tfkit.tools.explain.command import lines_of
-from tfkit.tools.explain.explain import Explained, Explanation, explain
+from tfkit.tools.explain.explain import Explained, explain
+from tfkit.tools.explain.explanation import Explanation
 from tfkit.tools.explain.words import doc_of, field_papers, papers_of, sentence
 
 PLUGIN = '''

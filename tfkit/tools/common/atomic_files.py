@@ -10,18 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.tools.common.workshop import NEW, drop_extras, extras_of, put, put_extras, sweep, workshop
-
-__all__ = [
-    "check_file",
-    "extras_of",
-    "fresh_file",
-    "fresh_folder",
-    "names_in",
-    "write_file",
-    "writing",
-    "written_folder",
-]
+from tfkit.tools.common.workshop import NEW, drop_extras, put, put_extras, sweep, workshop
 
 
 def write_file(path: Path, content: str | bytes) -> None:

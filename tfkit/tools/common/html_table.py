@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from xml.etree.ElementTree import Element, tostring
+
+from tfkit.tools.common.page import tag
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with a title; numbers stand on the right of all columns but the first."""
-    head, *body = (_row(cells, "th" if index == 0 else "td") for index, cells in enumerate((columns, *rows)))
-    return f"<table><caption>{escape(title)}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+    body = tag("tbody", *(_row("td", cells) for cells in rows))
+    made = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    return tostring(made, encoding="unicode", method="html")
 
 
-def _row(cells: Sequence[str], tag: str) -> str:
-    aligned = ["left"] + ["right"] * (len(cells) - 1)
-    parts = [
-        f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(cells, aligned, strict=True)
-    ]
-    return f"<tr>{''.join(parts)}</tr>"
+def _row(name: str, cells: Sequence[str]) -> Element:
+    return tag("tr", *(tag(name, cell, style=f"text-align:{'right' if i else 'left'}") for i, cell in enumerate(cells)))

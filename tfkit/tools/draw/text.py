@@ -58,15 +58,15 @@ def line_width(line: Iterable[Run], size: float) -> float:
     return sum(width_of(run.text, size, bold=run.bold) for run in line)
 
 
-def flow(items: Sequence[Run], width: float, size: float, separator: str = " · ") -> list[Line]:
-    """Short texts in lines of at most `width`, with a separator between those on one line.
+def flow(items: Sequence[Run], width: float, size: float) -> list[Line]:
+    """Short texts in lines of at most `width`, with a dot between those on one line.
 
     A text that is wider than a line is broken between its words; a word that is wider is cut.
     """
     lines: list[list[Run]] = []
     for item in items:
         for index, piece in enumerate(wrap(item.text, width, size, bold=item.bold)):
-            run, gap = Run(piece, item.bold), Run(separator)
+            run, gap = Run(piece, item.bold), Run(" · ")
             if index == 0 and lines and line_width([*lines[-1], gap, run], size) <= width:
                 lines[-1] += [gap, run]
             else:

@@ -16,7 +16,8 @@ from tfkit.console.reader import Reader
 from tfkit.tools.common.units import bytes_text, scaled, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.explain.explain import Explained, Explanation
+    from tfkit.tools.explain.explain import Explained
+    from tfkit.tools.explain.explanation import Explanation
 
 COLUMNS = (9, 7, 7)
 """Widths of the columns at the right: parameters, their share, that of the FLOPs."""

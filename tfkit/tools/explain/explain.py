@@ -18,8 +18,6 @@ from tfkit.tools.cost.result import ComponentCost
 from tfkit.tools.explain.explanation import Explanation, explain_component
 from tfkit.tools.explain.stack import explain_stack
 
-__all__ = ["Explained", "Explanation", "explain"]
-
 
 @dataclass(frozen=True)
 class Explained:

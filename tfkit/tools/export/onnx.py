@@ -24,7 +24,7 @@ from tfkit.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.tools.common.atomic_files import extras_of
+from tfkit.tools.common.workshop import extras_of
 from tfkit.tools.export.failing_component import quiet, refused, using
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
 from tfkit.tools.export.pieces import Programs, complete

@@ -26,10 +26,10 @@ def other_layers(root: tree.Mapping) -> Diagnostic | None:
     return Diagnostic(message, node.span, "model_type", notes=(note,), help=HELP)
 
 
-def _words(config: Mapping[str, Any]) -> Iterator[str]:
+def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """The model type, the fields, and the names of layers."""
-    yield str(config.get("model_type"))
-    yield from config
-    for name, value in config.items():
+    yield str(given.get("model_type"))
+    yield from given
+    for name, value in given.items():
         if name != "architectures" and isinstance(value, list):
             yield from (one for one in value if isinstance(one, str))

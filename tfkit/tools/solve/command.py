@@ -19,7 +19,8 @@ from tfkit.errors import printable
 from tfkit.tools.common.choices import BUDGETS, NEEDS, OPTIMIZERS, mode_option
 
 if TYPE_CHECKING:
-    from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
+    from tfkit.tools.solve.budget import Budget
+    from tfkit.tools.solve.solve import Kept, Size, Solved
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]
@@ -122,7 +123,7 @@ def _check(given: dict[str, Any]) -> None:
 def _budget(given: dict[str, Any]) -> Budget:
     import torch
 
-    from tfkit.tools.solve.solve import Budget
+    from tfkit.tools.solve.budget import Budget
 
     of = next(name for name in BUDGETS if given[name] is not None)
     names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")

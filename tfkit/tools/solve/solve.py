@@ -20,8 +20,6 @@ from tfkit.tools.solve.search import Found, Grid, nearest
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
 
-__all__ = ["Budget", "Size", "Solved", "solve"]
-
 
 @dataclass(frozen=True)
 class Size:
