@@ -59,7 +59,14 @@ def launched(folder: Path, processes: int, *arguments: str) -> str:
 
 
 def forked(folder: Path, processes: int, *arguments: str) -> None:
-    """The same in forks of this process, which need not import torch again."""
+    """The same in forks of one process, which imports torch once; not of this one, whose threads they would lack."""
+    command = [sys.executable, str(Path(__file__)), str(processes), "train", "--no-plugins", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * LONGEST)
+    assert done.returncode == 0, done.stderr
+
+
+def _fork(processes: int, arguments: list[str]) -> int:
+    """Run a command of tfkit in processes that know of each other; returns how many of them failed."""
     with socket.create_server(("localhost", 0)) as free:
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
     children = []
@@ -68,13 +75,12 @@ def forked(folder: Path, processes: int, *arguments: str) -> None:
         if child == 0:
             try:
                 signal.alarm(LONGEST)
-                os.chdir(folder)
                 os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
-                os._exit(main(["train", "--no-plugins", *arguments]))
+                os._exit(main(arguments))
             finally:
                 os._exit(1)
         children.append(child)
-    assert [os.waitpid(one, 0)[1] for one in children] == [0] * processes
+    return sum(os.waitpid(one, 0)[1] != 0 for one in children)
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -97,3 +103,9 @@ def children(started: subprocess.Popen[str]) -> list[int]:
         if rank is not None:
             ranks[int(rank[5:])] = int(word)
     return [number for _, number in sorted(ranks.items())]
+
+
+if __name__ == "__main__":
+    import tfkit.training.loop  # noqa: F401  what every fork needs, once
+
+    sys.exit(_fork(int(sys.argv[1]), sys.argv[2:]))

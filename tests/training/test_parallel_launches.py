@@ -1,6 +1,6 @@
 """Launches of several processes, one or more in each test: slow, and as users make them.
 
-Where only numbers are compared, the processes are forks of this one, which need not import torch again.
+Where only numbers are compared, the processes are forks of one, which imports torch once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.tools.train.killed import check_latest
-from tfkit.component import Batch
-from tfkit.training.loop import Trainer
 
 from .launches import LONGEST, children, finish, forked, launched, numbers, options, start, tensors
 from .runs import same, write_run
@@ -112,21 +110,33 @@ def test_launches_end_well_every_time(folder: Path) -> None:
         assert '"ended": "finished"' in out
 
 
-def test_all_processes_together_read_what_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+READING = """\
+import os, sys
+from pathlib import Path
+from tfkit.cli import main
+from tfkit.training.loop import Trainer
+
+own = Trainer.batch
+
+def batch(self, step):
+    found = own(self, step)
+    with Path(f"read-{os.environ['WORLD_SIZE']}-{step}-{os.environ['RANK']}").open("wb") as file:
+        file.write(found.inputs["tokens"].tobytes())
+    return found
+
+Trainer.batch = batch
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_all_processes_together_read_what_one_does(folder: Path) -> None:
     """Also after they were stopped, and with evaluations between."""
-    own = Trainer.batch
-
-    def batch(self: Trainer, step: int) -> Batch:
-        found = own(self, step)
-        read = Path(f"read-{os.environ['WORLD_SIZE']}-{step}-{os.environ['RANK']}")
-        read.write_bytes(found.inputs["tokens"].tobytes())
-        return found
-
-    monkeypatch.setattr(Trainer, "batch", batch)
+    (folder / "reading.py").write_text(READING)
     for processes in (1, 2):
         for last in ("3", "6"):
             words = ["small.yaml", "-o", f"reading-{processes}", "--stop-after", last, *options(*SETS)]
-            forked(folder, processes, *words)
+            status, _, errors = finish(start(folder, processes, *words, script="reading.py"))
+            assert status == 0, errors
     for step in range(1, 7):
         parts = [(folder / f"read-2-{step}-{rank}").read_bytes() for rank in (0, 1)]
         assert b"".join(parts) == (folder / f"read-1-{step}-0").read_bytes()
