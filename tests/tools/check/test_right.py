@@ -80,6 +80,10 @@ RIGHT = {
         "stack.attention={kind: mha, n_heads: 4, d_head: 1, position: {kind: alibi, scaled: true}}",
         ("values",),
     ),
+    "logits that are large without their softcap": (
+        "vocab_size=53; init=torch; logits={block: lm_head, tie: embedding, softcap: 0.5}",
+        ("neutral",),
+    ),
     "vectors instead of logits, which `keep` leaves alone": ("logits={block: norm}", ("cached-types",)),
     "the first token, without positions": (
         "stack.block=encoder; logits={block: pooler}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from tfkit.errors import SpecError
+from tfkit.errors import FirstLossWarning, SpecError
 
 if TYPE_CHECKING:
     from tfkit.tools.check.subject import Subject
@@ -112,15 +113,16 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Callable[[Su
 
 
 def outcome_of(check: Property, subject: Subject) -> Outcome:
-    """Measure a property; an error on the way is a failure."""
+    """Measure a property; an error on the way is a failure, the first loss of a model that is not trained is none."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:
-        for one in check.measure(subject):
-            if one.broken:
-                size, where = one.error if math.isfinite(one.error) else None, one.where
-                place = where if isinstance(where, str) else where()
-                return replace(outcome, status="failed", worst=size, component=place, detail=one.detail)
-            outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
+        with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
+            for one in check.measure(subject):
+                if one.broken:
+                    size, where = one.error if math.isfinite(one.error) else None, one.where
+                    place = where if isinstance(where, str) else where()
+                    return replace(outcome, status="failed", worst=size, component=place, detail=one.detail)
+                outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
     except DoesNotApplyError as reason:
         return replace(outcome, status="does not apply", worst=None, detail=str(reason))
     except Exception as wrong:
