@@ -28,6 +28,11 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
     return found
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a type, as `dtype_of` reads it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def device_of(device: AnyDevice) -> torch.device:
     """The device of that name; raises ValueError if it is not available."""
     try:

@@ -31,6 +31,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
+from tfkit.placement import name_of
 from tfkit.spec.messages import fault_of, kind_of
 from tfkit.torch_private.tensors import tensors_in, version_of
 
@@ -196,7 +197,7 @@ def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str
     if (wrong := _other(output, tuple(x.shape), "the shape of its input")) is not None:
         return wrong
     if output.dtype != x.dtype:
-        return f"returns {_word(output.dtype)} for {_word(x.dtype)}: it must keep the type of its input"
+        return f"returns {name_of(output.dtype)} for {name_of(x.dtype)}: it must keep the type of its input"
     return None
 
 
@@ -234,7 +235,3 @@ def _fits(size: int, wanted: Size) -> bool:
 
 def _in_words(wanted: int | tuple[int, ...]) -> str:
     return str(wanted) if isinstance(wanted, int) else " or ".join(map(str, dict.fromkeys(wanted)))
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tfkit.checkpoint.header import shown
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.placement import name_of
 
 CHUNK = 2**20
 """The number of values checked together, if torch has no kernel that works without a copy."""
@@ -36,11 +37,8 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
     values = _values(tensor)
     kind, what, help = values.dtype, BROKEN, None
     if dtype is not None and is_finite(values):
-        kind, what, help = (
-            dtype,
-            f"values beyond {_name(dtype)}",
-            f"{_name(values.dtype)}, the type of the file, holds them",
-        )
+        kind, what = dtype, f"values beyond {name_of(dtype)}"
+        help = f"{name_of(values.dtype)}, the type of the file, holds them"
     bad, first = _count(values, kind)
     place = [int(one) for one in np.unravel_index(first, values.shape)][: tensor.dim()]
     message = f"tensor {quoted(name)} of {shown(file)} has {what}"
@@ -67,7 +65,3 @@ def _count(values: Tensor, dtype: torch.dtype) -> tuple[int, int]:
             first = index * CHUNK + int(wrong.int().argmax())
         bad += int(wrong.sum())
     return bad, first
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from tfkit.graph.order import sources
 from tfkit.graph.places import place_of
 from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
+from tfkit.placement import name_of
 from tfkit.plugin.registry import last_line
 from tfkit.promises import Watch
 from tfkit.spec.messages import kind_of
@@ -89,7 +90,7 @@ def first_run(
         code=forward_text(steps_of(model.graph), {}, GRAPH._replace(columns=80)).rstrip(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size_of(model),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name_of(dtype),
         device=str(device),
         build_time=built - start,
         forward_time=done - built,

@@ -10,6 +10,7 @@ from tfkit.component import Cached
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
+from tfkit.placement import name_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     memory = [one for _, pieces in parts.again.values() for layer in pieces.memory_caches for one in layer]
     limit = max_len(graph)
     return CacheSize(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name_of(dtype),
         per_token=cached_values(own, 1) * dtype.itemsize,
         windows=tuple(sorted({one.window for one in own if one.window is not None})),
         per_memory_token=cached_values(memory, 1) * dtype.itemsize,

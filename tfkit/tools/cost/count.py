@@ -15,7 +15,7 @@ from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_de
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
-from tfkit.placement import AnyDtype, dtype_of
+from tfkit.placement import AnyDtype, dtype_of, name_of
 from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.cache import cached_values
@@ -96,7 +96,7 @@ def cost(
         batch=batch,
         length=shape.length,
         memory_length=shape.memory_length,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name_of(dtype),
         optimizer=optimizer,
         recompute=recompute,
         parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),

@@ -9,6 +9,7 @@ from statistics import fmean
 from torch import fx
 
 from tfkit.builder import graph_of
+from tfkit.placement import name_of
 from tfkit.tools.common.ownership import Ownership
 from tfkit.tools.cost.result import Cost
 from tfkit.tools.profile.attribution import Owner, Times, device_times, host_times, locate, steps_of, undisturbed
@@ -60,7 +61,7 @@ def assemble_profile(
         device=str(settings.device),
         device_name=device_name(settings.device),
         mode=settings.mode,
-        dtype=str(settings.dtype).removeprefix("torch."),
+        dtype=name_of(settings.dtype),
         batch=settings.batch,
         length=settings.length,
         compiled=settings.compile,

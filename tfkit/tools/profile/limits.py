@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from tfkit.placement import name_of
 from tfkit.tools.cost.devices import device_of_driver
 from tfkit.tools.profile.result import Limits
 
@@ -23,7 +24,7 @@ def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
     """FLOP/s of matrix products in a type, and bytes per second between memory and chip."""
     name = device_name(device)
     known = device_of_driver(name) if device.type == "cuda" else None
-    words = str(dtype).removeprefix("torch.")
+    words = name_of(dtype)
     if known is not None and words in known.tera_flops:
         tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
         return Limits(name, known.flops("tf32" if tf32 else words), known.bandwidth, known.source)

@@ -23,6 +23,7 @@ from tfkit.checkpoint.shards import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
+from tfkit.placement import name_of
 from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
@@ -149,7 +150,7 @@ def _published(model: fx.GraphModule, plugins: Plugins | None) -> Callable[[Path
     fields = export_config(graph, plugins)
     assert graph.spec.family is not None
     weights, state = published(model, graph.spec.family), model.state_dict()
-    types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
+    types = {name_of(tensor.dtype) for tensor in state.values()}
 
     def write(target: Path) -> None:
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)

@@ -96,10 +96,12 @@ def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, jso
     if output is not None:
         _write(reader, spec, solved.sizes[0], output)
     if json:
+        from tfkit.placement import dtype_of, name_of
+
         print_json(
             {
                 **vars(solved),
-                "budget": {**vars(budget), "dtype": str(budget.dtype).removeprefix("torch.")},
+                "budget": {**vars(budget), "dtype": name_of(dtype_of(budget.dtype))},
                 "file": output and str(output),
             }
         )

@@ -30,10 +30,11 @@ from tfkit.console.reader import Reader
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.mismatch import collapsed
+    from tfkit.placement import name_of
 
     with Checkpoint.open(path) as checkpoint:
         names = checkpoint.names
-    kinds = {name: (str(info.dtype).removeprefix("torch."), info.shape) for name, info in names.items()}
+    kinds = {name: (name_of(info.dtype), info.shape) for name, info in names.items()}
     if json:
         print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
         return

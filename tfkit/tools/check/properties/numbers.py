@@ -14,6 +14,7 @@ from tfkit.builder import build, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.nn import Context
+from tfkit.placement import name_of
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import call, cast, example_inputs, hooked
@@ -74,7 +75,7 @@ def rounding(subject: Subject) -> Iterator[Measured]:
         where = partial(first_difference, exact, *runs, _wide, second=model, limit=limit)
         for want, found in zip(wanted, run(model, dtype), strict=True):
             error = _relative(found.double(), want)
-            name = str(dtype).removeprefix("torch.")
+            name = name_of(dtype)
             detail = f"{name} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
             yield Measured(error, detail, limit, where)
             if dtype == torch.float32 and want.dim() == 3 and want.size(1) > 4:

@@ -16,6 +16,7 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
+from tfkit.placement import name_of
 from tfkit.tools.check.inputs import Inputs, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
 from tfkit.tools.check.rows import Rows, Schedule, cut, pick, schedules
@@ -94,7 +95,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
         limit = TOLERANCE if dtype == torch.float64 else ROUGH
-        name = str(dtype).removeprefix("torch.")
+        name = name_of(dtype)
         batch = rows.started_by(rows.length // 2)
         reading = _Reading(cached, batch, batch.alone(), f"in {name}", limit)
         yield from reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
