@@ -1,0 +1,34 @@
+"""Every table of a sweep in `docs/experiments.md` is what the sweep makes of the runs that are kept beside the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tfkit.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT = DOCS / "experiments"
+TEXT = (DOCS / "experiments.md").read_text(encoding="utf-8")
+SWEEPS = re.findall(r"^tfkit sweep (\w+) -o docs/experiments$", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_tables_are_those_of_the_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = shutil.copytree(KEPT, tmp_path / "kept")
+    main(["sweep", name, "-o", str(kept), "--so-far", "--markdown"])
+    printed = capsys.readouterr().out
+    assert "|" in printed
+    assert [line for line in printed.splitlines() if line not in TEXT.splitlines()] == []
+
+
+def test_records_name_no_place() -> None:
+    assert SWEEPS
+    for path in KEPT.rglob("run.json"):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        assert facts["ended"] == "finished"
+        assert {one["command"] for one in facts["sessions"]} == {f"tfkit train {path.parent.name}"}
