@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tfkit.tools.draw.boxes import SMALL, Differences
@@ -11,7 +10,7 @@ from tfkit.tools.draw.nodes import Placer, extent
 from tfkit.tools.draw.scene import Scene
 from tfkit.tools.draw.shapes import Canvas, Words
 from tfkit.tools.draw.text import Run, cut, flow, wrap
-from tfkit.tools.draw.wires import GUTTER, TRACK, Places, Route, draw_route, routes_of
+from tfkit.tools.draw.wires import GUTTER, TRACK, Places, draw_wire
 
 BETWEEN = 26.0
 """Space between a node and the one above it."""
@@ -26,8 +25,7 @@ NAME, WORDS = 19.0, 12.0
 def place_scene(canvas: Canvas, scene: Scene, left: float, differences: Differences) -> tuple[float, float]:
     """Put a model on the canvas, from x = `left` on and above y = 0; returns its right end and its top."""
     places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
-    routes = list(routes_of(scene))
-    right = _spread(scene, routes, places, left)
+    right = _spread(scene, places, left)
     if right - left < LEAST:
         shift, right = (LEAST - right + left) / 2, left + LEAST
         places.centres = [centre + shift for centre in places.centres]
@@ -41,14 +39,14 @@ def place_scene(canvas: Canvas, scene: Scene, left: float, differences: Differen
         places.tops[name] = pens[column] = placer.place(node, cx, y)
         if name in scene.outputs:
             pens[column] = _leave(canvas, cx, pens[column], scene.outputs[name])
-    for route in routes:
-        draw_route(canvas, scene, route, places)
+    for wire in scene.wires:
+        draw_wire(canvas, scene, wire, places)
     return right, min(pens)
 
 
-def _spread(scene: Scene, routes: Sequence[Route], places: Places, left: float) -> float:
+def _spread(scene: Scene, places: Places, left: float) -> float:
     """Give each column its place; returns the right end of the last gutter."""
-    tracks = Counter(places.gutter(route) for route in routes if route.way != "up")
+    tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
     x = left
     for number, column in enumerate(scene.columns):
         places.gutters.append(x)
