@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from tfkit.tools.draw.boxes import SMALL, Differences
-from tfkit.tools.draw.nodes import Placer, extent
+from tfkit.tools.draw.boxes import SMALL
+from tfkit.tools.draw.nodes import extent, place_node
 from tfkit.tools.draw.scene import Scene
 from tfkit.tools.draw.shapes import Canvas, Words
 from tfkit.tools.draw.text import Run, cut, flow, wrap
@@ -22,7 +22,7 @@ NAME, WORDS = 19.0, 12.0
 """Sizes of fonts."""
 
 
-def place_scene(canvas: Canvas, scene: Scene, left: float, differences: Differences) -> tuple[float, float]:
+def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
     """Put a model on the canvas, from x = `left` on and above y = 0; returns its right end and its top."""
     places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
     right = _spread(scene, places, left)
@@ -30,13 +30,12 @@ def place_scene(canvas: Canvas, scene: Scene, left: float, differences: Differen
         shift, right = (LEAST - right + left) / 2, left + LEAST
         places.centres = [centre + shift for centre in places.centres]
         places.gutters = [start + shift for start in places.gutters]
-    placer = Placer(canvas, differences)
     pens = [0.0] * len(scene.columns)
     for name, node in scene.nodes.items():
         column = places.column[name]
         cx = places.centres[column]
         y = places.bottoms[name] = _start(canvas, scene, name, places, pens[column])
-        places.tops[name] = pens[column] = placer.place(node, cx, y)
+        places.tops[name] = pens[column] = place_node(canvas, node, cx, y)
         if name in scene.outputs:
             pens[column] = _leave(canvas, cx, pens[column], scene.outputs[name])
     for wire in scene.wires:
