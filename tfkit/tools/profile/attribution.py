@@ -34,14 +34,13 @@ class Owner(NamedTuple):
     phase: Phase
 
 
-@dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """A row of a trace, its owner, and its step, from 0."""
 
     row: Event
     owner: Owner
     step: int
-    own: list[Stretch] = field(default_factory=list)
+    own: list[Stretch]
     """The time of a span without the spans inside it."""
 
 
@@ -74,20 +73,21 @@ def undisturbed(steps: Sequence[Stretch]) -> list[int]:
 def locate(trace: Trace, paths: Collection[str]) -> list[Located]:
     """Assign the host's work within the steps to its owners, in the order of time."""
     steps, names = steps_of(trace), {*paths, *OWN}
+    starts = [step.start for step in steps]
     threads: defaultdict[Any, _Thread] = defaultdict(_Thread)
     makers: dict[int | None, str | None] = {}  # of the nodes of the backward, by sequence number
     located = []
     for row in trace.host:
-        step = bisect_right(steps, row.start, key=lambda one: one.start) - 1
+        step = bisect_right(starts, row.start) - 1
         if step < 0 or row.start > steps[step].end:
             continue
         thread = threads[row.thread]
         thread.advance(row.start)
         if isinstance(row, Span):
-            located.append(Located(row, _owner(row, thread, names, makers), step))
+            located.append(Located(row, _owner(row, thread, names, makers), step, []))
             thread.begin(located[-1])
         else:
-            located.append(Located(row, thread.owner, step))
+            located.append(Located(row, thread.owner, step, []))
     for thread in threads.values():
         thread.advance(inf)
     return located

@@ -16,7 +16,7 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 MICROSECOND = 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Stretch:
     """A stretch of time, in seconds."""
 
@@ -33,7 +33,7 @@ class Stretch:
         return max(0.0, min(self.end, other.end) - max(self.start, other.start))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event(Stretch):
     """A row of the host."""
 
@@ -41,7 +41,7 @@ class Event(Stretch):
     thread: Any
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Span(Event):
     """An operator or a range."""
 
@@ -49,14 +49,14 @@ class Span(Event):
     """The sequence number of the backward's node that an operator makes, or that runs."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launch(Event):
     """A call that starts a kernel."""
 
     correlation: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Allocation(Event):
     """Memory that is allocated, or freed, with a negative `size`, in no time."""
 
@@ -65,7 +65,7 @@ class Allocation(Event):
     on_device: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Kernel(Stretch):
     """A kernel, or a copy, on an accelerator."""
 
@@ -73,7 +73,7 @@ class Kernel(Stretch):
     correlation: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Trace:
     """The rows of a trace, in the order of time; on the host one comes before those inside it."""
 
