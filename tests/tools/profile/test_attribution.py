@@ -181,6 +181,13 @@ def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Lim
     assert attention.floor >= max(attention.flops / limits.flops, attention.bytes / limits.bandwidth) * 0.999
 
 
+def test_a_node_may_have_the_name_of_a_row_of_the_step() -> None:
+    """Its work belongs to it, and not to that row as well."""
+    graph = tfkit.loads(SPECS["small"].replace("logits:", "model:"))
+    found = tfkit.profile(graph, mode="prefill", device="cpu", length=8, steps=2, warmup=0)
+    assert [part.component for part in found.parts if part.path == "model" and part.flops is not None] == ["head"]
+
+
 def test_the_model_is_as_it_was() -> None:
     model = tfkit.build(tfkit.loads(SPECS["small"]))
     model.get_submodule("decoder.layers.1.ffn").forward = lambda x: 1 / 0

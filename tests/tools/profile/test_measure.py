@@ -81,7 +81,7 @@ def test_weights_are_those_of_one_model() -> None:
 
 
 def test_too_little_memory(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted, "free_memory", lambda device: 1000)
+    monkeypatch.setattr("tfkit.tools.common.memory.free_memory", lambda device: 1000)
     with pytest.raises(SpecError, match="not enough memory on cpu: a step of `small` needs"):
         profile("small")
 

@@ -14,7 +14,7 @@ import pytest
 import tfkit
 from tfkit.tools.profile.models import profile_models
 from tfkit.tools.profile.ranges import named_parts
-from tfkit.tools.profile.report.trace import adapt_events, adapt_trace
+from tfkit.tools.profile.report.trace import adapt_events, write_trace
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("torch_tb_profiler", reason="TensorBoard is not installed: pip install torch-tb-profiler")
@@ -36,7 +36,7 @@ def written(tmp_path_factory):
 
 
 def trace_of(folder):
-    (path,) = folder.glob("*/*.pt.trace.json*")
+    (path,) = folder.glob("*/*.pt.trace.json.gz")
     return path
 
 
@@ -169,17 +169,15 @@ def test_an_unknown_run_is_an_error(server):
 
 
 def read(path):
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt") as file:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return json.load(file)
 
 
 LAUNCHING = ("aten::mm", "aten::addmm")
 
 
-def with_kernels(path, target):
-    """A trace as it would be with a GPU: each matrix product launches a kernel."""
-    trace = read(path)
+def with_kernels(trace):
+    """Make a trace what it would be with a GPU: each matrix product launches a kernel."""
     launches = [event for event in trace["traceEvents"] if event.get("name") in LAUNCHING]
     for number, event in enumerate(launches):
         shared = {"External id": event["args"]["External id"], "correlation": number + 1}
@@ -190,7 +188,6 @@ def with_kernels(path, target):
         kernel = {**host, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 5, "args": shared | device | more}
         trace["traceEvents"] += [call, kernel]
     trace["deviceProperties"] = [{"id": 0, "name": "made up", "numSms": 132, "totalGlobalMem": 2**30}]
-    target.write_text(json.dumps(trace))
     return len(launches)
 
 
@@ -200,9 +197,9 @@ def test_kernels_stand_below_the_operators_that_launch_them(written, tmp_path):
     from torch_tb_profiler.profiler.run_generator import RunGenerator
 
     folder, model = written
-    path = tmp_path / "made_up.pt.trace.json"
-    launched = with_kernels(trace_of(folder), path)
-    adapt_trace(path, named_parts(model))
+    path, trace = tmp_path / "made_up.pt.trace.json.gz", read(trace_of(folder))
+    launched = with_kernels(trace)
+    write_trace(trace, path, named_parts(model))
     data = RunProfileData.parse("made_up", None, str(path), str(tmp_path))
     profile = RunGenerator("made_up", None, data).generate_run_profile()
     rows = {row["name"]: row for row in profile.operation_table_by_name["data"]}
@@ -235,11 +232,7 @@ def test_a_module_has_the_name_of_the_annotation_right_inside_it():
     ]
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_a_trace_may_be_compressed(tmp_path, name):
-    path = tmp_path / name
-    trace = {"traceEvents": [{"cat": "cuda_runtime", "name": "µ"}], "schemaVersion": 1}
-    text = json.dumps(trace).encode()
-    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-    adapt_trace(path, ())
+def test_a_trace_is_compressed(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    write_trace({"traceEvents": [{"cat": "cuda_runtime", "name": "µ"}], "schemaVersion": 1}, path, ())
     assert read(path) == {"traceEvents": [{"cat": "runtime", "name": "µ"}], "schemaVersion": 1}

@@ -22,17 +22,18 @@ def size_of(model: nn.Module) -> int:
 
 def check_memory(model: nn.Module, device: torch.device | str) -> None:
     """Raise SpecError if a model on the meta device would not fit into the free memory of `device`."""
-    needed, free = int(size_of(model) * MARGIN), free_memory(torch.device(device))
-    if free is None or needed <= free:
-        return
     dtypes = {parameter.dtype for parameter in model.parameters()}
     half = "" if torch.bfloat16 in dtypes else ", `--dtype bfloat16` to halve it"
-    raise SpecError(
-        Diagnostic(
-            f"not enough memory on {device}: the model needs {bytes_text(needed)}, but {bytes_text(free)} is free",
-            help=f"`--device meta` to run it without values{half}, or `tfkit params` to count only the parameters",
-        )
-    )
+    help = f"`--device meta` to run it without values{half}, or `tfkit params` to count only the parameters"
+    check_free(int(size_of(model) * MARGIN), device, "the model", help)
+
+
+def check_free(needed: int, device: torch.device | str, what: str, help: str) -> None:
+    """Raise SpecError if fewer bytes are free on `device` than `what` needs."""
+    free = free_memory(torch.device(device))
+    if free is not None and needed > free:
+        message = f"not enough memory on {device}: {what} needs {bytes_text(needed)}, but {bytes_text(free)} is free"
+        raise SpecError(Diagnostic(message, help=help))
 
 
 def free_memory(device: torch.device) -> int | None:

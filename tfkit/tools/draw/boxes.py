@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tfkit.tools.common.units import short
@@ -20,8 +20,6 @@ THIN = 24.0
 PART, PART_GAP = 34.0, 5.0
 """Height of a box inside a box, and the space between two."""
 
-Differences = Mapping[str, frozenset[str]]
-"""Differences from another picture: keys of notes, by the key of their box, for boxes that have any."""
 COUNT = "parameters"
 """The key of the number of parameters among the differences."""
 MISSING = "missing"
@@ -57,9 +55,9 @@ class Content:
     differing: frozenset[str]
 
     @classmethod
-    def of(cls, box: Box, width: float, differences: Differences) -> Content:
+    def of(cls, canvas: Canvas, box: Box, width: float) -> Content:
         """Break the texts of a box into lines."""
-        differing = differences.get(box.key, frozenset())
+        differing = canvas.differing(box.key)
         inside = width - 2 * PAD
         return cls(
             box, width, flow(runs(box.notes, differing), inside, SMALL), _rows(box.chips, inside, differing), differing

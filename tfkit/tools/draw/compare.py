@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tfkit.tools.draw.boxes import COUNT, MISSING, Differences
+from tfkit.tools.draw.boxes import COUNT, MISSING
 from tfkit.tools.draw.scene import Chain, Mark, Scene, Tower
+from tfkit.tools.draw.shapes import Differences
 
 Said = Mapping[str, object]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfkit.tools.common.units import short
-from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, natural_width, place_box, runs
+from tfkit.tools.draw.boxes import SMALL, TITLE, Content, natural_width, place_box, runs
 from tfkit.tools.draw.scene import Box, Layer, Mark, Note, Segment
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Words
 from tfkit.tools.draw.text import Run, flow
@@ -59,7 +59,6 @@ class LayerPlacer:
     cx: float
     inner: float
     side: float
-    differences: Differences
 
     def place(self, layer: Layer, bottom: float, header: Header) -> float:
         """Place a layer with its frame above `bottom`; returns its top."""
@@ -85,14 +84,14 @@ class LayerPlacer:
         elif segment.onto == "stream":
             canvas.lines.append(Disc(cx, fork, 2.5, "dot"))
         if segment.stem is not None:
-            y = self._item(segment.stem, cx, y, WIDTH)
+            y = place_above(canvas, segment.stem, cx, y)
         y, normed = self._branches(segment, y)
         plus = y - STEP - RADIUS
         canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
         self._residual(segment, fork if segment.onto == "stream" else normed, plus)
         canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
         y = plus - RADIUS
-        return y if segment.after is None else self._item(segment.after, cx, y, WIDTH)
+        return y if segment.after is None else place_above(canvas, segment.after, cx, y)
 
     def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
         """Place the branches above y; returns where they meet again, and where the first box of the last one ends."""
@@ -106,7 +105,7 @@ class LayerPlacer:
             if apart:
                 self.canvas.way((self.cx, y), (self.cx, y - STEP), (centre, y - STEP), (centre, start))
             for index, item in enumerate(branch):
-                top = self._item(item, centre, top, width)
+                top = place_above(self.canvas, item, centre, top, width)
                 normed = top - GAP / 2 if index == 0 else normed
             tops.append(top)
             centres.append(centre)
@@ -118,9 +117,6 @@ class LayerPlacer:
             self.canvas.way((centre, top), (centre, meet), (self.cx, meet))
         return meet, normed
 
-    def _item(self, item: Box | Mark, cx: float, bottom: float, width: float) -> float:
-        return place_above(self.canvas, item, cx, bottom, width, self.differences)
-
     def _residual(self, segment: Segment, start: float, plus: float) -> None:
         cx, key = self.cx, _key(segment)
         x = cx + self.inner / 2 + RAIL
@@ -128,7 +124,7 @@ class LayerPlacer:
             width = natural_width(segment.factor)
             x += width / 2
             middle = (start + plus) / 2
-            content = Content.of(segment.factor, width, self.differences)
+            content = Content.of(self.canvas, segment.factor, width)
             place_box(self.canvas, content, x, middle + content.height / 2)
         if segment.onto == "normed":
             self.canvas.lines.append(Disc(cx, start, 2.5, "dot"))
@@ -140,17 +136,15 @@ def _key(segment: Segment) -> str:
     return next(box.key for box in segment.boxes() if box.role not in ("norm", "step"))
 
 
-def place_above(
-    canvas: Canvas, item: Box | Mark, cx: float, bottom: float, width: float, differences: Differences
-) -> float:
+def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, width: float = WIDTH) -> float:
     """Place a box with a line before it, or a number beside the line, above `bottom`; returns its top."""
     if isinstance(item, Box):
         edge = bottom - GAP
         canvas.way((cx, bottom), (cx, edge), arrow=True)
-        return place_box(canvas, Content.of(item, width, differences), cx, edge)
+        return place_box(canvas, Content.of(canvas, item, width), cx, edge)
     top = bottom - 18
     canvas.way((cx, bottom), (cx, top))
-    canvas.text(cx + 7, bottom - 5, item.text, SMALL, "bold accent" if item.key in differences else "")
+    canvas.text(cx + 7, bottom - 5, item.text, SMALL, "bold accent" if canvas.differing(item.key) else "")
     return top
 
 

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfkit.component import (
-    Call,
-    Component,
-    Dropout,
-    Lookup,
-    PositionConfig,
-    Projection,
-    Scale,
-    Signal,
-    WireMarker,
-    marker,
-)
+from tfkit.component import Call, Component, Dropout, Lookup, PositionConfig, Projection, Scale, Signal
+from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.order import as_list
 from tfkit.tools.draw.notes import chips_of, notes_of, tip_of
@@ -49,7 +39,7 @@ def scene_of(graph: Graph) -> Scene:
         total=counts.total,
         nodes=nodes,
         columns=columns,
-        wires=tuple(_wires(graph, columns)),
+        wires=tuple(_wires(graph, columns, nodes)),
         inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))} | beside,
         outputs={name: _leaves(graph.node(name)) for name in graph.outputs},
     )
@@ -102,23 +92,36 @@ def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, columns))
 
 
-def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...]) -> Iterator[Wire]:
-    standing = {(column[i], column[i + 1]) for column in columns for i in range(len(column) - 1)}
+def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[str, Any]) -> Iterator[Wire]:
+    """The wires that lead further than from a node to the one above it."""
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
         main, beside = _main(node), set(_beside(graph, node))
+        boxes = list(nodes[node.name].boxes())
         for field, source in node.wires.items():
-            wire = marker(type(node.config).model_fields[field], WireMarker)
+            wire = wire_of(node, field)
             for index, one in enumerate(as_list(source)):
                 if one in graph.inputs and one not in beside:
                     continue
-                if wire is not None and wire.value == "table":
-                    yield Wire(one, node.name, "tie")
+                if wire.value == "table":
+                    user = next((box.key for box in boxes if box.tied), boxes[-1].key)
+                    yield Wire(_nearest(graph, columns, one, node.name), node.name, "tie", user)
                 elif one == main and field in ("input", "inputs") and index == 0:
-                    if (one, node.name) in standing or node.name in lowest:
+                    if node.name in lowest:
                         yield Wire(one, node.name, "up")
+                elif wire.whole and wire.mask:
+                    crossed = [box.key for box in boxes if box.role == "cross_attention"] or [boxes[0].key]
+                    yield from (Wire(one, node.name, "memory", key) for key in crossed)
                 else:
-                    yield Wire(one, node.name, "memory" if wire is not None and wire.whole and wire.mask else "side")
+                    yield Wire(one, node.name, "side", boxes[0].key)
+
+
+def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:
+    """The lowest node below the target, in its column, that has a table or uses it; else the one that has it."""
+    ties = [(node, field) for node in graph.nodes for field, source in node.wires.items() if source == table]
+    users = {table, *(node.name for node, field in ties if wire_of(node, field).value == "table")}
+    column = next(column for column in columns if target in column)
+    return next((name for name in column[: column.index(target)] if name in users), table)
 
 
 def _read(graph: Graph, node: Node) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tfkit.tools.common.units import short
-from tfkit.tools.draw.boxes import SMALL, TITLE, Content, Differences, count_of, place_box
+from tfkit.tools.draw.boxes import SMALL, TITLE, Content, count_of, place_box
 from tfkit.tools.draw.layers import (
     GAP,
     RADIUS,
@@ -17,7 +17,7 @@ from tfkit.tools.draw.layers import (
     place_above,
     side_width,
 )
-from tfkit.tools.draw.scene import Added, Box, Chain, Mark, Node, Note, Tower
+from tfkit.tools.draw.scene import Added, Box, Chain, Node, Note, Tower
 from tfkit.tools.draw.shapes import Canvas, Disc, Rect
 from tfkit.tools.draw.text import width_of
 
@@ -27,84 +27,71 @@ MARGIN, STRIP = 14.0, 14.0
 """Space around the layers of a stack that differ, and the width of the strip that shows the variant of each layer."""
 
 
-@dataclass(frozen=True)
-class Placer:
-    """Puts nodes on a canvas."""
+def place_node(canvas: Canvas, node: Node, cx: float, bottom: float) -> float:
+    """Put a node above `bottom`; returns its top."""
+    if isinstance(node, Chain):
+        return _chain(canvas, node, cx, bottom)
+    top = _layers(canvas, node, cx, bottom)
+    return top if node.closing is None else place_above(canvas, node.closing, cx, top)
 
-    canvas: Canvas
-    differences: Differences
 
-    def place(self, node: Node, cx: float, bottom: float) -> float:
-        """Put a node above `bottom`; returns its top."""
-        if isinstance(node, Chain):
-            return self._chain(node, cx, bottom)
-        top = self._layers(node, cx, bottom)
-        return top if node.closing is None else self._above(node.closing, cx, top)
+def _chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
+    y = bottom
+    for index, item in enumerate(chain.items):
+        if isinstance(item, Added):
+            y = _added(canvas, item.box, cx, y)
+        elif index == 0 and isinstance(item, Box):
+            y = place_box(canvas, Content.of(canvas, item, WIDTH), cx, y)
+        else:
+            y = place_above(canvas, item, cx, y)
+    return y
 
-    def _above(self, item: Box | Mark, cx: float, bottom: float) -> float:
-        return place_above(self.canvas, item, cx, bottom, WIDTH, self.differences)
 
-    def _chain(self, chain: Chain, cx: float, bottom: float) -> float:
-        y = bottom
-        for index, item in enumerate(chain.items):
-            if isinstance(item, Added):
-                y = self._added(item.box, cx, y)
-            elif index == 0 and isinstance(item, Box):
-                y = place_box(self.canvas, Content.of(item, WIDTH, self.differences), cx, y)
-            else:
-                y = self._above(item, cx, y)
-        return y
+def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
+    """A circle on the line, and at its side the box that is added there."""
+    content = Content.of(canvas, beside(box), beside_width(box))
+    middle = bottom - GAP / 2 - content.height / 2
+    left = cx + RADIUS + BESIDE
+    top = place_box(canvas, content, left + content.width / 2, middle + content.height / 2)
+    canvas.way((left, middle), (cx + RADIUS, middle), arrow=True)
+    canvas.way((cx, bottom), (cx, middle + RADIUS), arrow=True)
+    canvas.lines.append(Disc(cx, middle, RADIUS, "plus", box.key))
+    canvas.way((cx, middle - RADIUS), (cx, top - GAP / 2))
+    return top - GAP / 2
 
-    def _added(self, box: Box, cx: float, bottom: float) -> float:
-        """A circle on the line, and at its side the box that is added there."""
-        content = Content.of(beside(box), beside_width(box), self.differences)
-        middle = bottom - GAP / 2 - content.height / 2
-        left = cx + RADIUS + BESIDE
-        top = place_box(self.canvas, content, left + content.width / 2, middle + content.height / 2)
-        self.canvas.way((left, middle), (cx + RADIUS, middle), arrow=True)
-        self.canvas.way((cx, bottom), (cx, middle + RADIUS), arrow=True)
-        self.canvas.lines.append(Disc(cx, middle, RADIUS, "plus", box.key))
-        self.canvas.way((cx, middle - RADIUS), (cx, top - GAP / 2))
-        return top - GAP / 2
 
-    def _layers(self, tower: Tower, cx: float, bottom: float) -> float:
-        placer = LayerPlacer(self.canvas, cx, inner_width(tower.layers), side_width(tower.layers), self.differences)
-        total = (Note("total", f"{short(tower.parameters)} in all"),)
-        if len(tower.layers) == 1:
-            keys = (tower.key, tower.layers[0].key)
-            differing = frozenset[str]().union(*(self.differences.get(key, frozenset()) for key in keys))
-            header = header_of(tower.layers[0], differing, (*tower.notes, *total))
-            return placer.place(tower.layers[0], bottom, header)
-        y = bottom - MARGIN
-        self.canvas.way((cx, bottom), (cx, y))
-        for index, layer in enumerate(tower.layers):
-            if index:
-                self.canvas.way((cx, y), (cx, y - MARGIN), arrow=True)
-                y -= MARGIN
-            differing = self.differences.get(layer.key, frozenset())
-            y = placer.place(layer, y, header_of(layer, differing, swatch=index))
-        half = placer.inner / 2 + placer.side + MARGIN
-        left = cx - half - STRIP - 4
-        header = Header(
-            tower.name,
-            f"× {sum(layer.times for layer in tower.layers)}",
-            (*tower.notes, *total),
-            (),
-            self.differences.get(tower.key, frozenset()),
-        )
-        top = header.place(self.canvas, left, y - MARGIN, cx + half - left)
-        self.canvas.way((cx, y), (cx, top))
-        self.canvas.back.insert(0, Rect(left, top, cx + half - left, bottom - top, 10, "frame outer"))
-        self._strip(tower, left + 9, bottom - MARGIN, y)
-        return top
+def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
+    placer = LayerPlacer(canvas, cx, inner_width(tower.layers), side_width(tower.layers))
+    total = (Note("total", f"{short(tower.parameters)} in all"),)
+    if len(tower.layers) == 1:
+        (layer,) = tower.layers
+        differing = canvas.differing(tower.key) | canvas.differing(layer.key)
+        return placer.place(layer, bottom, header_of(layer, differing, (*tower.notes, *total)))
+    y = bottom - MARGIN
+    canvas.way((cx, bottom), (cx, y))
+    for index, layer in enumerate(tower.layers):
+        if index:
+            canvas.way((cx, y), (cx, y - MARGIN), arrow=True)
+            y -= MARGIN
+        y = placer.place(layer, y, header_of(layer, canvas.differing(layer.key), swatch=index))
+    half = placer.inner / 2 + placer.side + MARGIN
+    left = cx - half - STRIP - 4
+    times = f"× {sum(layer.times for layer in tower.layers)}"
+    header = Header(tower.name, times, (*tower.notes, *total), (), canvas.differing(tower.key))
+    top = header.place(canvas, left, y - MARGIN, cx + half - left)
+    canvas.way((cx, y), (cx, top))
+    canvas.back.insert(0, Rect(left, top, cx + half - left, bottom - top, 10, "frame outer"))
+    _strip(canvas, tower, left + 9, bottom - MARGIN, y)
+    return top
 
-    def _strip(self, tower: Tower, x: float, bottom: float, top: float) -> None:
-        """A cell for each layer, the first at the bottom, in the colour of its variant."""
-        height = (bottom - top) / len(tower.order)
-        gap = 1.0 if height > 3 else 0.0
-        for number, kind in enumerate(tower.order):
-            y = bottom - height * (number + 1)
-            self.canvas.back.append(Rect(x, y, STRIP - 4, height - gap, 1, f"cell cell{kind % 4}"))
+
+def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) -> None:
+    """A cell for each layer, the first at the bottom, in the colour of its variant."""
+    height = (bottom - top) / len(tower.order)
+    gap = 1.0 if height > 3 else 0.0
+    for number, kind in enumerate(tower.order):
+        y = bottom - height * (number + 1)
+        canvas.back.append(Rect(x, y, STRIP - 4, height - gap, 1, f"cell cell{kind % 4}"))
 
 
 def extent(node: Node) -> tuple[float, float]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tfkit.tools.draw.boxes import SMALL, Differences
-from tfkit.tools.draw.nodes import Placer, extent
+from tfkit.tools.draw.boxes import SMALL
+from tfkit.tools.draw.nodes import extent, place_node
 from tfkit.tools.draw.scene import Scene
 from tfkit.tools.draw.shapes import Canvas, Words
 from tfkit.tools.draw.text import Run, cut, flow, wrap
-from tfkit.tools.draw.wires import GUTTER, TRACK, Places, Route, draw_route, routes_of
+from tfkit.tools.draw.wires import GUTTER, TRACK, Places, draw_wire
 
 BETWEEN = 26.0
 """Space between a node and the one above it."""
@@ -23,32 +22,30 @@ NAME, WORDS = 19.0, 12.0
 """Sizes of fonts."""
 
 
-def place_scene(canvas: Canvas, scene: Scene, left: float, differences: Differences) -> tuple[float, float]:
+def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
     """Put a model on the canvas, from x = `left` on and above y = 0; returns its right end and its top."""
     places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
-    routes = list(routes_of(scene))
-    right = _spread(scene, routes, places, left)
+    right = _spread(scene, places, left)
     if right - left < LEAST:
         shift, right = (LEAST - right + left) / 2, left + LEAST
         places.centres = [centre + shift for centre in places.centres]
         places.gutters = [start + shift for start in places.gutters]
-    placer = Placer(canvas, differences)
     pens = [0.0] * len(scene.columns)
     for name, node in scene.nodes.items():
         column = places.column[name]
         cx = places.centres[column]
         y = places.bottoms[name] = _start(canvas, scene, name, places, pens[column])
-        places.tops[name] = pens[column] = placer.place(node, cx, y)
+        places.tops[name] = pens[column] = place_node(canvas, node, cx, y)
         if name in scene.outputs:
             pens[column] = _leave(canvas, cx, pens[column], scene.outputs[name])
-    for route in routes:
-        draw_route(canvas, scene, route, places)
+    for wire in scene.wires:
+        draw_wire(canvas, scene, wire, places)
     return right, min(pens)
 
 
-def _spread(scene: Scene, routes: Sequence[Route], places: Places, left: float) -> float:
+def _spread(scene: Scene, places: Places, left: float) -> float:
     """Give each column its place; returns the right end of the last gutter."""
-    tracks = Counter(places.gutter(route) for route in routes if route.way != "up")
+    tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
     x = left
     for number, column in enumerate(scene.columns):
         places.gutters.append(x)

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from tfkit.arguments import checked
 from tfkit.graph.expand import AnySpec, as_graph
-from tfkit.tools.draw.boxes import Differences
 from tfkit.tools.draw.compare import differences
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.panel import place_scene, title_of
 from tfkit.tools.draw.scene import Scene
-from tfkit.tools.draw.shapes import Canvas, Rect
+from tfkit.tools.draw.shapes import Canvas, Differences, Rect
 from tfkit.tools.draw.svg import Picture
 
 BELOW_TITLE = 16.0
@@ -36,21 +35,20 @@ def draw(*graphs: AnySpec) -> Picture:
 
 def picture_of(scenes: Sequence[Scene]) -> Picture:
     """The picture of scenes, as `draw` makes it of models."""
-    canvas = Canvas()
-    marked: tuple[Differences, ...] = ({},)
-    if len(scenes) == 2:
-        marked = differences(*scenes)
+    marked: Sequence[Differences] = differences(*scenes) if len(scenes) == 2 else [{}]
+    canvases = [Canvas(one) for one in marked]
     right, top, titles = -APART, 0.0, []
-    for scene, differing in zip(scenes, marked, strict=True):
+    for scene, canvas in zip(scenes, canvases, strict=True):
         left = right + APART
-        right, highest = place_scene(canvas, scene, left, differing)
-        lines = title_of(scene, right - left, differing.get("", frozenset()))
+        right, highest = place_scene(canvas, scene, left)
+        lines = title_of(scene, right - left, canvas.differing(""))
         titles += [replace(line, x=left) for line in lines]
         top = min(top, highest - BELOW_TITLE - lines[-1].y)
-    canvas.front += [replace(line, y=line.y + top) for line in titles]
     page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, 2 * MARGIN - top, 8, "page")
     inner = Rect(page.x + 0.5, page.y + 0.5, page.width - 1, page.height - 1, 8, "page")
-    shapes = (inner, *canvas.back, *canvas.lines, *canvas.front)
+    kinds = zip(*((one.back, one.lines, one.front) for one in canvases), strict=True)
+    placed = [shape for kind in kinds for shapes in kind for shape in shapes]
+    shapes = (inner, *placed, *(replace(line, y=line.y + top) for line in titles))
     title = " and ".join(scene.name for scene in scenes)
     return Picture(page.x, page.y, page.width, page.height, shapes, title, _in_words(scenes))
 

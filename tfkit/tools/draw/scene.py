@@ -162,11 +162,17 @@ WireKind = Literal["up", "side", "memory", "tie"]
 
 @dataclass(frozen=True)
 class Wire:
-    """A wire from a node to another: up to the next, to the side of one or of its cross-attention; or a table."""
+    """A wire beside the columns, from a node to a box of another one, or (`up`) to the bottom of that.
+
+    Attributes:
+        way: `memory` leads to a cross-attention; `tie` from a table to one that uses it.
+        key: that of the box.
+    """
 
     source: str
     target: str
     way: WireKind
+    key: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tfkit.tools.draw.text import Line, Run, line_width
 
+Differences = Mapping[str, frozenset[str]]
+"""Differences from another picture: keys of notes, by the key of their box, for boxes that have any."""
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
 
@@ -80,16 +82,22 @@ Shape = Rect | Words | Way | Disc | Group
 
 @dataclass
 class Canvas:
-    """Shapes in the order in which they cover each other: frames, lines, then boxes and texts.
+    """The shapes of one model in the order in which they cover each other: frames, lines, then boxes and texts.
 
     Attributes:
+        differences: those to mark.
         anchors: the rectangles (left, top, right, bottom) of boxes that lines lead to, by the box's key.
     """
 
+    differences: Differences = field(default_factory=dict)
     back: list[Shape] = field(default_factory=list)
     lines: list[Shape] = field(default_factory=list)
     front: list[Shape] = field(default_factory=list)
     anchors: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
+
+    def differing(self, key: str) -> frozenset[str]:
+        """The differences of a box."""
+        return self.differences.get(key, frozenset())
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
         """A text in one weight, bold if `look` says so."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
-from tfkit.tools.draw.shapes import Disc, Group, Point, Rect, Shape, Way, Words
+from tfkit.tools.common.page import tag
+from tfkit.tools.draw.shapes import Group, Point, Rect, Shape, Way, Words
 from tfkit.tools.draw.style import Theme, css
 
 ROUND = 6.0
@@ -47,22 +48,11 @@ class Picture:
 def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:
     """The text of an SVG document; with `tips`, the tip of each box is in its attributes."""
     width, height = _number(math.ceil(picture.width)), _number(math.ceil(picture.height))
-    root = ET.Element(
-        "svg",
-        {
-            "xmlns": SVG,
-            "viewBox": f"{_number(picture.x)} {_number(picture.y)} {width} {height}",
-            "width": width,
-            "height": height,
-            "role": "img",
-        },
-    )
-    ET.SubElement(root, "title").text = picture.title
-    ET.SubElement(root, "desc").text = picture.description
+    box = f"{_number(picture.x)} {_number(picture.y)} {width} {height}"
     used = {name for shape in picture.flat() for name in getattr(shape, "look", "").split()}
-    ET.SubElement(root, "style").text = css(theme, used)
-    for shape in picture.shapes:
-        _write(root, shape, tips=tips)
+    about = (tag("title", picture.title), tag("desc", picture.description), tag("style", css(theme, used)))
+    shapes = [element for shape in picture.shapes for element in _elements(shape, tips=tips)]
+    root = tag("svg", *about, *shapes, xmlns=SVG, viewBox=box, width=width, height=height, role="img")
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
@@ -71,62 +61,46 @@ def inline(picture: Picture) -> ET.Element:
     return ET.fromstring(to_svg(picture).replace(f' xmlns="{SVG}"', "", 1))
 
 
-def _write(parent: ET.Element, shape: Shape, *, tips: bool) -> None:
+def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
     if isinstance(shape, Group):
-        inside = parent
+        inside = [element for one in shape.shapes for element in _elements(one, tips=tips)]
         if tips and shape.tip:
             told = "\n".join(f"{name}\t{value}" for name, value in shape.tip)
-            given = {"class": "tipped", "tabindex": "0", "data-title": shape.title, "data-tip": told}
-            inside = ET.SubElement(parent, "g", given)
-        for one in shape.shapes:
-            _write(inside, one, tips=tips)
+            yield tag("g", *inside, class_="tipped", tabindex=0, data_title=shape.title, data_tip=told)
+        else:
+            yield from inside
     elif isinstance(shape, Rect):
         size = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
-        ET.SubElement(parent, "rect", {key: _number(value) for key, value in size.items()} | {"class": shape.look})
+        yield tag("rect", **{key: _number(value) for key, value in size.items()}, class_=shape.look)
     elif isinstance(shape, Words):
-        _write_words(parent, shape)
+        yield _text(shape)
     elif isinstance(shape, Way):
-        ET.SubElement(parent, "path", {"d": _path(shape.points), "class": shape.look})
+        yield tag("path", d=_path(shape.points), class_=shape.look)
         if shape.arrow:
             look = shape.look.replace("line", "tip").replace(" residual", "")
-            ET.SubElement(parent, "path", {"d": _tip(*shape.points[-2:]), "class": look})
+            yield tag("path", d=_tip(*shape.points[-2:]), class_=look)
     else:
-        _write_disc(parent, shape)
+        x, y, r = shape.x, shape.y, shape.radius
+        yield tag("circle", cx=_number(x), cy=_number(y), r=_number(r), class_=shape.look)
+        if shape.look == "plus":
+            arm = r - 3
+            cross = f"M{_pair((x - arm, y))}h{_number(2 * arm)}M{_pair((x, y - arm))}v{_number(2 * arm)}"
+            yield tag("path", d=cross, class_="line")
 
 
-def _write_words(parent: ET.Element, words: Words) -> None:
-    given = {"x": _number(words.x), "y": _number(words.y), "font-size": _number(words.size)}
+def _text(words: Words) -> ET.Element:
+    """A line of text. What is bold has the accent, unless the look of the line is bold."""
+    given = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
     if words.anchor != "start":
-        given["text-anchor"] = words.anchor
+        given["text_anchor"] = words.anchor
     bold = all(run.bold for run in words.line)
-    look = " ".join(dict.fromkeys([*words.look.split(), *["bold"] * bold]))
-    if bold and "bold" not in words.look.split():
-        look = look.replace("muted", "") + " accent"
+    look = words.look
+    if bold and "bold" not in look.split():
+        look = f"{look} bold accent".strip().replace("muted", "")
     if look:
         given["class"] = look
-    text = ET.SubElement(parent, "text", given)
-    if bold or not any(run.bold for run in words.line):
-        text.text = "".join(run.text for run in words.line)
-        return
-    last: ET.Element | None = None
-    for run in words.line:
-        if run.bold:
-            last = ET.SubElement(text, "tspan", {"class": "bold accent"})
-            last.text = run.text
-        elif last is None:
-            text.text = (text.text or "") + run.text
-        else:
-            last.tail = (last.tail or "") + run.text
-
-
-def _write_disc(parent: ET.Element, disc: Disc) -> None:
-    x, y, r = disc.x, disc.y, disc.radius
-    place = {"cx": _number(x), "cy": _number(y), "r": _number(r)}
-    ET.SubElement(parent, "circle", place | {"class": disc.look})
-    if disc.look == "plus":
-        arm = r - 3
-        cross = f"M{_pair((x - arm, y))}h{_number(2 * arm)}M{_pair((x, y - arm))}v{_number(2 * arm)}"
-        ET.SubElement(parent, "path", {"d": cross, "class": "line"})
+    parts = [tag("tspan", run.text, class_="bold accent") if run.bold and not bold else run.text for run in words.line]
+    return tag("text", *parts, **given)
 
 
 def _path(points: tuple[Point, ...]) -> str:
@@ -157,4 +131,4 @@ def _pair(point: Point) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0").replace("-0", "-0") if value else "0"
+    return f"{value:.1f}".removesuffix(".0") if value else "0"

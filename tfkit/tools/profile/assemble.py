@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from torch import fx
@@ -18,7 +18,7 @@ from tfkit.tools.profile.memory import Usage, memory_of
 from tfkit.tools.profile.predicted import UNPREDICTED, with_work, works_of
 from tfkit.tools.profile.ranges import OWN, named_parts
 from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, Memory, Profile
-from tfkit.tools.profile.steps import Held, Settings
+from tfkit.tools.profile.steps import Settings
 from tfkit.tools.profile.trace import Trace
 
 MOST_KERNELS = 50
@@ -31,8 +31,8 @@ class Run:
 
     plain_steps: Sequence[float]
     """Seconds without the profiler."""
-    held: Held
-    """Bytes on the device between two steps."""
+    held: Memory
+    """Between two steps."""
     timed: Trace
     detailed: Trace
     """The trace with memory, of which the last step counts."""
@@ -42,20 +42,22 @@ def assemble_profile(
     model: fx.GraphModule, settings: Settings, run: Run, predicted: Cost | None, limits: Limits
 ) -> Profile:
     """Attribute the time and the memory of a run to what ran, and put the prediction beside it."""
-    trace, detailed = run.timed, run.detailed
     named = {} if settings.compile else named_parts(model)
-    chosen = undisturbed(steps_of(trace))
-    located = [one for one in locate(trace, named) if one.step in chosen]
+    all_steps = steps_of(run.timed)
+    chosen = undisturbed(all_steps)
+    located = [one for one in locate(run.timed, named) if one.step in chosen]
     on_device = settings.device.type != "cpu"
-    times = device_times(trace, located, named) if on_device else host_times(located, named)
-    last = len(steps_of(detailed)) - 1
-    usage = memory_of(locate(detailed, named), last, run.held.total, on_device=on_device)
-    owners = {path: part for path, part in named.items() if _ran(path, times)}
-    owners |= {path: Ownership(name, name, path, name, name) for path, name in OWN.items() if _ran(path, times)}
+    times = device_times(run.timed, located) if on_device else host_times(located)
+    last = len(steps_of(run.detailed)) - 1
+    usage = memory_of(locate(run.detailed, named), last, run.held.at_start, on_device=on_device)
+    ran = times.calls.keys() | {owner.path for owner, seconds in times.own.items() if seconds > 0}
+    owners = {path: part for path, part in (named | OWN).items() if path in ran}
     works = works_of(predicted, compiled=settings.compile)
-    times_of = [_part(path, part, times, usage, len(chosen)) for path, part in owners.items()]
-    parts = tuple(with_work(one, works.get(one.path, ()), limits) for one in times_of)
-    steps = tuple(end - start for i, (start, end) in enumerate(steps_of(trace)) if i in chosen)
+    parts = tuple(
+        with_work(_part(path, part, times, usage, len(chosen)), works.get(path, ()), limits)
+        for path, part in owners.items()
+    )
+    steps = tuple(all_steps[index].seconds for index in chosen)
     return Profile(
         name=graph_of(model).name,
         device=str(settings.device),
@@ -72,32 +74,28 @@ def assemble_profile(
         kernels=_kernels(times, owners, len(chosen)),
         unattributed=fmean(steps) - sum(part.time for part in parts),
         idle=times.idle / len(chosen),
-        memory=_memory(usage, run.held),
+        memory=replace(run.held, peak=usage.peak, part=_shown(usage.owner.path or ""), phase=usage.owner.phase),
         limits=limits,
         notes=(*[ALL_COMPILED] * settings.compile, *[UNPREDICTED] * (predicted is None)),
     )
 
 
-def _ran(path: str, times: Times) -> bool:
-    return times.calls[path] > 0 or any(times.own.get(owner, 0) > 0 for owner in _owners(path))
-
-
-def _owners(path: str) -> tuple[Owner, Owner]:
-    return Owner(path, "forward"), Owner(path, "backward")
+def _shown(path: str) -> str:
+    return path.strip("[]")
 
 
 def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) -> ComponentTime:
-    forward, backward = _owners(path)
+    forward, backward = Owner(path, "forward"), Owner(path, "backward")
     return ComponentTime(
-        path=path.strip("[]"),
+        path=_shown(path),
         component=part.component,
         label=part.label,
         node=part.node,
         layer=part.layer,
         calls=round(times.calls[path] / n_steps),
-        forward=times.own.get(forward, 0.0) / n_steps,
-        backward=times.own.get(backward, 0.0) / n_steps,
-        device=(times.device.get(forward, 0.0) + times.device.get(backward, 0.0)) / n_steps,
+        forward=times.own[forward] / n_steps,
+        backward=times.own[backward] / n_steps,
+        device=(times.device[forward] + times.device[backward]) / n_steps,
         allocated=usage.allocated[path],
         at_peak=usage.at_peak[path],
         highest=usage.highest.get(path, 0),
@@ -114,16 +112,3 @@ def _kernels(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tup
         groups.setdefault((name, part.component, part.label, owner.phase), []).extend(runs)
     rows = [KernelTime(*key, calls=len(runs) / n_steps, time=sum(runs) / n_steps) for key, runs in groups.items()]
     return tuple(sorted(rows, key=lambda row: row.time, reverse=True)[:MOST_KERNELS])
-
-
-def _memory(usage: Usage, held: Held) -> Memory:
-    return Memory(
-        peak=usage.peak,
-        at_start=held.total,
-        weights=held.weights,
-        optimizer=held.optimizer,
-        gradients=held.gradients,
-        cache=held.cache,
-        part=(usage.owner.path or "").strip("[]"),
-        phase=usage.owner.phase,
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,10 +22,10 @@ from tfkit.tools.profile.assemble import Run, assemble_profile
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.predicted import predict
 from tfkit.tools.profile.ranges import Range, named_parts, named_ranges, quick, shown
-from tfkit.tools.profile.report.trace import adapt_trace
+from tfkit.tools.profile.report.trace import write_trace
 from tfkit.tools.profile.result import Limits, Profile
 from tfkit.tools.profile.steps import Settings, Step
-from tfkit.tools.profile.trace import read_trace
+from tfkit.tools.profile.trace import parse_trace
 
 OnStep: TypeAlias = Callable[[], Any]
 DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
@@ -59,54 +60,53 @@ def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None
 
 
 def _run(model: fx.GraphModule, settings: Settings, trace: Path | None, on_step: OnStep) -> Run:
-    step = Step(model, settings.mode, batch=settings.batch, length=settings.length, compile=settings.compile)
-    runner = _Runner(step, settings.device, on_step)
+    runner = _Runner(model, settings, on_step)
     for _ in range(settings.warmup):
         runner.plain()
     plain = [runner.plain() for _ in range(settings.steps)]
-    with tempfile.TemporaryDirectory() as folder:
-        timed, detailed = Path(folder) / "timed.json", trace or Path(folder) / "detailed.json"
-        with _ranges(model, settings, quick):
-            runner.traced(settings.steps, quick, timed)
-        with _ranges(model, settings, shown):
-            runner.traced(DETAILED, shown, detailed, **DETAILS)
-        run = Run(plain, step.held(), read_trace(timed), read_trace(detailed))
-        if trace is not None:
-            adapt_trace(trace, named_parts(model))
+    timed = parse_trace(runner.traced(settings.steps, quick)["traceEvents"])
+    detailed = runner.traced(DETAILED, shown, **DETAILS)
+    run = Run(plain, runner.step.held(), timed, parse_trace(detailed["traceEvents"]))
+    if trace is not None:
+        write_trace(detailed, trace, named_parts(model))
     return run
-
-
-def _ranges(model: fx.GraphModule, settings: Settings, range: Range) -> AbstractContextManager[None]:
-    """Ranges around the components, unless they are compiled: hooks would split the compiled code."""
-    return nullcontext() if settings.compile else named_ranges(model, range)
 
 
 class _Runner:
     """Runs steps one by one, and reports each."""
 
-    def __init__(self, step: Step, device: torch.device, on_step: OnStep) -> None:
-        self._step, self._device, self._on_step = step, device, on_step
+    def __init__(self, model: fx.GraphModule, settings: Settings, on_step: OnStep) -> None:
+        self._model, self._settings, self._on_step = model, settings, on_step
+        self.step = Step(model, settings.mode, batch=settings.batch, length=settings.length, compile=settings.compile)
 
     def plain(self) -> float:
         """Seconds of one step without the profiler."""
-        synchronize(self._device)
+        synchronize(self._settings.device)
         start = time.perf_counter()
-        self._step(lambda name: nullcontext())
+        self.step(lambda name: nullcontext())
         seconds = time.perf_counter() - start
         self._on_step()
         return seconds
 
-    def traced(self, steps: int, range_: Range, path: Path, **options: bool) -> None:
-        """Profile a number of steps after one that warms the profiler up, and write the trace."""
-        activities = [ProfilerActivity.CPU]
-        activities += [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
-        with torch_profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-            **options,  # type: ignore[arg-type]
-        ) as profiler:
-            for _ in range(steps + 1):
-                self._step(range_)
-                profiler.step()
-                self._on_step()
+    def traced(self, steps: int, range_: Range, **options: Any) -> dict[str, Any]:
+        """The trace of a number of steps, after one that warms the profiler up.
+
+        A compiled model has no ranges around its components: their hooks would split the compiled code.
+        """
+        ranges = nullcontext() if self._settings.compile else named_ranges(self._model, range_)
+        on_cuda = self._settings.device.type == "cuda"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            tracing = torch_profile(
+                activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda],
+                schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+                on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+                **options,
+            )
+            with ranges, tracing as profiler:
+                for _ in range(steps + 1):
+                    self.step(range_)
+                    profiler.step()
+                    self._on_step()
+            trace: dict[str, Any] = json.loads(path.read_bytes())
+            return trace

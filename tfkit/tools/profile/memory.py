@@ -35,8 +35,8 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
     peak_at, owner = -1, Owner(None, "forward")
     allocated: Counter[str | None] = Counter()
     highest: dict[str | None, int] = {}
-    for index, (row, running, _) in enumerate(rows):
-        size = row.size if isinstance(row, Allocation) else 0
+    for index, one in enumerate(rows):
+        size, running = one.row.size if isinstance(one.row, Allocation) else 0, one.owner
         total += size
         allocated[running.path] += max(0, size)
         highest[running.path] = max(total, highest.get(running.path, 0))
@@ -52,11 +52,12 @@ def _counts(one: Located, on_device: bool) -> bool:
 def _living(rows: Sequence[Located]) -> Counter[str | None]:
     """The allocations in these rows that were not freed."""
     held: dict[int, tuple[str | None, int]] = {}
-    for row, owner, _ in rows:
+    for one in rows:
+        row = one.row
         if not isinstance(row, Allocation):
             continue
         if row.size > 0:
-            held[row.address] = (owner.path, row.size)
+            held[row.address] = (one.owner.path, row.size)
         else:
             held.pop(row.address, None)
     living: Counter[str | None] = Counter()

@@ -22,7 +22,7 @@ shown: Range = record_function
 """A range that trace viewers recognize as an annotation."""
 
 STEP, BACKWARD = "[step]", "[backward]"
-OWN = {f"[{name}]": name for name in STEP_ROWS}
+OWN = {f"[{name}]": Ownership(name, name, f"[{name}]", name, name) for name in STEP_ROWS}
 """Ranges that are rows of their own. No path of a model has brackets."""
 
 

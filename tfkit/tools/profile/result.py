@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
+from tfkit.console.output import merged
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.common.ownership import By, in_rows
 
@@ -99,14 +101,14 @@ class Memory:
     peak: int
     """The most in one step."""
     at_start: int
-    """Before the step: weights, optimizer state, caches, gradients that still exist."""
+    """Before the step: weights, optimizer state, caches, gradients that still exist, and the inputs."""
     weights: int
     optimizer: int
     gradients: int
     cache: int
-    part: str
+    part: str = ""
     """The path of the owner that runs at the peak."""
-    phase: str
+    phase: str = "forward"
     """`forward` or `backward`."""
 
 
@@ -170,28 +172,23 @@ def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
         greatest of theirs.
     """
     made = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
-    own = [row for row in made if row.component not in STEP_ROWS]
-    return (*own, *(row for row in made if row.component in STEP_ROWS))
+    return tuple(sorted(made, key=lambda row: row.component in STEP_ROWS))
+
+
+def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, str]:
+    """The label of each row that a profile has, by its name; the name if the models have different labels for it."""
+    made = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
+    found = {name: {one[name] for one in made if name in one} for name in merged([list(one) for one in made])}
+    return {name: labels.pop() if len(labels) == 1 else name for name, labels in found.items()}
+
+
+_SUMMED = ("calls", "forward", "backward", "device", "allocated", "at_peak")
+_PREDICTED = ("flops", "bytes", "floor")
 
 
 def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
-    return replace(
-        group[0],
-        path=name,
-        label=label,
-        calls=sum(part.calls for part in group),
-        forward=sum(part.forward for part in group),
-        backward=sum(part.backward for part in group),
-        device=sum(part.device for part in group),
-        allocated=sum(part.allocated for part in group),
-        at_peak=sum(part.at_peak for part in group),
-        highest=max(part.highest for part in group),
-        flops=_total(part.flops for part in group),
-        bytes=_total(part.bytes for part in group),
-        floor=_total(part.floor for part in group),
-    )
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    sums: dict[str, Any] = {field: sum(getattr(part, field) for part in group) for field in _SUMMED}
+    for field in _PREDICTED:
+        known = [value for part in group if (value := getattr(part, field)) is not None]
+        sums[field] = sum(known) if known else None
+    return replace(group[0], path=name, label=label, highest=max(part.highest for part in group), **sums)

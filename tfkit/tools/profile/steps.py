@@ -16,8 +16,10 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.memory import size_of
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.ranges import BACKWARD, STEP, Range
+from tfkit.tools.profile.result import Memory
 from tfkit.training.loss import Loss
 from tfkit.training.optimizer import adamw
 from tfkit.training.without_head import find_ends
@@ -43,18 +45,6 @@ class Settings:
     warmup: int
     weights: Path | None
     allow_change: bool
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes on the device between two steps."""
-
-    weights: int
-    optimizer: int
-    gradients: int
-    cache: int
-    total: int
-    """All of them, and the inputs."""
 
 
 class Step:
@@ -89,18 +79,17 @@ class Step:
             self._run(range)
             synchronize(self._device)
 
-    def held(self) -> Held:
-        """The bytes on the device now."""
+    def held(self) -> Memory:
+        """The bytes on the device between two steps, which are the peak if a step adds nothing."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
-        parameters = list(self._model.parameters())
-        weights = _bytes([*parameters, *self._model.buffers()])
+        weights = size_of(self._model)
         optimizer = _bytes(value for state in states for value in state.values())
-        gradients = _bytes(one.grad for one in parameters)
+        gradients = _bytes(one.grad for one in self._model.parameters())
         cache = self._cached.nbytes if self._cached is not None else 0
         total = weights + optimizer + gradients + cache + _bytes(self._inputs.values())
         if self._device.type == "cuda":
             total = torch.cuda.memory_allocated(self._device)
-        return Held(weights, optimizer, gradients, cache, total)
+        return Memory(total, total, weights, optimizer, gradients, cache)
 
     def _training(self, compile: bool) -> Callable[[Range], None]:
         loss, optimizer = _loss(self._model, self._inputs), adamw(self._model, LEARNING_RATE)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfkit.console.output import merged, percent, show, table
+from tfkit.console.output import percent, show, table
 from tfkit.tools.common.ownership import By
 from tfkit.tools.common.units import bytes_text, short
-from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, labels_of, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,13 +117,10 @@ def _of(kernel: KernelTime, profile: Profile) -> str:
 
 
 def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
-    parts = [{row.path: row for row in rows(profile, by)} for profile in profiles]
-    lines = []
-    for name in merged([list(one) for one in parts]):
-        pair = [one.get(name) for one in parts]
-        labels = {row.label for row in pair if row is not None}
-        times = [None if row is None else row.time for row in pair]
-        lines.append([labels.pop() if len(labels) == 1 else name, *_pair(times, profiles)])
+    of = [{row.path: row.time for row in rows(profile, by)} for profile in profiles]
+    lines = [
+        [label, *_pair([one.get(name) for one in of], profiles)] for name, label in labels_of(profiles, by).items()
+    ]
     lines.append(["not attributed", *_pair([one.unattributed for one in profiles], profiles)])
     lines.append(["step", *_pair([one.step for one in profiles], profiles)])
     one, other = (profile.name for profile in profiles)

@@ -5,120 +5,102 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _ON_HOST = ("cpu_op", "user_annotation")
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Kinds of calls that start kernels."""
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 MICROSECOND = 1e-6
 
 
-@dataclass
-class Span:
-    """An event on the host, by thread and time in seconds."""
+@dataclass(slots=True)
+class Stretch:
+    """A stretch of time, in seconds."""
 
-    name: str
     start: float
     end: float
-    thread: Any
-    sequence: int | None
-    """The sequence number of the backward's node that an operator makes, or that runs."""
-    inner: float = 0.0
-    """Time of events inside it."""
 
     @property
-    def own(self) -> float:
-        """Time without events inside it."""
-        return self.end - self.start - self.inner
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+    def overlap(self, other: Stretch) -> float:
+        """Seconds that belong to both."""
+        return max(0.0, min(self.end, other.end) - max(self.start, other.start))
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A call that starts a kernel."""
-
-    time: float
-    thread: Any
-    correlation: int
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel, or a copy, on an accelerator."""
+@dataclass(slots=True)
+class Event(Stretch):
+    """A row of the host."""
 
     name: str
-    start: float
-    end: float
+    thread: Any
+
+
+@dataclass(slots=True)
+class Span(Event):
+    """An operator or a range."""
+
+    sequence: int | None
+    """The sequence number of the backward's node that an operator makes, or that runs."""
+
+
+@dataclass(slots=True)
+class Launch(Event):
+    """A call that starts a kernel."""
+
     correlation: int
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """Memory that was allocated, or freed, with a negative `size`."""
+@dataclass(slots=True)
+class Allocation(Event):
+    """Memory that is allocated, or freed, with a negative `size`, in no time."""
 
-    time: float
-    thread: Any
     address: int
     size: int
     on_device: bool
 
 
-@dataclass
+@dataclass(slots=True)
+class Kernel(Stretch):
+    """A kernel, or a copy, on an accelerator."""
+
+    name: str
+    correlation: int
+
+
+@dataclass(slots=True)
 class Trace:
-    """The rows of a trace, each kind in the order of time."""
+    """The rows of a trace, in the order of time; on the host one comes before those inside it."""
 
-    spans: list[Span] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
-    allocations: list[Allocation] = field(default_factory=list)
-
-    def on_host(self) -> Iterator[Span | Launch | Allocation]:
-        """The events on the host in the order of time; an event comes before those inside it."""
-        rows: list[Span | Launch | Allocation] = [*self.spans, *self.launches, *self.allocations]
-        return iter(sorted(rows, key=_order))
-
-
-def _order(row: Span | Launch | Allocation) -> tuple[float, float]:
-    return (row.start, -row.end) if isinstance(row, Span) else (row.time, 0.0)
-
-
-def read_trace(path: Path) -> Trace:
-    """Read a trace that `torch.profiler` wrote, compressed if its name ends in `.gz`."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return parse_trace(json.loads(data)["traceEvents"])
+    host: list[Event]
+    kernels: list[Kernel]
 
 
 def parse_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Sort the events of a trace."""
-    trace = Trace()
+    """The rows of a trace that `torch.profiler` wrote."""
+    host: list[Event] = []
+    kernels = []
     for event in events:
-        kind, arguments = event.get("cat"), event.get("args", {})
+        kind, given = event.get("cat"), event.get("args", {})
         if event.get("name") == "[memory]":
-            trace.allocations.append(_allocation(event, arguments))
+            host.append(Allocation(*_on_host(event), given["Addr"], given["Bytes"], given["Device Type"] != 0))
         elif kind in _ON_HOST:
-            start, end = _times(event)
-            trace.spans.append(Span(event["name"], start, end, event["tid"], arguments.get("Sequence number")))
-        elif kind in _LAUNCHES and "correlation" in arguments:
-            trace.launches.append(Launch(event["ts"] * MICROSECOND, event["tid"], arguments["correlation"]))
-        elif kind in _KERNELS and "correlation" in arguments:
-            trace.kernels.append(Kernel(event["name"], *_times(event), arguments["correlation"]))
-    trace.kernels.sort(key=lambda kernel: kernel.start)
-    return trace
+            host.append(Span(*_on_host(event), given.get("Sequence number")))
+        elif kind in LAUNCHES and "correlation" in given:
+            host.append(Launch(*_on_host(event), given["correlation"]))
+        elif kind in _KERNELS and "correlation" in given:
+            kernels.append(Kernel(*_times(event), event["name"], given["correlation"]))
+    return Trace(sorted(host, key=lambda row: (row.start, -row.end)), sorted(kernels, key=lambda row: row.start))
 
 
 def _times(event: Mapping[str, Any]) -> tuple[float, float]:
-    return event["ts"] * MICROSECOND, (event["ts"] + event["dur"]) * MICROSECOND
+    return event["ts"] * MICROSECOND, (event["ts"] + event.get("dur", 0)) * MICROSECOND
 
 
-def _allocation(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> Allocation:
-    return Allocation(
-        event["ts"] * MICROSECOND,
-        event["tid"],
-        arguments["Addr"],
-        arguments["Bytes"],
-        arguments["Device Type"] != 0,
-    )
+def _on_host(event: Mapping[str, Any]) -> tuple[float, float, str, Any]:
+    return *_times(event), event["name"], event["tid"]

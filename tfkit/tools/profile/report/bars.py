@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import Child, tag
-from tfkit.tools.profile.result import Profile, rows
+from tfkit.tools.common.page import Child, table, tag
+from tfkit.tools.profile.report.numbers import ratio_text
+from tfkit.tools.profile.result import Profile
 
 KNOWN = (
     "embedding",
@@ -46,33 +47,18 @@ class Segment:
     hint: str
 
 
-def bar(segments: Iterable[Segment], whole: float) -> Element:
-    """A stacked bar whose full width stands for `whole`."""
-    made = tag("div", class_="bar")
+def labelled(label: str, segments: Iterable[Segment], whole: float, right: str, *, look: str = "bar") -> Element:
+    """A stacked bar whose full width stands for `whole`, with its name before it and its sum after it."""
+    bar = tag("div", class_=look)
     for segment in segments:
         if segment.value <= 0 or whole <= 0:
             continue
         share = segment.value / whole
         texts = (f"{segment.text} {segment.share}".strip(), segment.text, "")
         text = next(text for text in texts if not text or len(text) + 2 <= share * LETTERS)
-        style = f"width:{100 * share:.3f}%"
-        made.append(
-            tag("div", tag("span", text), class_=f"segment {colour(segment.name)}", style=style, title=segment.hint)
-        )
-    return made
-
-
-def labelled(label: str, middle: Element, right: str) -> Element:
-    """A bar with its name before it and its sum after it."""
-    return tag("div", tag("div", label, class_="name"), middle, tag("div", right, class_="sum"), class_="labelled")
-
-
-def labels_of(profiles: Sequence[Profile]) -> dict[str, str]:
-    """The label of each component that has run; its name if the models have different labels for it."""
-    labels: dict[str, str] = {}
-    for row in (row for profile in profiles for row in rows(profile)):
-        labels[row.component] = row.label if labels.get(row.component, row.label) == row.label else row.component
-    return labels
+        kind, style = f"segment {colour(segment.name)}", f"width:{100 * share:.3f}%"
+        bar.append(tag("div", tag("span", text), class_=kind, style=style, title=segment.hint))
+    return tag("div", tag("div", label, class_="name"), bar, tag("div", right, class_="sum"), class_="labelled")
 
 
 def legend(labels: Mapping[str, str]) -> Element:
@@ -91,10 +77,19 @@ def heading(name: str, several: bool) -> Element | None:
     return tag("h3", name) if several else None
 
 
-def with_ratios(first: str, profiles: Sequence[Profile]) -> list[str]:
-    """The head of a table that compares models: after each but the first, its ratio to that."""
+def side_by_side(
+    first: str, profiles: Sequence[Profile], lines: Iterable[tuple[Child, Iterable[tuple[Child, float | None]]]]
+) -> Element:
+    """A table that compares models: after each but the first, its ratio to that.
+
+    A line has a name, and the cell and the value of each model.
+    """
     names = [name for profile in profiles[1:] for name in (profile.name, "ratio")]
-    return [first, profiles[0].name, *names]
+    rows: list[list[Child]] = []
+    for name, ((cell, value), *others) in lines:
+        ratios = [child for other, amount in others for child in (other, ratio_text(amount, value))]
+        rows.append([name, cell, *ratios])
+    return table([first, profiles[0].name, *names], rows)
 
 
 def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:

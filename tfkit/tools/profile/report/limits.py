@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfkit.tools.common.page import Child, remark
-from tfkit.tools.profile.report.bars import Segment, bar, heading, labelled, labels_of
+from tfkit.tools.profile.report.bars import Segment, heading, labelled
 from tfkit.tools.profile.report.numbers import ratio_text, time_text
-from tfkit.tools.profile.result import ComponentTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
 
 
 def floors(profiles: Sequence[Profile]) -> list[Child]:
@@ -16,14 +16,15 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
     if not any(of):
         return [remark("There is no prediction: the work of this model was not counted.")]
     longest = max(row.time for one in of for row in one.values())
+    several = len(profiles) > 1
     made: list[Child] = []
     for name, label in labels_of(profiles).items():
-        if not any(name in one for one in of):
-            continue
-        made.append(heading(label, len(profiles) > 1))
-        for profile, one in zip(profiles, of, strict=True):
-            if name in one:
-                made.append(_bullet(profile.name if len(profiles) > 1 else label, one[name], longest))
+        bars = [
+            _bullet(profile.name if several else label, one[name], longest)
+            for profile, one in zip(profiles, of, strict=True)
+            if name in one
+        ]
+        made += [heading(label, several), *bars] if bars else []
     words = "The bar is measured; its dark section is the floor, the least time by the limits of the device."
     return [*made, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
 
@@ -32,11 +33,7 @@ def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
     """The floor as the dark section of the measured time; all of it if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
-    pieces = [
-        Segment(row.component, min(floor, row.time), "", "", hint),
-        Segment(row.component, max(0.0, row.time - floor), "", "", hint),
-    ]
-    made = bar(pieces, longest)
-    made.set("class", "bar bullet")
+    sections = (min(floor, row.time), max(0.0, row.time - floor))
     text = f"{time_text(floor)} → {time_text(row.time)} · {ratio_text(row.time, floor)}"
-    return labelled(label, made, text)
+    segments = [Segment(row.component, seconds, "", "", hint) for seconds in sections]
+    return labelled(label, segments, longest, text, look="bar bullet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfkit.tools.common.page import Child, remark, table, tag
-from tfkit.tools.profile.report.bars import Segment, bar, by_model, heading, labelled, legend, swatch
+from tfkit.tools.profile.report.bars import Segment, by_model, heading, labelled, legend, swatch
 from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
 from tfkit.tools.profile.result import Profile, rows
 
@@ -19,12 +19,10 @@ def memory(profiles: Sequence[Profile]) -> list[Child]:
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
     made: list[Child] = []
-    names: dict[str, str] = {}
     for profile, pieces in zip(profiles, of, strict=True):
-        names |= {piece.name: piece.text for piece in pieces if piece.value > 0}
-        text = memory_text(profile.memory.peak)
         made += [heading(profile.name, len(profiles) > 1), _moment(profile)]
-        made.append(labelled("at the peak", bar(pieces, largest), text))
+        made.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
+    names = {piece.name: piece.text for pieces in of for piece in pieces if piece.value > 0}
     return [*made, legend(names), *by_model(profiles, _by_component)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfkit.tools.common.units import bytes_text, scaled
 
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_PREFIXES = "kMGTPE"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 NONE = "–"
 """The text for a missing value."""
@@ -24,13 +24,14 @@ def amount_text(amount: float | None, unit: str) -> str:
         return NONE
     if amount < 1000 and amount == int(amount):
         return f"{amount:.0f} {unit}".rstrip()
-    amount, prefix = scaled(amount, "kMGTPE", most=999.5)
+    amount, prefix = scaled(amount, _PREFIXES, most=999.5)
     return f"{_digits(amount)}{' ' if unit else ''}{prefix}{unit}"
 
 
 def decade_text(power: int) -> str:
     """`100T` for 14, `0.01` for -2."""
-    return f"{10.0**power:g}" if power < 0 else f"{10 ** (power % 3)}{_PREFIXES[power // 3]}"
+    amount, prefix = scaled(10.0**power, _PREFIXES)
+    return f"{amount:g}{prefix}"
 
 
 def memory_text(count: float | None) -> str:

@@ -6,10 +6,11 @@ Williams, Waterman and Patterson, https://doi.org/10.1145/1498765.1498785.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from tfkit.tools.common.charts import Scale
 from tfkit.tools.common.page import Child, remark, tag
 from tfkit.tools.profile.report.bars import colour
 from tfkit.tools.profile.report.numbers import amount_text, decade_text, share_text
@@ -34,7 +35,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """A component of one profile: FLOPs per byte, FLOP/s, and its share of the step."""
+    """A component of one profile: FLOPs per byte and FLOP/s, both as powers of ten, and its share of the step."""
 
     component: str
     label: str
@@ -44,19 +45,10 @@ class Point:
     share: float
     hint: str
 
-
-@dataclass(frozen=True)
-class Axis:
-    """A logarithmic axis: 10^low to 10^high are from pixel `start` to pixel `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """The pixel of a value."""
-        return self.start + (math.log10(value) - self.low) / (self.high - self.low) * (self.end - self.start)
+    @property
+    def radius(self) -> float:
+        """In pixels."""
+        return max(SMALLEST, LARGEST * math.sqrt(min(1.0, self.share)))
 
 
 def roofline(profiles: Sequence[Profile]) -> list[Child]:
@@ -74,73 +66,67 @@ def roofline(profiles: Sequence[Profile]) -> list[Child]:
     return [_picture(points, limits), remark(said)]
 
 
-def _points(series: int, profile: Profile) -> list[Point]:
-    made = []
+def _points(series: int, profile: Profile) -> Iterator[Point]:
     for row in rows(profile):
         if not row.flops or not row.bytes or not row.flops_per_second:
             continue
         rate, intensity = row.flops_per_second, row.flops / row.bytes
         hint = f"{profile.name}, {row.label}: {amount_text(rate, 'FLOP/s')} at {amount_text(intensity, 'FLOP')} a byte"
         hint += f", {share_text(row.floor, row.time)} of the device's limit" if row.floor else ""
-        made.append(Point(row.component, row.label, series, intensity, rate, row.time / profile.step, hint))
-    return made
+        share = row.time / profile.step
+        yield Point(row.component, row.label, series, math.log10(intensity), math.log10(rate), share, hint)
 
 
 def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
-    ridges = [one.flops / one.bandwidth for one in limits]
+    ridges = [math.log10(one.flops / one.bandwidth) for one in limits]
     across = _axis([*(point.intensity for point in points), *ridges], LEFT, WIDTH - RIGHT)
-    up = _axis([*(point.rate for point in points), *(one.flops for one in limits)], HEIGHT - BOTTOM, TOP)
+    up = _axis([*(point.rate for point in points), *(math.log10(one.flops) for one in limits)], HEIGHT - BOTTOM, TOP)
     box = f"0 0 {WIDTH} {HEIGHT}"
     picture = tag("svg", viewBox=box, class_="roofline", role="img", aria_label="roofline of the components")
     picture.extend(_grid(across, up))
     taken: list[Box] = []
     for one in limits:
         picture.extend(_roof(one, across, up, taken))
-    ordered = sorted(points, key=lambda point: -point.share)
-    taken += [_around(across(point.intensity), up(point.rate), _radius(point)) for point in ordered]
-    picture.extend(_dot(point, across(point.intensity), up(point.rate)) for point in ordered)
-    picture.extend(_label(point, across(point.intensity), up(point.rate), taken) for point in ordered)
+    largest = sorted(points, key=lambda point: -point.share)
+    places = [(point, across(point.intensity), up(point.rate)) for point in largest]
+    taken += [_around(x, y, point.radius) for point, x, y in places]
+    picture.extend(_dot(*place) for place in places)
+    picture.extend(_label(*place, taken) for place in places)
     return picture
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """The axis from the least to the greatest value, with some room around them."""
-    return Axis(math.log10(min(values)) - ROOM, math.log10(max(values)) + ROOM, start, end)
+def _axis(powers: Sequence[float], start: float, end: float) -> Scale:
+    """The axis of powers of ten from the least to the greatest, with some room around them."""
+    return Scale(min(powers) - ROOM, max(powers) + ROOM, start, end)
 
 
-def _decades(axis: Axis) -> list[int]:
-    return list(range(math.ceil(axis.low), math.floor(axis.high) + 1))
-
-
-def _grid(across: Axis, up: Axis) -> list[Element]:
-    made = []
-    for power in _decades(across):
-        x = across(10.0**power)
-        made.append(tag("line", x1=x, x2=x, y1=up.start, y2=up.end, class_="grid"))
-        made.append(tag("text", decade_text(power), x=x, y=up.start + 18, class_="tick middle"))
-    for power in _decades(up):
-        y = up(10.0**power)
-        made.append(tag("line", x1=across.start, x2=across.end, y1=y, y2=y, class_="grid"))
-        made.append(tag("text", decade_text(power), x=across.start - 8, y=y + 4, class_="tick end"))
+def _grid(across: Scale, up: Scale) -> Iterator[Element]:
+    for power in range(math.ceil(across.low), math.floor(across.high) + 1):
+        x = across(power)
+        yield tag("line", x1=x, x2=x, y1=up.start, y2=up.end, class_="grid")
+        yield tag("text", decade_text(power), x=x, y=up.start + 18, class_="tick middle")
+    for power in range(math.ceil(up.low), math.floor(up.high) + 1):
+        y = up(power)
+        yield tag("line", x1=across.start, x2=across.end, y1=y, y2=y, class_="grid")
+        yield tag("text", decade_text(power), x=across.start - 8, y=y + 4, class_="tick end")
     middle = (across.start + across.end) / 2
-    made.append(tag("text", "FLOPs per byte", x=middle, y=HEIGHT - 8, class_="axis middle"))
+    yield tag("text", "FLOPs per byte", x=middle, y=HEIGHT - 8, class_="axis middle")
     y = (up.start + up.end) / 2
-    made.append(tag("text", "FLOP/s", x=16, y=y, transform=f"rotate(-90 16 {y:.0f})", class_="axis middle"))
-    return made
+    yield tag("text", "FLOP/s", x=16, y=y, transform=f"rotate(-90 16 {y:.0f})", class_="axis middle")
 
 
-def _roof(limits: Limits, across: Axis, up: Axis, taken: list[Box]) -> list[Element]:
+def _roof(limits: Limits, across: Scale, up: Scale, taken: list[Box]) -> list[Element]:
     """The two limits: bytes per second on the left of the ridge, FLOP/s on its right."""
-    ridge = limits.flops / limits.bandwidth
-    first = max(10.0**across.low, 10.0**up.low / limits.bandwidth)
-    corners = [(first, first * limits.bandwidth), (ridge, limits.flops), (10.0**across.high, limits.flops)]
+    flops, bandwidth = math.log10(limits.flops), math.log10(limits.bandwidth)
+    ridge, first = flops - bandwidth, max(across.low, up.low - bandwidth)
+    corners = [(first, first + bandwidth), (ridge, flops), (across.high, flops)]
     line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in corners)
-    top = up(limits.flops)
+    top = up(flops)
     text = f"{amount_text(limits.flops, 'FLOP/s')}, {amount_text(limits.bandwidth, 'B/s')}"
     taken.append((across.end - len(text) * LETTER, top - LINE - 6, across.end, top + 2))
     for step in range(STEPS):  # no label may be on the slope
-        x = first * (ridge / first) ** (step / STEPS)
-        taken.append(_around(across(x), up(x * limits.bandwidth), 3))
+        x = first + (ridge - first) * step / STEPS
+        taken.append(_around(across(x), up(x + bandwidth), 3))
     return [
         tag("polyline", tag("title", f"{limits.name}: {text} ({limits.source})"), points=line, class_="roof"),
         tag("line", x1=across(ridge), x2=across(ridge), y1=top, y2=up.start, class_="ridge"),
@@ -148,42 +134,35 @@ def _roof(limits: Limits, across: Axis, up: Axis, taken: list[Box]) -> list[Elem
     ]
 
 
-def _radius(point: Point) -> float:
-    return max(SMALLEST, LARGEST * math.sqrt(min(1.0, point.share)))
-
-
 def _dot(point: Point, x: float, y: float) -> Element:
-    shape = "point hollow" if point.series else "point"
-    kind = f"{shape} {colour(point.component)}"
-    return tag("circle", tag("title", point.hint), cx=x, cy=y, r=_radius(point), class_=kind)
+    look = f"point hollow {colour(point.component)}" if point.series else f"point {colour(point.component)}"
+    return tag("circle", tag("title", point.hint), cx=x, cy=y, r=point.radius, class_=look)
 
 
 def _label(point: Point, x: float, y: float, taken: list[Box]) -> Element:
     """The name of a point in a free place, with a line to the point if it is not beside it."""
-    width, away = len(point.label) * LETTER, _radius(point) + 6
-    places = []
+    width, places = len(point.label) * LETTER, []
     for lines, side in SIDES:
-        left = x + away + 6 * abs(lines) if side > 0 else x - away - 6 * abs(lines) - width
-        places.append((left, y + 4 + lines * LINE))
-    boxes = [(left, base - LINE + 3, left + width, base + 3) for left, base in places]
-    free = [index for index, box in enumerate(boxes) if _inside(box) and not any(_overlap(box, one) for one in taken)]
-    place = free[0] if free else 0
-    taken.append(boxes[place])
-    left, base = places[place]
-    text = tag("text", point.label, x=left, y=base, class_="label")
-    if not SIDES[place][0]:
+        away = point.radius + 6 + 6 * abs(lines)
+        left, base = x + away if side > 0 else x - away - width, y + 4 + lines * LINE
+        places.append((lines, (left, base - LINE + 3, left + width, base + 3)))
+    lines, box = next((place for place in places if _is_free(place[1], taken)), places[0])
+    taken.append(box)
+    left, _, right, bottom = box
+    text = tag("text", point.label, x=left, y=bottom - 3, class_="label")
+    if not lines:
         return text
-    end = left - 2 if left > x else left + width + 2
-    return tag("g", tag("line", x1=x, y1=y, x2=end, y2=base - 4, class_="leader"), text)
+    end = left - 2 if left > x else right + 2
+    return tag("g", tag("line", x1=x, y1=y, x2=end, y2=bottom - 7, class_="leader"), text)
 
 
 def _around(x: float, y: float, radius: float) -> Box:
     return x - radius, y - radius, x + radius, y + radius
 
 
-def _inside(box: Box) -> bool:
-    return box[0] >= LEFT and box[2] <= WIDTH - RIGHT and box[1] >= TOP and box[3] <= HEIGHT - BOTTOM
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _is_free(box: Box, taken: Sequence[Box]) -> bool:
+    """True if a box is within the picture and does not overlap with another one."""
+    left, top, right, bottom = box
+    if left < LEFT or right > WIDTH - RIGHT or top < TOP or bottom > HEIGHT - BOTTOM:
+        return False
+    return not any(left < one[2] and one[0] < right and top < one[3] and one[1] < bottom for one in taken)

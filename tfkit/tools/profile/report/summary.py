@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import pstdev
+from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 import torch
 
-from tfkit.tools.common.page import Child, table, tag, terms
-from tfkit.tools.profile.report.bars import by_model, with_ratios
-from tfkit.tools.profile.report.numbers import (
-    amount_text,
-    memory_text,
-    ratio_text,
-    share_text,
-    time_text,
-)
+from tfkit.tools.common.page import Child, tag, terms
+from tfkit.tools.profile.report.bars import by_model, side_by_side
+from tfkit.tools.profile.report.numbers import amount_text, memory_text, ratio_text, share_text, time_text
 from tfkit.tools.profile.result import Profile
+
+
+class Figure(NamedTuple):
+    """A number of a step, as a text with a note, and its share of a limit if there is one."""
+
+    name: str
+    text: str
+    note: str
+    value: float | None
+    share: float | None = None
 
 
 def title(profiles: Sequence[Profile]) -> str:
@@ -34,22 +39,17 @@ def setting(profile: Profile) -> str:
 
 def summary(profiles: Sequence[Profile]) -> list[Child]:
     """Tiles for one model; a table with ratios for several."""
-    if len(profiles) == 1:
-        tiles = [_tile(*line) for line in _figures(profiles[0])]
-        return [tag("div", *tiles, class_="tiles")]
     figures = [_figures(profile) for profile in profiles]
-    lines: list[list[Child]] = []
-    for place, (name, *_) in enumerate(figures[0]):
-        line: list[Child] = [name]
-        for index, one in enumerate(figures):
-            line.append(tag("span", one[place][1], tag("small", one[place][2])))
-            line += [ratio_text(one[place][3], figures[0][place][3])] if index else []
-        lines.append(line)
-    return [table(with_ratios("", profiles), lines)]
+    if len(profiles) == 1:
+        return [tag("div", *map(_tile, figures[0]), class_="tiles")]
+    lines = zip(*figures, strict=True)
+    cells = (
+        (line[0].name, [(tag("span", one.text, tag("small", one.note)), one.value) for one in line]) for line in lines
+    )
+    return [side_by_side("", profiles, cells)]
 
 
-def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float | None]]:
-    """Name, text, remark, value, and the share of a limit if there is one."""
+def _figures(profile: Profile) -> tuple[Figure, ...]:
     flops = sum(part.flops or 0 for part in profile.parts)
     rate = flops / profile.plain_step if flops else None
     limit = profile.limits.flops
@@ -60,24 +60,24 @@ def _figures(profile: Profile) -> list[tuple[str, str, str, float | None, float 
     within = f"{100 * share:.1f}% of {amount_text(limit, 'FLOP/s')}" if share else "no limit to compare with"
     overhead = profile.step / profile.plain_step
     held = f"{memory_text(profile.memory.weights)} are weights"
-    return [
-        ("step", time_text(profile.plain_step), spread, profile.plain_step, None),
-        ("throughput", f"{amount_text(tokens, '')} tokens/s", parameters, tokens, None),
-        ("achieved", amount_text(rate, "FLOP/s"), within, rate, share),
-        ("peak memory", memory_text(profile.memory.peak), held, float(profile.memory.peak), None),
-        ("attributed", share_text(profile.attributed, 1), "of the step has a name", profile.attributed, None),
-        ("profiler", ratio_text(profile.step, profile.plain_step), "of the step without it", overhead, None),
-    ]
+    return (
+        Figure("step", time_text(profile.plain_step), spread, profile.plain_step),
+        Figure("throughput", f"{amount_text(tokens, '')} tokens/s", parameters, tokens),
+        Figure("achieved", amount_text(rate, "FLOP/s"), within, rate, share),
+        Figure("peak memory", memory_text(profile.memory.peak), held, profile.memory.peak),
+        Figure("attributed", share_text(profile.attributed, 1), "of the step has a name", profile.attributed),
+        Figure("profiler", ratio_text(profile.step, profile.plain_step), "of the step without it", overhead),
+    )
 
 
-def _tile(name: str, text: str, note: str, _: float | None, share: float | None) -> Element:
-    meter = tag("div", tag("i", style=f"width:{100 * min(1.0, share):.1f}%"), class_="gauge") if share else None
+def _tile(one: Figure) -> Element:
+    style = f"width:{100 * min(1.0, one.share or 0):.1f}%"
     return tag(
         "div",
-        tag("div", name, class_="what"),
-        tag("div", text, class_="figure"),
-        meter,
-        tag("div", note),
+        tag("div", one.name, class_="what"),
+        tag("div", one.text, class_="figure"),
+        tag("div", tag("i", style=style), class_="gauge") if one.share else None,
+        tag("div", one.note),
         class_="tile",
     )
 

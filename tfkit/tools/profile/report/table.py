@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import Child, remark, table, tag
-from tfkit.tools.profile.report.bars import by_model, labels_of, swatch, with_ratios
-from tfkit.tools.profile.report.numbers import amount_text, memory_text, ratio_text, share_text, time_text
+from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.profile.report.bars import by_model, side_by_side, swatch
+from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
 from tfkit.tools.profile.report.time import REST, UPDATE
-from tfkit.tools.profile.result import ComponentTime, Profile, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
 
 COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
 
@@ -89,18 +89,12 @@ def _total(profile: Profile) -> Element:
 
 def _comparison(profiles: Sequence[Profile]) -> Element:
     """The time by component of each profile, and its ratio to that of the first."""
-    of = [{row.component: row for row in rows(profile)} for profile in profiles]
-    lines: list[list[Child]] = []
-    for name, label in labels_of(profiles).items():
-        times = [one[name].time if name in one else None for one in of]
-        lines.append([tag("span", swatch(name), label), *_compared(times)])
-    lines.append([tag("span", swatch("rest"), REST), *_compared([profile.unattributed for profile in profiles])])
-    lines.append(["step", *_compared([profile.step for profile in profiles])])
-    return table(with_ratios("component", profiles), lines)
-
-
-def _compared(times: Sequence[float | None]) -> list[Child]:
-    cells: list[Child] = [time_text(times[0])]
-    for time in times[1:]:
-        cells += [time_text(time), ratio_text(time, times[0])]
-    return cells
+    of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
+    lines: list[tuple[Child, list[float | None]]] = [
+        (tag("span", swatch(name), label), [one.get(name) for one in of]) for name, label in labels_of(profiles).items()
+    ]
+    lines.append((tag("span", swatch("rest"), REST), [profile.unattributed for profile in profiles]))
+    lines.append(("step", [profile.step for profile in profiles]))
+    return side_by_side(
+        "component", profiles, ((name, [(time_text(time), time) for time in times]) for name, times in lines)
+    )

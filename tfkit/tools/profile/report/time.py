@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfkit.tools.common.page import Child, remark, tag
-from tfkit.tools.profile.report.bars import Segment, bar, labelled, labels_of, legend
+from tfkit.tools.common.page import Child, remark
+from tfkit.tools.profile.report.bars import Segment, heading, labelled, legend
 from tfkit.tools.profile.report.numbers import share_text, time_text
-from tfkit.tools.profile.result import Profile, rows
+from tfkit.tools.profile.result import Profile, labels_of, rows
 
 UPDATE = ("optimizer", "zero_grad")
 """The rows of a step outside forward and backward."""
@@ -17,17 +17,17 @@ REST = "between the components"
 def time_bars(profiles: Sequence[Profile]) -> list[Child]:
     """The forward, the backward and the time around them, of all profiles to one scale."""
     of = [_phases(profile) for profile in profiles]
-    longest = max(_length(pieces) for phases in of for pieces in phases.values())
+    several = len(profiles) > 1
+    longest = max(_length(segments) for phases in of for segments in phases.values())
     made: list[Child] = []
     for phase in of[0]:
-        times = [_length(phases[phase]) for phases in of]
-        if not any(times):
+        if not any(_length(phases[phase]) for phases in of):
             continue
-        made.append(tag("h3", phase) if len(profiles) > 1 else None)
-        for profile, phases, time in zip(profiles, of, times, strict=True):
-            label = profile.name if len(profiles) > 1 else phase
+        made.append(heading(phase, several))
+        for profile, phases in zip(profiles, of, strict=True):
+            time = _length(phases[phase])
             text = f"{time_text(time)} · {share_text(time, profile.step)}"
-            made.append(labelled(label, bar(phases[phase], longest), text))
+            made.append(labelled(profile.name if several else phase, phases[phase], longest, text))
     made += [_idle(profile) for profile in profiles if profile.idle]
     return [*made, legend(labels_of(profiles) | {"rest": REST})]
 
@@ -48,8 +48,8 @@ def _phases(profile: Profile) -> dict[str, list[Segment]]:
     return phases
 
 
-def _length(pieces: Sequence[Segment]) -> float:
-    return sum(piece.value for piece in pieces)
+def _length(segments: Sequence[Segment]) -> float:
+    return sum(segment.value for segment in segments)
 
 
 def _segment(profile: Profile, name: str, label: str, phase: str, time: float) -> Segment:

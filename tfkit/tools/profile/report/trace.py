@@ -12,34 +12,31 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from tfkit.tools.profile.trace import LAUNCHES
+
 MODULE = "nn.Module: "
 """The prefix of the class name of a running module in torch's traces."""
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-"""Kinds of calls that start kernels; the plugin recognizes them only under the name `runtime`."""
 
 Event = dict[str, Any]
 
 
-def adapt_trace(path: Path, modules: Collection[str]) -> None:
-    """Rewrite a trace with stacks and modules for the plugin; other viewers show it as before, with better names.
+def write_trace(trace: dict[str, Any], path: Path, modules: Collection[str]) -> None:
+    """Write a trace with stacks and modules for the plugin; other viewers show it as before, with better names.
 
     The forward of each of `modules`, paths, ran inside an annotation of that name. Raises OSError.
     """
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        trace = json.load(file)
     adapt_events(trace["traceEvents"], modules)
-    with opened(path, "wt", encoding="utf-8") as file:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
         json.dump(trace, file, separators=(",", ":"))
 
 
 def adapt_events(events: Iterable[Event], modules: Collection[str]) -> None:
-    """Rewrite the events of a trace in place, as `adapt_trace` does for a file."""
+    """Rewrite the events of a trace in place."""
     threads: dict[Any, list[Event]] = defaultdict(list)
     for event in events:
         kind, name = event.get("cat"), str(event.get("name"))
         if kind in LAUNCHES:
-            event["cat"] = "runtime"
+            event["cat"] = "runtime"  # the plugin recognizes calls that start kernels only under this name
         elif (kind == "python_function" and name.startswith(MODULE)) or (kind == "user_annotation" and name in modules):
             threads[event["tid"]].append(event)
     for thread in threads.values():
