@@ -58,15 +58,11 @@ class Expressions(Conditions):
             return Modules((self.module,)), node
         if node.id in self.env:
             return self.env[node.id], ast.Name(node.id)
-        return self.outer(node.id)
-
-    def outer(self, name: str) -> Written:
-        """A name from outside of the function."""
-        if name not in self.code.names:
-            raise NotImplementedError(f"nothing says what `{name}` is")
-        found = self.code.names[name]
+        if node.id not in self.code.names:
+            raise NotImplementedError(f"nothing says what `{node.id}` is")
+        found = self.code.names[node.id]
         found = F.linear if found is tfkit.nn.linear else found  # which computes the same
-        return Known(found), self.use(name, found)
+        return Known(found), self.use(node.id, found)
 
     def use(self, name: str, value: Any) -> ast.expr:
         """Record that an object from outside is read; it has one name in the whole file."""
