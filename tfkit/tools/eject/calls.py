@@ -121,7 +121,7 @@ class Calls(Expressions):
             if isinstance(argument, ast.Starred) and isinstance(value, Record):
                 assert isinstance(written, ast.Starred)
                 for index, item in enumerate(value.items):  # they are passed together: none of them can be left out
-                    found[next(rest)] = _not_written(item), (written if index == 0 else ast.Constant(...))
+                    found[next(rest)] = _not_written(item), (written if index == 0 else _PASSED)
             else:
                 found[next(rest)] = value, written
         positional = len(found)
@@ -145,8 +145,7 @@ class Calls(Expressions):
             if body is not None:
                 self.uses |= first.uses
                 return value, body
-        args, keywords = _written(given, first.parameters, positional)
-        return value, ast.Call(written, args, keywords)
+        return value, _reduced(written, given, first.parameters, positional)
 
     def _record(self, kind: type, node: ast.Call, written: ast.expr) -> Written:
         names: list[str] = list(kind._fields)  # type: ignore[attr-defined]
@@ -157,8 +156,11 @@ class Calls(Expressions):
         value = self.whole.record(kind, [given[name][0] for name in names])
         if (only := self.whole.alone(kind)) is not None:
             return value, given[only][1]
-        args, keywords = _written(given, self.whole.fields(kind), positional)
-        return value, ast.Call(written, args, keywords)
+        return value, _reduced(written, given, self.whole.fields(kind), positional)
+
+
+_PASSED = ast.Constant(...)
+"""Stands for an argument that a `*` before it passes."""
 
 
 def _not_written(value: Value) -> Value:
@@ -182,17 +184,9 @@ def _without_defaults(function: Any, made: ast.Call) -> ast.Call:
     return made
 
 
-def _written(
-    given: Mapping[str, Written], left: list[str], positional: int
-) -> tuple[list[ast.expr], list[ast.keyword]]:
-    """The arguments for the parameters that are left."""
-    args: list[ast.expr] = []
-    keywords: list[ast.keyword] = []
-    for index, (name, (_, written)) in enumerate(given.items()):
-        if name not in left or (isinstance(written, ast.Constant) and written.value is ...):
-            continue
-        if index < positional:
-            args.append(written)
-        else:
-            keywords.append(ast.keyword(name, written))
-    return args, keywords
+def _reduced(written: ast.expr, given: Mapping[str, Written], left: list[str], positional: int) -> ast.Call:
+    """The call with the arguments for the parameters that are left, the first `positional` without their names."""
+    kept = {name: one for name, (_, one) in given.items() if name in left and one is not _PASSED}
+    unnamed = list(given)[:positional]
+    args = [one for name, one in kept.items() if name in unnamed]
+    return ast.Call(written, args, [ast.keyword(name, one) for name, one in kept.items() if name not in unnamed])
