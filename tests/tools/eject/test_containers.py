@@ -59,6 +59,17 @@ class Other(nn.Module):
         return by * self.norm(hidden)
 
 
+class Stepped(nn.Module):
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = list(steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = x + step
+        return x
+
+
 class Scaled(nn.Linear):
     pass
 
@@ -235,6 +246,10 @@ CASES = {
     "classes that are not alike": (
         "self.net = nn.ModuleList([Own(d), Other(d), Other(d)])",
         "for one in reversed(self.net):\n    x = one(x)\nfor one in self.net[1:]:\n    x = one(x, 2.0)\nreturn x",
+    ),
+    "lists of different lengths": (
+        "self.net = nn.ModuleList([Stepped(2, 3), Stepped(2, 3, 4)])\nself.out = nn.Linear(d, d)",
+        "for one in self.net:\n    x = one(x)\nreturn self.out(x)",
     ),
     "a subclass of torch's": ("self.net = Scaled(d, d)", "return self.net(x)"),
     "a child that nobody calls": ("self.net = Own(d)\nself.spare = nn.Sequential(Own(d))", "return self.net(x)"),

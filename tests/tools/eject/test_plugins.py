@@ -137,6 +137,13 @@ def ejected() -> tuple[tfkit.Graph, str]:
         hidden.mul_(2.0)
         return self.down(hidden + other)
         """,
+        """
+        hidden = self.up(x)
+        for i, step in enumerate(self.steps, start=3):
+            hidden = hidden + i * step * self.scale[:, 0]
+        (only,) = hidden.split(hidden.size(-1), dim=-1)
+        return self.down(only)
+        """,
         r"""
         '''As in \"\"\"the paper\"\"\", on \N{BULLET} C:\\new, \0 and "quoted"'''
         return self.down(self.up(x))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tfkit
-from tfkit.tools.eject.symbols import NamedFloat, NamedInt, derived, named, text_of, with_names
+from tfkit.tools.eject.symbols import NamedFloat, NamedInt, named, text_of, with_names
 
 D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
 
@@ -53,7 +53,7 @@ def test_nothing_is_left_of_a_name_that_does_not_count() -> None:
 def test_what_follows_from_others_says_how() -> None:
     assert dict((D // H).derived) == {"d_head": "d_model // n_heads"}
     assert dict((H * (D // H) + 1).derived) == {"d_head": "d_model // n_heads"}
-    width = derived(4, "width", "a * b")
+    width = named(4, "width", {"width": "a * b"})
     assert (width, text_of(width), dict(width.derived)) == (4, "width", {"width": "a * b"})
     cross = named(12, "cross_d_model") // named(3, "cross_n_heads")
     assert text_of(cross) == "cross_d_head"

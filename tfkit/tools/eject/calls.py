@@ -11,13 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.call_graph import Key, refuse
-from tfkit.tools.eject.code import is_library
+from tfkit.tools.eject.code import Key, is_library, refuse
 from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
 from tfkit.tools.eject.inline import expression
-from tfkit.tools.eject.same_modules import is_torch
-from tfkit.tools.eject.torch_modules import STANDS_FOR
+from tfkit.tools.eject.torch_modules import has_torch_class
 from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join, join_all
 
 
@@ -38,42 +36,38 @@ class Calls(Expressions):
             return self._method(function, node, written)
         if isinstance(function, Known):
             return self._known(function.value, node, written)
-        return self._opaque(node, written)
+        return SOME, self._opaque(node, written)[1]
 
     def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
         """A call of one of these modules. Modules that are not alike all get the arguments as the call writes them."""
-        ours = [one for one in modules if not (is_torch(one) or type(one) in STANDS_FOR)]
-        keys = self.whole.keys(ours, "forward")
-        if len(ours) == len(modules) and len({tuple(self.whole.entry(key).code.parameters) for key in keys}) == 1:
+        keys: list[Key] = [(one, "forward") for one in modules if not has_torch_class(one)]
+        if len(keys) == len(modules) and len({tuple(self.whole.function(key).code.parameters) for key in keys}) == 1:
             return self._specialised(keys, node, written)
         if any(isinstance(argument, ast.Starred) for argument in node.args):
             raise refuse(modules[0], "modules that are not alike are called with a `*`")
-        args = [self.eval(one)[0] for one in node.args]
+        args, made = self._opaque(node, written)
         keywords = {one.arg: self.eval(one.value)[0] for one in node.keywords if one.arg}
-        value = join_all(self._passed(module, args, keywords) for module in modules)
-        return value, self._opaque(node, written)[1]
+        return join_all(self._passed(module, args, keywords) for module in modules), made
 
     def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
         """The result of a module that gets all these arguments, as far as it is known."""
         if type(module) is nn.Sequential:
             passed = list(args)
             for child in module:
-                passed = [self._passed(self.whole.alikes[child], passed, {})]
+                passed = [self._passed(child, passed, {})]
             return passed[0]
-        if is_torch(module) or type(module) in STANDS_FOR:
+        if has_torch_class(module):
             return SOME
-        key = self.whole.keys([module], "forward")[0]
-        entry = self.whole.entry(key)
-        given = dict(zip(entry.code.parameters, args, strict=False)) | dict(keywords)
-        entry.needed |= set(given)
-        return self.whole.call([key], {name: _not_written(value) for name, value in given.items()})
+        function = self.whole.function((module, "forward"))
+        given = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
+        function.needed |= set(given)
+        return self.whole.call([(module, "forward")], {name: _not_written(value) for name, value in given.items()})
 
-    def _opaque(self, node: ast.Call, written: ast.expr) -> Written:
-        """A call about which nothing is known except that it does not return None."""
-        made = self._any(ast.Call(ast.Constant(None), node.args, node.keywords))[1]
-        assert isinstance(made, ast.Call)
-        made.func = written
-        return SOME, made
+    def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[Value], ast.Call]:
+        """The values of the positional arguments, and the text of a call that stays, with its arguments decided."""
+        found = [self.eval(one) for one in node.args]
+        keywords = [ast.keyword(one.arg, self.written(one.value)) for one in node.keywords]
+        return [value for value, _ in found], ast.Call(written, [text for _, text in found], keywords)
 
     def _append(self, node: ast.Call, name: str) -> Written:
         value, written = self.eval(node.args[0])
@@ -83,15 +77,13 @@ class Calls(Expressions):
 
     def _method(self, method: Method, node: ast.Call, written: ast.expr) -> Written:
         module = method.modules[0]
-        function = getattr(type(module), method.name)
-        if is_library(function):
-            if method.name in ("values", "items") and isinstance(module, nn.ModuleDict):
-                child = self.items_of(Modules(method.modules))
-                return Items(child if method.name == "values" else Record(None, (SOME, child))), ast.Call(
-                    written, [], []
-                )
-            return self._opaque(node, written)
-        return self._specialised(self.whole.keys(method.modules, method.name), node, written)
+        if not is_library(getattr(type(module), method.name)):
+            return self._specialised([(one, method.name) for one in method.modules], node, written)
+        value: Value = SOME
+        if method.name in ("values", "items") and isinstance(module, nn.ModuleDict):
+            child = self.items_of(Modules(method.modules))
+            value = Items(child if method.name == "values" else Record(None, (SOME, child)))
+        return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look):
@@ -99,26 +91,26 @@ class Calls(Expressions):
         if function is tfkit.nn.within:  # the limit is not a size of the model: the config of its file lacks it
             return self.eval(node.args[0])
         if isinstance(function, FunctionType) and not is_library(function):
-            return self._specialised([(function,)], node, written)
+            return self._specialised([(None, function)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
             return self._record(function, node, written)
-        arguments = [self.eval(one) for one in node.args]
-        if function is enumerate:
-            return Items(Record(None, (SOME, self.item_of(arguments[0][0])))), _rebuilt(written, arguments)
-        if function in (list, tuple, reversed):
-            return Items(self.item_of(arguments[0][0])), _rebuilt(written, arguments)
+        values, made = self._opaque(node, written)
+        if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
+            return values[0], made.args[0]
+        return self._of_library(function, values), _without_defaults(function, made)
+
+    def _of_library(self, function: Any, values: list[Value]) -> Value:
+        """The result of a function of Python or of torch, as far as it is known."""
         if function is zip:
-            items = tuple(self.item_of(value) for value, _ in arguments)
-            return Items(Record(None, items)), self._opaque(node, written)[1]
-        if function is range and all(isinstance(value, Known) for value, _ in arguments) and len(arguments) == 1:
-            count = arguments[0][0]
-            assert isinstance(count, Known)
-            return Known(range(count.value)), _rebuilt(written, arguments)
-        if function is len and isinstance(arguments[0][0], Known):
-            return Known(len(arguments[0][0].value)), _rebuilt(written, arguments)
-        if getattr(function, "__name__", "") == "dropout" and len(arguments) > 1 and arguments[1][0] == Known(0.0):
-            return arguments[0]
-        return _without_defaults(function, self._opaque(node, written))
+            return Items(Record(None, tuple(map(self.item_of, values))))
+        if len(values) != 1:
+            return SOME
+        (value,) = values
+        if function is enumerate:
+            return Items(Record(None, (SOME, self.item_of(value))))
+        if function in (list, tuple, reversed):
+            return Items(self.item_of(value))
+        return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME
 
     def _bound(self, names: list[str], node: ast.Call) -> tuple[dict[str, Written], int]:
         """The arguments of a call by the names of the parameters, and the number of positional ones."""
@@ -129,7 +121,7 @@ class Calls(Expressions):
             if isinstance(argument, ast.Starred) and isinstance(value, Record):
                 assert isinstance(written, ast.Starred)
                 for index, item in enumerate(value.items):  # they are passed together: none of them can be left out
-                    found[next(rest)] = _not_written(item), (written if index == 0 else ast.Constant(...))
+                    found[next(rest)] = _not_written(item), (written if index == 0 else _PASSED)
             else:
                 found[next(rest)] = value, written
         positional = len(found)
@@ -139,23 +131,21 @@ class Calls(Expressions):
         return found, positional
 
     def _specialised(self, keys: list[Key], node: ast.Call, written: ast.expr) -> Written:
-        entry = self.whole.entry(keys[0])
-        given, positional = self._bound(list(entry.code.parameters), node)
+        functions = [self.whole.function(key) for key in keys]
+        first = functions[0]
+        given, positional = self._bound(list(first.code.parameters), node)
         if any(isinstance(argument, ast.Starred) for argument in node.args):
-            entry.needed |= set(list(given)[:positional])
+            first.needed |= set(list(given)[:positional])
         value = self.whole.call(keys, {name: found for name, (found, _) in given.items()})
-        entries = [self.whole.functions[key] for key in keys]
-        if all(one.returns is not None for one in entries) and len({one.returns for one in entries}) == 1:
-            returned = entries[0].returns
-            if returned in given:
-                return given[returned]
-        if isinstance(keys[0][0], nn.Module) and keys[0][1] == "forward":
-            body = expression(entries, {name: one for name, (_, one) in given.items()})
+        returned = first.returns
+        if returned is not None and returned in given and all(one.returns == returned for one in functions):
+            return given[returned]
+        if first.module is not None and first.name == "forward":
+            body = expression(functions, {name: one for name, (_, one) in given.items()})
             if body is not None:
-                self.uses |= entries[0].uses
+                self.uses |= first.uses
                 return value, body
-        args, keywords = _written(given, entries[0].parameters, positional)
-        return value, ast.Call(written, args, keywords)
+        return value, _reduced(written, given, first.parameters, positional)
 
     def _record(self, kind: type, node: ast.Call, written: ast.expr) -> Written:
         names: list[str] = list(kind._fields)  # type: ignore[attr-defined]
@@ -166,8 +156,11 @@ class Calls(Expressions):
         value = self.whole.record(kind, [given[name][0] for name in names])
         if (only := self.whole.alone(kind)) is not None:
             return value, given[only][1]
-        args, keywords = _written(given, self.whole.fields(kind), positional)
-        return value, ast.Call(written, args, keywords)
+        return value, _reduced(written, given, self.whole.fields(kind), positional)
+
+
+_PASSED = ast.Constant(...)
+"""Stands for an argument that a `*` before it passes."""
 
 
 def _not_written(value: Value) -> Value:
@@ -175,38 +168,25 @@ def _not_written(value: Value) -> Value:
     return Known(value.value) if isinstance(value, Known) else value
 
 
-def _rebuilt(written: ast.expr, arguments: list[Written]) -> ast.expr:
-    return ast.Call(written, [one for _, one in arguments], [])
-
-
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
 
 
-def _without_defaults(function: Any, result: Written) -> Written:
+def _without_defaults(function: Any, made: ast.Call) -> ast.Call:
     """Leave out the defaults of `scaled_dot_product_attention`, which has no signature that Python can inspect."""
-    value, made = result
-    if getattr(function, "__name__", "") == "scaled_dot_product_attention" and isinstance(made, ast.Call):
+    if getattr(function, "__name__", "") == "scaled_dot_product_attention":
         made.keywords = [
             one
             for one in made.keywords
             if not (isinstance(one.value, ast.Constant) and _DEFAULTS.get(one.arg or "", ...) == one.value.value)
         ]
-    if function is F.linear and isinstance(made, ast.Call) and isinstance(last := made.args[-1], ast.Constant):
-        made.args = made.args[: -1 if last.value is None else None]
-    return value, made
+    if function is F.linear and isinstance(last := made.args[-1], ast.Constant) and last.value is None:
+        made.args.pop()
+    return made
 
 
-def _written(
-    given: Mapping[str, Written], left: list[str], positional: int
-) -> tuple[list[ast.expr], list[ast.keyword]]:
-    """The arguments for the parameters that are left."""
-    args: list[ast.expr] = []
-    keywords: list[ast.keyword] = []
-    for index, (name, (_, written)) in enumerate(given.items()):
-        if name not in left or (isinstance(written, ast.Constant) and written.value is ...):
-            continue
-        if index < positional:
-            args.append(written)
-        else:
-            keywords.append(ast.keyword(name, written))
-    return args, keywords
+def _reduced(written: ast.expr, given: Mapping[str, Written], left: list[str], positional: int) -> ast.Call:
+    """The call with the arguments for the parameters that are left, the first `positional` without their names."""
+    kept = {name: one for name, (_, one) in given.items() if name in left and one is not _PASSED}
+    unnamed = list(given)[:positional]
+    args = [one for name, one in kept.items() if name in unnamed]
+    return ast.Call(written, args, [ast.keyword(name, one) for name, one in kept.items() if name not in unnamed])

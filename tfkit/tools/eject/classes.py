@@ -2,193 +2,282 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.eject.call_graph import Specialised, Whole
+from tfkit.tools.eject.config import Config
 from tfkit.tools.eject.ejected_class import Class, Statement
-from tfkit.tools.eject.functions import function_text
-from tfkit.tools.eject.making import Making
+from tfkit.tools.eject.functions import function_text, steps_text
+from tfkit.tools.eject.made_with import Sizes
 from tfkit.tools.eject.naming import argument_name, name_apart
-from tfkit.tools.eject.same_modules import is_torch, plain
+from tfkit.tools.eject.same_modules import plain
+from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.statements import Function
 from tfkit.tools.eject.torch_modules import (
     CONTAINERS,
     OF_PARAMETERS,
-    STANDS_FOR,
     arguments_of,
     base_of,
     check_as_made,
+    has_torch_class,
     is_container,
     made_by_torch,
+    name_of,
 )
 
 
-class Classes(Making):
-    """The classes of a model, from the leaves to the root."""
+class Classes:
+    """The classes of a model.
 
-    def __init__(
-        self, graph: Graph, whole: Whole, shapes: Mapping[int, tuple[Any, ...]], names: Mapping[str, Any]
-    ) -> None:
-        super().__init__(whole, shapes, names)
+    Attributes:
+        order: the classes from the leaves to the root.
+        of: the class of each module that has one.
+    """
+
+    def __init__(self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config) -> None:
+        self.whole = whole
+        self.sizes = sizes
+        self.config = config
         self.order: list[Class] = []
+        self.of: dict[nn.Module, Class] = {}
         self._by_signature: dict[Any, Class] = {}
-        self._methods: dict[nn.Module, dict[str, Specialised]] = {}
-        for key, entry in whole.functions.items():
-            if len(key) == 2:
-                self._methods.setdefault(key[0], {})[key[1]] = entry
-        self._gather(whole.alikes[whole.model])
-        taken = {name for entry in whole.functions.values() for name in entry.uses}
-        name_apart(self.order, self._places(), graph, taken | {kind.__name__ for kind in whole.records})
+        self._methods: dict[nn.Module, list[Function]] = {}
+        for function in whole.functions.values():
+            if function.module is not None:
+                self._methods.setdefault(function.module, []).append(function)
+        self._gather(whole.model)
+        places: dict[Class, list[str]] = {}
+        for path, module in whole.model.named_modules(remove_duplicate=False):
+            if module in self.of:
+                places.setdefault(self.of[module], []).append(path)
+        taken = {name for function in whole.functions.values() for name in function.uses}
+        name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
         for one in self.order:
-            self._fill(one)
-
-    def _places(self) -> dict[int, list[str]]:
-        """The paths of the modules of each class, by the `id` of the class."""
-        places: dict[int, list[str]] = {}
-        for path, module in self.whole.model.named_modules():
-            if (first := self.whole.alikes[module]) in self.of:
-                places.setdefault(id(self.of[first]), []).append(path)
-        return places
+            self._fill(one, [module for module, owner in self.of.items() if owner is one])
 
     def _gather(self, module: nn.Module) -> Any:
         """Find the class of a module and of all modules in it; the returned keys are equal for equal classes."""
-        children = list(self.children(module).items())
+        children = self._children(module)
         if is_container(module):
-            inner = [self._gather(child) for _, child in children]
+            inner = [self._gather(child) for child in children.values()]
             kinds = tuple(dict.fromkeys(inner))
-            names = () if isinstance(module, nn.ModuleList) else tuple(name for name, _ in children)
+            names = () if isinstance(module, nn.ModuleList) else tuple(children)
             return type(module).__name__, kinds if len(kinds) == 1 and not names else tuple(inner), names
         if isinstance(module, OF_PARAMETERS):
             return type(module).__name__, tuple(dict(module.named_parameters()))
-        if is_torch(module) or type(module) in STANDS_FOR:
+        if has_torch_class(module):
             check_as_made(module)
             return type(module).__name__, tuple(arguments_of(module))
-        below = tuple((name, self._gather(child)) for name, child in children)
-        if module in self.of:
-            return id(self.of[module])
-        methods = {
-            name: function_text(name, one, self.whole, method=True) for name, one in self._sorted_methods(module)
-        }
-        tensors = tuple((n, t.dtype, n in module._parameters) for n, t in self.tensors(module).items())
-        made = (tensors, tuple(self.frozen(module)), tuple(self.attributes(module)))
-        key = (type(module).__name__, below, tuple(methods.items()), *made)
-        if key not in self._by_signature:
-            owners = [one for _, child in children for one in self._classes_in(child)]
-            docs = vars(type(module)).get("__doc__") or ""
-            self._by_signature[key] = Class(type(module).__name__, base_of(module), docs, [], methods)
-            self._by_signature[key].children = list({id(one): one for one in owners}.values())
-            self.order.append(self._by_signature[key])
-        self.of[module] = self._by_signature[key]
-        self.of[module].modules.append(module)
-        return id(self.of[module])
+        if module not in self.of:
+            below = tuple((name, self._gather(child)) for name, child in children.items())
+            methods = {one.name: function_text(one) for one in self._left(module)}
+            tensors = tuple((n, t.dtype, t.requires_grad, n in module._parameters) for n, t in _tensors(module).items())
+            attributes = tuple((name, len(_items(getattr(module, name)))) for name in self._attributes(module))
+            made = (tensors, tuple(self._frozen(module)), attributes)
+            key = (type(module).__name__, below, tuple(methods.items()), *made)
+            if key not in self._by_signature:
+                self._by_signature[key] = self._new(module, methods)
+                self.order.append(self._by_signature[key])
+            self.of[module] = self._by_signature[key]
+        return self.of[module]
+
+    def _new(self, module: nn.Module, methods: Mapping[str, str]) -> Class:
+        """The class of a module, without the statements of its `__init__` that depend on names of classes."""
+        filling = [f"self.get_parameter({name!r}).requires_grad_(False)" for name in self._frozen(module)]
+        reset = self.whole.functions.get((module, "reset_parameters"))
+        if reset is not None and reset.body:
+            filling += steps_text(reset.body).splitlines()
+        else:
+            filling += [_fill(name, tensor) for name, tensor in _tensors(module).items()]
+        owners = [one for child in self._children(module).values() for one in self._classes_in(child)]
+        return Class(
+            name=type(module).__name__,
+            base=base_of(module),
+            docs=vars(type(module)).get("__doc__") or "",
+            methods=[text for name, text in methods.items() if name != "reset_parameters"],
+            filling=filling,
+            children=list(dict.fromkeys(owners)),
+        )
 
     def _classes_in(self, module: nn.Module) -> list[Class]:
         """The class of a module; those of its children, if it is a list or a mapping."""
         if is_container(module):
-            return [one for child in module.children() for one in self._classes_in(self.whole.alikes[child])]
+            return [one for child in module.children() for one in self._classes_in(child)]
         return [self.of[module]] if module in self.of else []
 
-    def _sorted_methods(self, module: nn.Module) -> list[tuple[str, Specialised]]:
+    def _left(self, module: nn.Module) -> list[Function]:
         """The methods that are left: forward first, the others in the order of the source."""
-        left = {
-            name: one for name, one in self._methods.get(module, {}).items() if one.returns is None or name == "forward"
-        }
-        return sorted(left.items(), key=lambda item: (item[0] != "forward", item[1].code.line))
+        left = [one for one in self._methods.get(module, ()) if one.returns is None or one.name == "forward"]
+        return sorted(left, key=lambda one: (one.name != "forward", one.code.line))
 
     def _used(self, module: nn.Module) -> set[str]:
         """The attributes that its own methods and other modules read."""
-        methods = self._methods.get(module, {}).values()
-        return set(self.whole.read.get(module, ())).union(*(method.attributes for method in methods))
+        return self.whole.read.get(module, set()).union(*(one.attributes for one in self._methods.get(module, ())))
 
-    def children(self, module: nn.Module) -> dict[str, nn.Module]:
+    def _children(self, module: nn.Module) -> dict[str, nn.Module]:
         """The children that are left: those that hold tensors, or are called."""
         called = self._used(module)
         every = isinstance(module, tuple(CONTAINERS.values()))
         return {
-            name: self.whole.alikes[child]
+            name: child
             for name, child in module._modules.items()
-            if child is not None and (every or name in called or holds(child))
+            if child is not None and (every or name in called or _holds(child))
         }
 
-    def attributes(self, module: nn.Module) -> list[str]:
+    def _attributes(self, module: nn.Module) -> list[str]:
         """The plain attributes that the methods of a module read, in the module's order."""
         used = self._used(module)
         return [n for n, value in plain(module).items() if n in used and value is not None and not callable(value)]
 
-    def tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """The parameters and buffers that a module holds itself."""
-        return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
-
-    def frozen(self, module: nn.Module) -> list[str]:
-        """The frozen parameters that no class inside this one freezes itself."""
-        inner = [
-            path for path, one in module.named_modules() if one is not module and self.whole.alikes[one] in self.of
-        ]
+    def _frozen(self, module: nn.Module) -> list[str]:
+        """The frozen parameters of its children that no class inside this one freezes itself."""
+        inside = list(module.named_modules(remove_duplicate=False))
+        inner = tuple(f"{path}." for path, one in inside if one is not module and one in self.of)
         return [
             name
-            for name, parameter in module.named_parameters()
-            if not parameter.requires_grad and not any(name.startswith(f"{path}.") for path in inner)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad and "." in name and not name.startswith(inner)
         ]
 
-    def _fill(self, one: Class) -> None:
-        """Fill the slots of a class; its children have been filled before."""
-        for module in one.modules:
-            for statement in self.statements(module):
-                for slot, text in statement.values.items():
-                    one.slots.setdefault(slot, {})[module] = text
+    def _fill(self, one: Class, modules: list[nn.Module]) -> None:
+        """Make the statements of a class and their values, from its modules; its children have theirs."""
+        for module in modules:
+            one.statements = list(self._statements(module))
+            one.values[module] = {slot: text for statement in one.statements for slot, text in statement.values.items()}
         taken: dict[tuple[str, ...], str] = {}
-        for slot, texts in one.slots.items():
-            values = tuple(texts.get(module, "") for module in one.modules)
+        for slot in one.values[modules[0]]:
+            values = tuple(one.values[module][slot] for module in modules)
             if len(set(values)) > 1:
                 if values not in taken:
                     taken[values] = argument_name(slot, values, set(taken.values()))
                 one.arguments[slot] = taken[values]
 
-    def statements(self, module: nn.Module) -> Iterator[Statement]:
+    def _statements(self, module: nn.Module) -> Iterator[Statement]:
         """The statements of its `__init__` that make the attributes, the tensors and the children of a module."""
-        for name in self.attributes(module):
+        for name in self._attributes(module):
             value = getattr(module, name)
-            if isinstance(value, list | tuple) and len(value) < 5:
-                items = {f"{name}.{index}": self.text(item) for index, item in enumerate(value)}
-                yield Statement(items, f"self.{name} = [{_blanks(items)}]".format)
+            if items := {f"{name}.{index}": self._text(item) for index, item in enumerate(_items(value))}:
+                yield Statement(f"self.{name} = [{_blanks(items)}]", items)
             else:
-                yield Statement({name: self.text(value)}, f"self.{name} = {{}}".format)
-        for name, tensor in self.tensors(module).items():
-            sizes = {f"{name}@{index}": self.text(size) for index, size in enumerate(self.sizes(tensor))}
-            empty = self.empty(_blanks(sizes), tensor)
+                yield Statement(f"self.{name} = {{}}", {name: self._text(value)})
+        for name, tensor in _tensors(module).items():
+            sizes = {f"{name}@{index}": self._text(size) for index, size in enumerate(self.sizes.of(tensor))}
+            empty = _empty(_blanks(sizes), tensor)
             if name in module._parameters:
                 frozen = "" if tensor.requires_grad else ", requires_grad=False"
-                yield Statement(sizes, f"self.{name} = nn.Parameter({empty}{frozen})".format)
+                yield Statement(f"self.{name} = nn.Parameter({empty}{frozen})", sizes)
             else:
                 passing = ", persistent=False" if name in module._non_persistent_buffers_set else ""
-                yield Statement(sizes, f"self.register_buffer({name!r}, {empty}{passing})".format)
-        for name, child in self.children(module).items():
-            target = f"self.add_module({name!r}, {{}})" if base_of(module) in CONTAINERS else f"self.{name} = {{}}"
-            yield self._of_child(name, child, target)
+                yield Statement(f"self.register_buffer({name!r}, {empty}{passing})", sizes)
+        for name, child in self._children(module).items():
+            made, values = self._of_child(name, child)
+            target = f"self.add_module({name!r}, {made})" if base_of(module) in CONTAINERS else f"self.{name} = {made}"
+            yield Statement(target, values)
 
-    def _of_child(self, name: str, child: nn.Module, target: str) -> Statement:
-        """The statement that makes a child in place of the blank of `target`."""
-        if is_container(child) or isinstance(child, OF_PARAMETERS):
-            return Statement({name: self.make(child)}, target.format)
+    def _of_child(self, name: str, child: nn.Module) -> Statement:
+        """The expression that makes a child."""
         if child in self.of:
-            owner = self.of[child]
-            given = {argument: owner.slots[slot][child] for slot, argument in owner.arguments.items()}
-            values = {f"{name}.{argument}": text for argument, text in given.items()}
-            return Statement(values, target.format(owner.made(dict.fromkeys(given, "{}"))).format)
-        arguments = {argument: self.text(value) for argument, value in arguments_of(child).items()}
-        values = {f"{name}.{argument}": text for argument, text in arguments.items()}
-        return Statement(
-            values, lambda *texts: target.format(made_by_torch(child, dict(zip(arguments, texts, strict=True))))
-        )
+            given = self.of[child].given(child)
+            made = self.of[child].call(dict.fromkeys(given, "{}"))
+        elif is_container(child) or isinstance(child, OF_PARAMETERS):
+            return Statement("{}", {name: self._made(child)})
+        else:
+            given = self._arguments(child)
+            made = made_by_torch(child, dict.fromkeys(given, "{}"))
+        return Statement(made, {f"{name}.{argument}": text for argument, text in given.items()})
+
+    def _text(self, value: Any) -> str:
+        """A value as an expression."""
+        if isinstance(value, nn.Module):
+            return made_by_torch(value, self._arguments(value))
+        return (name_of(value) if callable(value) else None) or self.config.text(value)
+
+    def _arguments(self, module: nn.Module) -> dict[str, str]:
+        """The texts of the arguments that make one of torch's modules; of a tuple of one width the width."""
+        texts = {name: self._text(value) for name, value in arguments_of(module).items()}
+        return {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in texts.items()}
+
+    def _made(self, module: nn.Module) -> str:
+        """The expression that makes a module."""
+        if module in self.of:
+            return self.of[module].call(self.of[module].given(module))
+        if is_container(module):
+            return self._container(module)
+        return self._parameters(module) if isinstance(module, OF_PARAMETERS) else self._text(module)
+
+    def _container(self, module: nn.Module) -> str:
+        """The expression that makes a list, a mapping or a sequence of modules."""
+        children = [child for child in module._modules.values() if child is not None]
+        items = [(name, self._made(child)) for name, child in zip(module._modules, children, strict=True)]
+        kind = f"nn.{type(module).__name__}"
+        if isinstance(module, nn.ModuleDict):
+            return f"{kind}({{{', '.join(f'{name!r}: {text}' for name, text in items)}}})"
+        if isinstance(module, nn.Sequential) and [name for name, _ in items] != [*map(str, range(len(items)))]:
+            return f"{kind}(OrderedDict([{', '.join(f'({name!r}, {text})' for name, text in items)}]))"
+        counts = [(text, len(list(same))) for text, same in groupby(text for _, text in items)]
+        runs = [text if n == 1 else f"*({text} for _ in range({n}))" for text, n in counts]
+        if isinstance(module, nn.Sequential):
+            return f"{kind}({', '.join(runs)})"
+        if len(runs) == 1:
+            return f"{kind}({items[0][1]} for _ in range({self.config.count(len(items))}))"
+        return f"{kind}([{', '.join(runs)}])" if len(runs) <= 4 else self._by_turns(children)
+
+    def _by_turns(self, children: list[nn.Module]) -> str:
+        """The expression for layers that alternate: one class with different numbers, or several classes."""
+        owner = self.of.get(children[0])
+        if owner is None or any(self.of.get(child) is not owner for child in children):
+            return f"nn.ModuleList([{', '.join(map(self._made, children))}])"
+        given = [owner.given(child) for child in children]
+        differ = [name for name in given[0] if len({one[name] for one in given}) > 1]
+        rows = [", ".join(one[name] for name in differ) for one in given]
+        values = ", ".join(rows if len(differ) == 1 else [f"({row})" for row in rows])
+        made = owner.call(given[0] | {name: name for name in differ})
+        return f"nn.ModuleList({made} for {', '.join(differ)} in ({values}))"
+
+    def _parameters(self, module: nn.Module) -> str:
+        """The expression that makes a list or a mapping of parameters."""
+        made = {
+            name: f"nn.Parameter({_empty(', '.join(map(self._text, self.sizes.of(one))), one)})"
+            for name, one in module.named_parameters()
+        }
+        if isinstance(module, nn.ParameterDict):
+            return f"nn.ParameterDict({{{', '.join(f'{name!r}: {text}' for name, text in made.items())}}})"
+        return f"nn.ParameterList([{', '.join(made.values())}])"
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """The items of a short list, which are written one by one; empty for any other value."""
+    return value if isinstance(value, list | tuple) and len(value) < 5 else ()
 
 
 def _blanks(values: Mapping[str, str]) -> str:
     return ", ".join("{}" for _ in values)
 
 
-def holds(module: nn.Module) -> bool:
+def _holds(module: nn.Module) -> bool:
     """True if a module has parameters or buffers."""
-    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+    return any(True for _ in chain(module.parameters(), module.buffers()))
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a module holds itself."""
+    return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
+
+
+def _empty(sizes: str, tensor: Tensor) -> str:
+    """The call that allocates memory for a tensor."""
+    dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
+    return f"torch.empty({sizes or '()'}{dtype})"
+
+
+def _fill(name: str, parameter: Tensor) -> str:
+    """The statement that fills a parameter whose class has no method for it."""
+    if parameter.dim() < 2:
+        return f"nn.init.zeros_(self.{name})"
+    return f"nn.init.normal_(self.{name}, std=self.{name}.size(-1) ** -0.5)"

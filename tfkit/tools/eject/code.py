@@ -7,18 +7,25 @@ import builtins
 import inspect
 import sys
 import textwrap
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
+from tfkit.errors import Diagnostic, SpecError
+
+Key = tuple[nn.Module | None, Any]
+"""A module and the name of a method; or None and a function."""
+
 
 @dataclass(frozen=True)
 class Code:
-    """A function: its tree, its parameters without `self`, and the names around it."""
+    """A function: its tree, its parameters without `self`, and the objects that names outside of it stand for."""
 
     tree: ast.FunctionDef
     parameters: Mapping[str, inspect.Parameter]
@@ -26,19 +33,22 @@ class Code:
     line: int
     """Number of its first line in its file."""
 
-    def named(self, name: str) -> Any:
-        """The object that a name stands for outside of the function; raises KeyError if it is unknown."""
-        return self.names[name] if name in self.names else vars(builtins)[name]
-
 
 @cache
 def code_of(function: FunctionType, *, method: bool) -> Code:
     """Read a function."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    tree = tree_of(function)
     assert isinstance(tree, ast.FunctionDef)
     parameters = list(inspect.signature(function).parameters.items())
     names = dict(parameters[1:] if method else parameters)
-    return Code(tree, names, function.__globals__, function.__code__.co_firstlineno)
+    around = ChainMap(function.__globals__, vars(builtins))
+    return Code(tree, names, around, function.__code__.co_firstlineno)
+
+
+def tree_of(source: FunctionType | type) -> ast.stmt:
+    """The definition of a function or of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(source))).body
+    return tree
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType:
@@ -55,3 +65,10 @@ def is_library(function: Callable[..., Any]) -> bool:
         return True
     package = (function.__module__ or "").partition(".")[0]
     return package == "torch" or package in sys.stdlib_module_names
+
+
+def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:
+    """The error for code that cannot be written out."""
+    source = owner if isinstance(owner, FunctionType) else type(owner)
+    name = f"`{source.__name__}` ({Path(inspect.getsourcefile(source) or '').name})"
+    return SpecError(Diagnostic(f"{name} cannot be ejected: {why}", help="CONTRIBUTING.md says what a forward may use"))

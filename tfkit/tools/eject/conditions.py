@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-from tfkit.tools.eject.values import NONE, SOME, Known, Value, join, may_be_none, truth
+from tfkit.tools.eject.values import NONE, SOME, Known, Value, is_constant, join, may_be_none, truth
 
 Written = tuple[Value, ast.expr]
+"""The value of an expression, as far as it is known, and its text as a tree."""
 
 
-class Conditions(ABC):
+class Conditions:
     """Evaluates operators; `env` has the values of the variables, as far as they are known."""
 
     env: dict[str, Value]
 
-    @abstractmethod
     def eval(self, node: ast.expr) -> Written:
-        """The value of an expression, as far as it is known, and its text as a tree."""
+        """An expression, by the method that has the name of its class."""
+        evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
+        value, written = evaluate(node)
+        if is_constant(value) and not isinstance(node, ast.Constant):
+            return value, ast.Constant(value.value)
+        return value, written
+
+    def written(self, node: ast.expr) -> ast.expr:
+        """The text of an expression, as a tree."""
+        return self.eval(node)[1]
+
+    def _any(self, node: ast.expr) -> Written:
+        """An expression about which nothing is known except its parts, and that it is not None."""
+        return SOME, type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
+
+    def _part(self, part: Any) -> Any:
+        if isinstance(part, list):
+            return [self._part(one) for one in part]
+        return self.written(part) if isinstance(part, ast.expr) else part
 
     def _compare(self, node: ast.Compare) -> Written:
         left, left_written = self.eval(node.left)
@@ -38,16 +55,14 @@ class Conditions(ABC):
 
     def _unaryop(self, node: ast.UnaryOp) -> Written:
         value, written = self.eval(node.operand)
-        made = ast.UnaryOp(node.op, written)
-        if isinstance(node.op, ast.Not) and (known := truth(value)) is not None:
-            return _truth(not known), made
-        return SOME, made
+        known = truth(value) if isinstance(node.op, ast.Not) else None
+        return (SOME if known is None else _truth(not known)), ast.UnaryOp(node.op, written)
 
     def _binop(self, node: ast.BinOp) -> Written:
         left, left_written = self.eval(node.left)
         right, right_written = self.eval(node.right)
         made = ast.BinOp(left_written, node.op, right_written)
-        if isinstance(left, Known) and isinstance(right, Known) and left.literal and right.literal:
+        if is_constant(left) and is_constant(right):
             return Known(_evaluated(ast.BinOp(literal(left.value), node.op, literal(right.value))), literal=True), made
         if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
             return left, left_written
@@ -68,7 +83,7 @@ class Conditions(ABC):
                 left.append((value, written))
             if known is decides:
                 break
-            self.env = self.narrowed(operand, not decides)
+            self.narrow(operand, not decides)
         self.env = saved
         if len(left) > 1:
             return SOME, ast.BoolOp(node.op, [written for _, written in left])
@@ -79,33 +94,27 @@ class Conditions(ABC):
         if (known := truth(test)) is not None:
             return self.eval(node.body if known else node.orelse)
         saved = self.env
-        self.env = self.narrowed(node.test, True)
+        self.narrow(node.test, True)
         body, body_written = self.eval(node.body)
-        self.env = {**saved, **self.narrowed(node.test, False, saved)}
+        self.env = saved
+        self.narrow(node.test, False)
         orelse, orelse_written = self.eval(node.orelse)
         self.env = saved
-        if (
-            isinstance(body, Known)
-            and isinstance(orelse, Known)
-            and body.value == orelse.value
-            and body.value is not None
-        ):
+        if isinstance(body, Known) and isinstance(orelse, Known) and body.value == orelse.value is not None:
             return Known(orelse.value, literal=body.literal or orelse.literal), orelse_written
         return join(body, orelse), ast.IfExp(test_written, body_written, orelse_written)
 
-    def narrowed(self, test: ast.expr, holds: bool, env: Mapping[str, Value] | None = None) -> dict[str, Value]:
-        """The variables as they are known if a test holds, or does not: some of them are then not None."""
-        env = dict(self.env if env is None else env)
+    def narrow(self, test: ast.expr, holds: bool) -> None:
+        """Note in `env`, a new one, that a test holds, or does not: some variables are then None, or are not."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
             for part in test.values:
-                env = self.narrowed(part, holds, env)
+                self.narrow(part, holds)
         elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return self.narrowed(test.operand, not holds, env)
-        elif isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id in env:
+            self.narrow(test.operand, not holds)
+        elif isinstance(test, ast.Compare) and isinstance(name := test.left, ast.Name):
             none = isinstance(right := test.comparators[0], ast.Constant) and right.value is None
-            if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and type(env[test.left.id]) is Value:
-                env[test.left.id] = NONE if isinstance(test.ops[0], ast.Is) == holds else SOME
-        return env
+            if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and type(self.env.get(name.id)) is Value:
+                self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else SOME}
 
 
 def _truth(value: bool) -> Known:

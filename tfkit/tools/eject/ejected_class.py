@@ -3,54 +3,53 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import nn
 
 from tfkit.tools.eject.cleanup import reads
-
-CONFIG = "config"
-"""Name of the config in `__init__`."""
+from tfkit.tools.eject.config import CONFIG, Config
+from tfkit.tools.eject.functions import INDENT, docs_text
 
 
 class Statement(NamedTuple):
-    """A statement of an `__init__`: the texts of values in it by slot, and the function that writes it with others."""
+    """A statement of an `__init__`: its text with a blank `{}` for each value, and the texts of the values by slot."""
 
+    text: str
     values: Mapping[str, str]
-    write: Callable[..., str]
 
 
-@dataclass
+@dataclass(eq=False)
 class Class:
     """A class of the file.
 
     Attributes:
-        modules: the modules of this class; of modules that are alike only one.
-        slots: the places in its `__init__` that take a value, each with the text of that value by module.
-        arguments: the name of the argument for each slot that differs between its modules.
+        methods: their texts.
+        filling: the statements that fill its tensors, at the end of its `__init__`.
         children: the classes of its children, those in lists among them.
+        statements: those of its `__init__` that make attributes, tensors and children.
+        values: of each module the text of the value of each slot: of each place in them that takes a value.
+        arguments: the name of the argument for each slot that differs between its modules.
     """
 
     name: str
     base: str
     docs: str
-    modules: list[nn.Module]
-    methods: dict[str, str]
-    slots: dict[str, dict[nn.Module, str]] = field(default_factory=dict)
+    methods: list[str]
+    filling: list[str]
+    children: list[Class]
+    statements: list[Statement] = field(default_factory=list)
+    values: dict[nn.Module, dict[str, str]] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
-    children: list[Class] = field(default_factory=list)
 
-    def value(self, slot: str, module: nn.Module) -> str:
-        """The text for a slot: the argument that carries its value, or the value itself."""
-        return self.arguments.get(slot) or self.slots[slot][module]
+    def given(self, module: nn.Module) -> dict[str, str]:
+        """The texts of the arguments that make a module of this class."""
+        return {name: self.values[module][slot] for slot, name in self.arguments.items()}
 
-    def call(self, module: nn.Module) -> str:
-        """The call that makes a module of this class."""
-        return self.made({name: self.slots[slot][module] for slot, name in self.arguments.items()})
-
-    def made(self, given: Mapping[str, str]) -> str:
+    def call(self, given: Mapping[str, str]) -> str:
         """The call with these texts of arguments."""
         parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
         return f"{self.name}({', '.join(parts)})"
@@ -58,5 +57,37 @@ class Class:
     @property
     def takes_config(self) -> bool:
         """True if its `__init__` reads the config."""
-        fixed = [texts[self.modules[0]] for slot, texts in self.slots.items() if slot not in self.arguments]
+        first = next(iter(self.values.values()))
+        fixed = [text for slot, text in first.items() if slot not in self.arguments]
         return any(one.takes_config for one in self.children) or any(CONFIG in reads(ast.parse(text)) for text in fixed)
+
+    def source(self, config: Config) -> str:
+        """The class as text."""
+        parts = [f"{docs_text(self.docs)}\n"] if self.docs else []
+        body = "\n\n".join([*self._init(config), *self.methods])
+        return f"class {self.name}({self.base}):\n" + textwrap.indent("\n".join([*parts, body]), INDENT)
+
+    def _init(self, config: Config) -> list[str]:
+        """The `__init__`; empty if that of the base is enough."""
+        lines = [
+            one.text.format(*(self.arguments.get(slot, text) for slot, text in one.values.items()))
+            for one in self.statements
+        ]
+        lines += self.filling
+        if not lines:
+            return []
+        given = list(map(self.given, self.values))
+        typed = [f"{name}: {_type_text([one[name] for one in given], config)}" for name in given[0]]
+        head = ", ".join(["self", *([f"{CONFIG}: Config"] if self.takes_config else []), *typed])
+        steps = textwrap.indent("\n".join(["super().__init__()", *lines]), INDENT)
+        return [f"def __init__({head}) -> None:\n{steps}"]
+
+
+def _type_text(texts: list[str], config: Config) -> str:
+    """The type of an argument that has these values."""
+    if texts[0].startswith("nn."):
+        return texts[0].partition("(")[0]
+    values = [config.value(text) for text in texts]
+    if isinstance(first := values[0], list | tuple):
+        return f"list[{type(first[0]).__name__}]"
+    return " | ".join(sorted({"None" if value is None else type(value).__name__ for value in values}))

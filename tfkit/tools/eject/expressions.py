@@ -3,62 +3,51 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.call_graph import Specialised, Whole
+from tfkit.tools.eject.code import Key, code_of, method_of
 from tfkit.tools.eject.conditions import Conditions, Written, literal
+from tfkit.tools.eject.rearranged import with_patterns
 from tfkit.tools.eject.symbols import Named
-from tfkit.tools.eject.values import NONE, SOME, Items, Known, Method, Modules, Record, Value, join_all
+from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join_all
 
-STANDS_FOR: dict[Any, Any] = {tfkit.nn.linear: F.linear}
-"""Functions, each with the one of torch that computes the same."""
+if TYPE_CHECKING:
+    from tfkit.tools.eject.specialise import Specialiser
 
 
 class Expressions(Conditions):
-    """Evaluates the expressions of one function; `env` has its variables, as far as they are known."""
+    """Evaluates the expressions of one function.
 
-    def __init__(self, whole: Whole, entry: Specialised, module: nn.Module | None) -> None:
+    Attributes:
+        whole: the functions of the model.
+        module: the module, if the function is a method.
+        name: the name of the function, or of the method.
+        code: the source, in which calls of rearrangements are written out.
+        self_name: the name of the module in it.
+        uses: the names that it reads from outside, with the objects that they stand for.
+    """
+
+    def __init__(self, whole: Specialiser, key: Key) -> None:
         self.whole = whole
-        self.entry = entry
-        self.module = module
+        self.module, called = key
+        self.self_name: str | None = None
+        if self.module is None:
+            self.name = called.__name__
+            self.code = code_of(called, method=False)
+        else:
+            self.name = called
+            self.code = code_of(method_of(self.module, called), method=True)
+            self.self_name = self.code.tree.args.args[0].arg
+            self.code = replace(self.code, tree=with_patterns(self.code.tree, self.module))
         self.env: dict[str, Value] = {}
         self.uses: dict[str, Any] = {}
-        self.renamed: dict[str, str] = {}
-        parameters = entry.code.tree.args.args
-        self.self_name = parameters[0].arg if module is not None else None
-
-    def eval(self, node: ast.expr) -> Written:
-        """The value of an expression, as far as it is known, and its text as a tree."""
-        method: Callable[[Any], Written] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
-        value, written = method(node) if method else self._any(node)
-        if isinstance(value, Known) and value.literal and not isinstance(node, ast.Constant):
-            return value, ast.Constant(value.value)
-        return value, written
-
-    def written(self, node: ast.expr) -> ast.expr:
-        """The text of an expression, as a tree."""
-        return self.eval(node)[1]
-
-    def _any(self, node: ast.expr) -> Written:
-        """An expression about which nothing is known except its parts, and that it is not None."""
-        made = type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
-        return SOME, made
-
-    def _part(self, part: Any) -> Any:
-        if isinstance(part, list):
-            return [self._part(one) for one in part]
-        if isinstance(part, ast.expr):
-            return self.written(part)
-        if isinstance(part, ast.keyword):
-            return ast.keyword(part.arg, self.written(part.value))
-        return part
 
     def _constant(self, node: ast.Constant) -> Written:
         return Known(node.value, literal=True), node
@@ -68,17 +57,12 @@ class Expressions(Conditions):
             assert self.module is not None
             return Modules((self.module,)), node
         if node.id in self.env:
-            return self.env[node.id], ast.Name(self.renamed.get(node.id, node.id))
-        return self.outer(node.id)
-
-    def outer(self, name: str) -> Written:
-        """A name from outside of the function."""
-        try:
-            found = self.entry.code.named(name)
-        except KeyError:
-            raise NotImplementedError(f"nothing says what `{name}` is") from None
-        found = STANDS_FOR.get(found, found) if isinstance(found, FunctionType) else found
-        return Known(found), self.use(name, found)
+            return self.env[node.id], ast.Name(node.id)
+        if node.id not in self.code.names:
+            raise NotImplementedError(f"nothing says what `{node.id}` is")
+        found = self.code.names[node.id]
+        found = F.linear if found is tfkit.nn.linear else found  # which computes the same
+        return Known(found), self.use(node.id, found)
 
     def use(self, name: str, value: Any) -> ast.expr:
         """Record that an object from outside is read; it has one name in the whole file."""
@@ -108,7 +92,7 @@ class Expressions(Conditions):
 
     def _of_known(self, base: Known, node: ast.Attribute, written: ast.expr) -> Written:
         found = getattr(base.value, node.attr)
-        if base.value is F or base.value is torch.nn.functional:
+        if base.value is F:
             written = self.use("F", F)
         elif not isinstance(base.value, ModuleType | type | torch.dtype | torch.device) and self.module is not None:
             return self._of_module_value(found), literal(found)
@@ -117,18 +101,13 @@ class Expressions(Conditions):
     def _of_module(self, module: nn.Module, name: str) -> Value:
         if name == "training":
             return SOME
-        if name in module._modules:
-            child = module._modules[name]
-            return NONE if child is None else Modules((self.whole.alikes[child],))
-        if name in module._parameters:
-            return NONE if module._parameters[name] is None else SOME
-        if name in module._buffers:
-            return NONE if module._buffers[name] is None else SOME
         if name not in module.__dict__ and isinstance(getattr(type(module), name, None), FunctionType):
             return Method((module,), name)
         return self._of_module_value(getattr(module, name))
 
     def _of_module_value(self, value: Any) -> Value:
+        if isinstance(value, nn.Module):
+            return Modules((value,))
         if isinstance(value, torch.Tensor):
             return SOME
         # 0 and 1 get no names from the spec: they are switches, like True and False.
@@ -158,32 +137,30 @@ class Expressions(Conditions):
             return Items(self.items_of(base))
         if not isinstance(index, Known):
             return self.items_of(base)
-        found = [module[index.value] for module in base.modules]  # type: ignore[index]
-        if not all(isinstance(one, nn.Module) for one in found):
-            return SOME
-        return Modules(tuple(dict.fromkeys(self.whole.alikes[one] for one in found)))
+        found = tuple(dict.fromkeys(module[index.value] for module in base.modules))  # type: ignore[index]
+        return Modules(found) if all(isinstance(one, nn.Module) for one in found) else SOME
 
     def items_of(self, container: Modules) -> Value:
         """The children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
-        children = [self.whole.alikes[child] for one in container.modules for child in one.children()]
-        return Modules(tuple(dict.fromkeys(children))) if children else SOME
-
-    def _slice(self, node: ast.Slice) -> Written:
-        return SOME, ast.Slice(*(one and self.written(one) for one in (node.lower, node.upper, node.step)))
+        children = tuple(dict.fromkeys(child for one in container.modules for child in one.children()))
+        return Modules(children) if children else SOME
 
     def _starred(self, node: ast.Starred) -> Written:
         value, written = self.eval(node.value)
         return value, ast.Starred(written)
 
     def _joinedstr(self, node: ast.JoinedStr) -> Written:
-        """An f-string; values that are known texts become part of it."""
-        made = self._any(node)[1]
-        assert isinstance(made, ast.JoinedStr)
-        known = [_known_text(part) for part in made.values]
-        if None not in known:
-            return SOME, ast.Constant("".join(text for text in known if text is not None))
-        made.values = [p if text is None else ast.Constant(text) for p, text in zip(made.values, known, strict=True)]
-        return SOME, made
+        parts = [self.written(part) for part in node.values]
+        texts = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
+        return SOME, ast.Constant("".join(texts)) if len(texts) == len(parts) else ast.JoinedStr(parts)
+
+    def _formattedvalue(self, node: ast.FormattedValue) -> Written:
+        """A value in an f-string; a known text becomes part of it."""
+        written = self.written(node.value)
+        plain = node.conversion == -1 and node.format_spec is None
+        if plain and isinstance(written, ast.Constant) and isinstance(written.value, str):
+            return SOME, written
+        return SOME, ast.FormattedValue(written, node.conversion, node.format_spec and self.written(node.format_spec))
 
     def _tuple(self, node: ast.Tuple) -> Written:
         found = [self.eval(one) for one in node.elts]
@@ -194,17 +171,14 @@ class Expressions(Conditions):
         item = join_all(value for value, _ in found) if found else None
         return Items(item), ast.List([written for _, written in found])
 
-    def _listcomp(self, node: ast.ListComp) -> Written:
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Written:
         saved = dict(self.env)
         generators = [self._generator(one) for one in node.generators]
         value, written = self.eval(node.elt)
         self.env = saved
-        return Items(value), ast.ListComp(written, generators)
+        return Items(value), type(node)(written, generators)
 
-    def _generatorexp(self, node: ast.GeneratorExp) -> Written:
-        value, made = self._listcomp(ast.ListComp(node.elt, node.generators))
-        assert isinstance(made, ast.ListComp)
-        return value, ast.GeneratorExp(made.elt, made.generators)
+    _generatorexp = _listcomp
 
     def _generator(self, node: ast.comprehension) -> ast.comprehension:
         value, written = self.eval(node.iter)
@@ -232,10 +206,3 @@ class Expressions(Conditions):
 
     def _lambda(self, node: ast.Lambda) -> Written:
         raise NotImplementedError("a `lambda`")
-
-
-def _known_text(part: ast.expr) -> str | None:
-    """The text of a part of an f-string, if it is known and written as it is."""
-    if isinstance(part, ast.FormattedValue) and part.conversion == -1 and part.format_spec is None:
-        part = part.value
-    return part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None

@@ -6,7 +6,8 @@ import keyword
 from collections.abc import Mapping, Sequence, Set
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.eject.ejected_class import CONFIG, Class
+from tfkit.tools.eject.config import CONFIG
+from tfkit.tools.eject.ejected_class import Class
 
 FILES_OWN = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
 """Names that every file uses itself."""
@@ -27,7 +28,7 @@ def argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
     return next((one for one in candidates if one not in taken), f"{candidates[-1]}_{len(taken)}")
 
 
-def name_apart(classes: Sequence[Class], places: Mapping[int, list[str]], graph: Graph, taken: Set[str]) -> None:
+def name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]) -> None:
     """Give classes that share a name different ones: by node, by the variant of layers, or by number.
 
     A name that a function or an import has taken gets an underscore after it.
@@ -40,15 +41,15 @@ def name_apart(classes: Sequence[Class], places: Mapping[int, list[str]], graph:
         seen.add(one.name)
 
 
-def _by_place(classes: Sequence[Class], places: Mapping[int, list[str]], graph: Graph) -> None:
+def _by_place(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph) -> None:
     groups: dict[str, list[Class]] = {}
     for one in classes:
         groups.setdefault(one.name, []).append(one)
     for name, group in groups.items():
         if len(group) == 1:
             continue
-        for word in (_node, lambda path: _variant(path, graph)):
-            words = [{word(path) for path in places[id(one)]} for one in group]
+        for word in (lambda path: path.partition(".")[0], lambda path: _variant(path, graph)):
+            words = [{word(path) for path in places[one]} for one in group]
             if all(len(one) == 1 for one in words) and len(set.union(*words)) == len(group):
                 for one, (prefix,) in zip(group, words, strict=True):
                     one.name = _title(prefix).removesuffix(name) + name
@@ -58,18 +59,11 @@ def _by_place(classes: Sequence[Class], places: Mapping[int, list[str]], graph: 
                 one.name = f"{name}{number}"
 
 
-def _node(path: str) -> str:
-    return path.partition(".")[0]
-
-
 def _variant(path: str, graph: Graph) -> str:
     """The name of the variant of the layers around a module."""
-    node, _, rest = path.partition(".")
-    words = rest.split(".")
+    node, *words = path.split(".")
     stack = graph.node(node).stack
-    if stack is None or words[0] != "layers" or len(words) < 2:
-        return ""
-    return stack.layers[int(words[1])].name
+    return stack.layers[int(words[1])].name if stack is not None and words[:1] == ["layers"] and words[1:] else ""
 
 
 def _title(words: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tfkit.nn import Rearrange
-from tfkit.tools.eject.cleanup import Replaced
+from tfkit.tools.eject.cleanup import Replaced, returned
 from tfkit.tools.eject.symbols import text_of
 
 
@@ -43,21 +43,24 @@ class _DrawnIn(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         steps = self._steps(node)
-        return node if steps is None or len(steps) > 1 else _value(steps[-1])
+        return node if steps is None or len(steps) > 1 else returned(steps[-1])
 
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
-        (target,) = node.targets
+    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
+        return self._statements(node)
+
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        return self._statements(node)
+
+    def _statements(self, node: ast.Assign | ast.Return) -> list[ast.stmt]:
         self.generic_visit(node)
-        steps = self._steps(node.value)
-        if steps is None:
-            return node
-        if isinstance(target, ast.Tuple):
+        steps = node.value and self._steps(node.value)
+        if not steps:
+            return [node]
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Tuple):
             steps = _named(steps, target.elts)
-        return [*steps[:-1], ast.Assign([target], _value(steps[-1]), lineno=0)]
-
-    def visit_Return(self, node: ast.Return) -> ast.stmt | list[ast.stmt]:
-        self.generic_visit(node)
-        return (self._steps(node.value) if node.value else None) or node
+        *before, last = steps
+        node.value = returned(last)
+        return [*before, node]
 
     def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
         """The steps of a call of a rearrangement; None for any other expression."""
@@ -73,12 +76,6 @@ class _DrawnIn(ast.NodeTransformer):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
                 part.value.id, part.attr = self.self_name, _lent(self.module, name, child, part.attr)
         return [Replaced({"x": node.args[0]}).visit(step) for step in forward.body]
-
-
-def _value(step: ast.stmt) -> ast.expr:
-    assert isinstance(step, ast.Return)
-    assert step.value is not None
-    return step.value
 
 
 def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:

@@ -13,26 +13,18 @@ MADE_WITH = "_tfkit_made_with"
 """Attribute in which torch's modules store their arguments while a model is ejected."""
 
 
-class Alikes:
-    """For each module of a model the first one that is like it, which stands for all of them."""
+def merge_alike(model: nn.Module) -> None:
+    """Put the first of modules that are alike in the place of each of them, so that they are one module."""
+    first: dict[Hashable, nn.Module] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self._first: dict[Hashable, nn.Module] = {}
-        self._of: dict[nn.Module, nn.Module] = {}
-        self._visit(model)
+    def merged(module: nn.Module) -> nn.Module:
+        for name, child in module._modules.items():
+            module._modules[name] = None if child is None else merged(child)
+        children = tuple((name, id(child)) for name, child in module._modules.items())
+        key = (type(module), children, repr(sorted(plain(module).items())), repr(_tensors(module)))
+        return first.setdefault(key, module)
 
-    def __getitem__(self, module: nn.Module) -> nn.Module:
-        return self._of[module]
-
-    def __iter__(self) -> Any:
-        return iter(self._first.values())
-
-    def _visit(self, module: nn.Module) -> nn.Module:
-        if module not in self._of:
-            children = tuple((n, None if c is None else id(self._visit(c))) for n, c in module._modules.items())
-            key = (type(module), children, repr(sorted(plain(module).items())), repr(_tensors(module)))
-            self._of[module] = self._first.setdefault(key, module)
-        return self._of[module]
+    merged(model)
 
 
 def _tensors(module: nn.Module) -> list[tuple[Any, ...]]:

@@ -64,8 +64,7 @@ class _Watch:
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
         self.targets = _targets(text)
-        self.found: dict[int, str] = {}
-        self.unsure: set[int] = set()
+        self.found: dict[int, set[str]] = {}
         self.running: dict[FrameType, int] = {}
         self.calls = 0
 
@@ -92,15 +91,14 @@ class _Watch:
             return
         shapes = [_shape(one) for one in tensors if isinstance(one, Tensor)]
         said = shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes)
-        if self.found.setdefault(line, said) != said:
-            self.unsure.add(line)
+        self.found.setdefault(line, set()).add(said)
 
     def commented(self) -> str:
         """The text with the comments."""
         lines = list(self.lines)
-        for number, said in self.found.items():
-            line = f"{lines[number - 1]}  # {said}"
-            if number not in self.unsure and len(line) <= WIDTH:
+        for number, found in self.found.items():
+            line = f"{lines[number - 1]}  # {min(found)}"
+            if len(found) == 1 and len(line) <= WIDTH:
                 lines[number - 1] = line
         return "\n".join(lines) + "\n"
 

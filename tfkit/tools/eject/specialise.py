@@ -7,7 +7,6 @@ repeated until nothing new is learned, since a function may be called from sever
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -16,33 +15,41 @@ import torch
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.eject.call_graph import Key, Specialised, Whole, refuse
-from tfkit.tools.eject.cleanup import reads, tidied
-from tfkit.tools.eject.code import Code, code_of, method_of
-from tfkit.tools.eject.same_modules import is_torch
+from tfkit.tools.eject.code import Code, Key, refuse
 from tfkit.tools.eject.statements import Function
-from tfkit.tools.eject.values import ANY, NONE, SOME, Known, Value, join_all
+from tfkit.tools.eject.torch_modules import has_torch_class
+from tfkit.tools.eject.values import ANY, SOME, Known, Record, Value, is_constant, join, join_all
 
 ROUNDS = 12
 
 
-class Specialiser(Whole):
-    """Specialises all functions that the forward of a model reaches."""
+class Specialiser:
+    """Specialises all functions that the forward of a model reaches.
+
+    Attributes:
+        functions: the functions, those that others call before these; after `run` only those that are reached.
+        records: the fields of each `NamedTuple`, as far as they are known.
+        read: attributes of each module that other modules read.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+        self.model = model
+        self.functions: dict[Key, Function] = {}
+        self.records: dict[type, list[Value]] = {}
+        self.read: dict[nn.Module, set[str]] = {}
         self._running: set[Key] = set()
         self._done: dict[Key, list[Value]] = {}
 
     def run(self) -> None:
         """Repeat the abstract run until nothing changes."""
-        key = (self.model, "forward")
-        inputs = code_of(method_of(self.model, "forward"), method=True).parameters
-        start = [SOME if one.default is one.empty else ANY for one in inputs.values()]
+        root: Key = (self.model, "forward")
+        inputs = self.function(root).code.parameters
+        self.function(root).needed |= set(inputs)
+        given = {name: SOME if one.default is one.empty else ANY for name, one in inputs.items()}
         for _ in range(ROUNDS):
             before = self._state()
             self._done.clear()
-            self.call([key], dict(zip(inputs, start, strict=True)))
+            self.call([root], given)
             if self._state() == before:
                 break
         else:
@@ -52,70 +59,72 @@ class Specialiser(Whole):
 
     def _resets(self) -> None:
         """Specialise the methods by which modules fill the parameters that they hold themselves."""
-        for module in self.alikes:
-            if not is_torch(module) and isinstance(getattr(type(module), "reset_parameters", None), FunctionType):
+        for module in self.model.modules():
+            own = isinstance(getattr(type(module), "reset_parameters", None), FunctionType)
+            if own and not has_torch_class(module):
                 self.call([(module, "reset_parameters")], {})
 
     def _state(self) -> Any:
         functions = {
             key: (dict(one.arguments), one.result, one.returns, set(one.needed)) for key, one in self.functions.items()
         }
-        return functions, {kind: list(values) for kind, values in self.records.items()}
+        return functions, dict(self.records)
+
+    def function(self, key: Key) -> Function:
+        """The function of a key."""
+        if key not in self.functions:
+            self.functions[key] = Function(self, key)
+        return self.functions[key]
 
     def call(self, keys: Sequence[Key], given: Mapping[str, Value]) -> Value:
-        entries = [self.entry(key) for key in keys]
-        for name in entries[0].code.parameters:
-            values = [one.arguments[name] for one in entries if name in one.arguments]
-            values += [given[name]] if name in given else [_default(entries[0].code, name)]
-            for one in entries:
+        """Record a call of one of these functions, and return its result as far as it is known."""
+        functions = [self.function(key) for key in keys]
+        code = functions[0].code
+        for name in code.parameters:
+            values = [one.arguments[name] for one in functions if name in one.arguments]
+            values.append(given[name] if name in given else _default(code, name))
+            for one in functions:
                 one.arguments[name] = join_all(values)
-        results = [NONE if (found := self._evaluate(key)) is None else found for key in keys]
-        needed = {name for one in entries for name in one.needed}
-        for one in entries:
+        for key in keys:
+            self._update(key)
+        needed = {name for one in functions for name in one.needed}
+        for one in functions:
             one.needed |= needed
-        return join_all(results)
+        return join_all(one.result for one in functions)
 
-    def _evaluate(self, key: Key) -> Value | None:
-        entry = self.functions[key]
-        arguments = list(entry.arguments.values())
-        if key in self._running or self._done.get(key) == arguments:
-            return entry.result if entry.result is not None else SOME
+    def _update(self, key: Key) -> None:
+        """Run a function again if more has become known about its arguments."""
+        function = self.functions[key]
+        if key in self._running or self._done.get(key) == list(function.arguments.values()):
+            return
         self._running.add(key)
-        entry.arguments = {name: entry.arguments[name] for name in entry.code.parameters}
-        function = Function(self, entry, key[0] if len(key) == 2 else None)
         try:
-            entry.result = function.run()
+            function.run()
         except SpecError:
             raise
         except Exception as cause:
-            raise refuse(key[0], f"{entry.code.tree.name}: {cause}") from cause
-        entry.body = tidied(function.body)
-        old = {new: name for name, new in function.renamed.items()}
-        names = {old.get(name, name) for step in entry.body for name in reads(step)}
-        entry.names = function.renamed
-        entry.uses = {name: value for name, value in function.uses.items() if name in names}
-        entry.attributes = _attributes(entry.body, function.self_name)
-        entry.needed |= names if key != (self.model, "forward") else set(entry.code.parameters)
-        entry.returns = _returned(entry)
+            module, called = key
+            raise refuse(called if module is None else module, f"{function.name}: {cause}") from cause
         self._running.discard(key)
-        self._done[key] = list(entry.arguments.values())
-        return entry.result
+        self._done[key] = list(function.arguments.values())
 
+    def record(self, kind: type, items: list[Value]) -> Record:
+        """Record that a `NamedTuple` is made."""
+        known = self.records.get(kind)
+        self.records[kind] = items if known is None else [join(a, b) for a, b in zip(known, items, strict=True)]
+        return Record(kind, tuple(items))
 
-def _attributes(steps: list[ast.stmt], owner: str | None) -> set[str]:
-    """The attributes of `self` that are read."""
-    found = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == owner}
+    def alone(self, kind: type) -> str | None:
+        """The only field of a `NamedTuple` that is left, which replaces the tuple; None unless one is left."""
+        left = self.fields(kind) if kind in self.records else []
+        return left[0] if len(left) == 1 else None
+
+    def fields(self, kind: type) -> list[str]:
+        """The fields of a `NamedTuple` that are not the same constant in all of them."""
+        names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        return [name for name, value in zip(names, self.records[kind], strict=True) if not is_constant(value)]
 
 
 def _default(code: Code, name: str) -> Value:
     default = code.parameters[name].default
     return SOME if isinstance(default, torch.Tensor) else Known(default, literal=True)
-
-
-def _returned(entry: Specialised) -> str | None:
-    """The parameter that a function returns, if it does nothing else."""
-    if len(entry.body) == 1 and isinstance(step := entry.body[0], ast.Return) and isinstance(step.value, ast.Name):
-        name = {new: old for old, new in entry.names.items()}.get(step.value.id, step.value.id)
-        return name if name in entry.code.parameters else None
-    return None

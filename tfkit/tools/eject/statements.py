@@ -3,62 +3,88 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 from tfkit.tools.eject.calls import Calls
-from tfkit.tools.eject.values import NONE, SOME, Items, Known, Record, Value, join, truth
+from tfkit.tools.eject.cleanup import reads, tidied
+from tfkit.tools.eject.code import Key
+from tfkit.tools.eject.values import NONE, SOME, Items, Known, Value, is_constant, join, join_all, truth
+
+if TYPE_CHECKING:
+    from tfkit.tools.eject.specialise import Specialiser
 
 Env = dict[str, Value]
 
 
 class Function(Calls):
-    """One function. After `run`, `body` has its statements."""
+    """A function of the model, and what is left of it after `run`.
 
-    def run(self) -> Value | None:
-        """The result of the function, as far as it is known; None if it returns nothing."""
-        self.result: Value | None = None
+    Attributes:
+        arguments: the value of each parameter, as far as it is known over all calls.
+        result: the value that it returns, as far as it is known.
+        needed: parameters that are read, here or by a function that is called in the same place.
+        body: the statements that are left.
+        attributes: attributes of the module that they read, parameters and children among them.
+    """
+
+    def __init__(self, whole: Specialiser, key: Key) -> None:
+        super().__init__(whole, key)
+        self.arguments: Env = {}
+        self.result: Value = SOME
+        self.needed: set[str] = set()
+        self.body: list[ast.stmt] = []
+        self.attributes: set[str] = set()
+
+    @property
+    def parameters(self) -> list[str]:
+        """The parameters that are left: constants are written where they are used, unread arguments are not passed."""
+        return [name for name, value in self.arguments.items() if not is_constant(value) and name in self.needed]
+
+    @property
+    def expression(self) -> ast.expr | None:
+        """The expression that it returns, if it does nothing else."""
+        only = self.body[0] if len(self.body) == 1 else None
+        return only.value if isinstance(only, ast.Return) else None
+
+    @property
+    def returns(self) -> str | None:
+        """The parameter that it returns unchanged, if it does nothing else: such calls are left out."""
+        value = self.expression
+        return value.id if isinstance(value, ast.Name) and value.id in self.code.parameters else None
+
+    def run(self) -> None:
+        """Decide all that follows from the arguments, as far as they are known by now."""
+        self.env = dict(self.arguments)
+        self.uses = {}
         self.exits: list[Env] = []
-        self.env = dict(self.entry.arguments)
-        self._rename()
-        steps = self.entry.code.tree.body
-        if isinstance(steps[0], ast.Expr) and isinstance(steps[0].value, ast.Constant):
-            steps = steps[1:]
-        self.body, _ = self.block(steps)
-        return self.result
+        self.results: list[Value] = []
+        self.set_body(self.block(self.code.tree.body))
+        self.result = join_all(self.results) if self.results else NONE
+        self.needed |= {name for step in self.body for name in reads(step)}
 
-    def _rename(self) -> None:
-        """Name a record after its field, if only one field of it is left."""
-        taken = {node.id for node in ast.walk(self.entry.code.tree) if isinstance(node, ast.Name)}
-        for name, value in self.env.items():
-            only = self.whole.alone(value.type) if isinstance(value, Record) and value.type else None
-            if only is not None and only not in taken:
-                self.renamed[name] = name.replace("context", only) if "context" in name else only
+    def set_body(self, steps: list[ast.stmt]) -> None:
+        """Take these statements, tidied, as the body."""
+        self.body = tidied(steps)
+        nodes = [node for step in self.body for node in ast.walk(step)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        self.uses = {name: value for name, value in self.uses.items() if name in names}
+        self.attributes = {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.self_name
+        }
 
-    def block(self, steps: list[ast.stmt]) -> tuple[list[ast.stmt], bool]:
-        """The statements that are left, and True if the code after them is reached."""
+    def block(self, steps: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements that are left."""
         made: list[ast.stmt] = []
         for step in steps:
-            written, reached = self.step(step)
-            made += written
-            if not reached:
-                return made, False
-        return made, True
+            made += self.step(step)
+            if leaves(made):
+                break
+        return made
 
-    def step(self, step: ast.stmt) -> tuple[list[ast.stmt], bool]:
+    def step(self, step: ast.stmt) -> list[ast.stmt]:
         """Do for one statement what `block` does for several."""
-        if isinstance(step, ast.Return):
-            return self._return(step), False
-        if isinstance(step, ast.If):
-            return self._if(step)
-        if isinstance(step, ast.For):
-            return self._for(step), True
-        if isinstance(step, ast.Break | ast.Continue):
-            self.exits.append(dict(self.env))
-            return [step], False
-        if isinstance(step, ast.Raise):
-            return [ast.Raise(step.exc and self.written(step.exc))], False
-        return self._simple(step), True
-
-    def _simple(self, step: ast.stmt) -> list[ast.stmt]:
         if isinstance(step, ast.AnnAssign):
             assert step.value is not None
             step = ast.Assign([step.target], step.value, lineno=0)
@@ -74,16 +100,29 @@ class Function(Calls):
             made = ast.AugAssign(target, step.op, self.written(step.value))
             self.bind(step.target, SOME)
             return [made]
-        if isinstance(step, ast.Expr):
-            return [ast.Expr(self.written(step.value))]
+        if isinstance(step, ast.Return):
+            value, returned = self.eval(step.value) if step.value else (NONE, None)
+            self.results.append(value)
+            return [ast.Return(returned)]
+        if isinstance(step, ast.If):
+            return self._if(step)
+        if isinstance(step, ast.For):
+            return self._for(step)
+        if isinstance(step, ast.Break | ast.Continue):
+            self.exits.append(dict(self.env))
+            return [step]
+        if isinstance(step, ast.Raise):
+            return [ast.Raise(step.exc and self.written(step.exc))]
         if isinstance(step, ast.Assert):
-            self.env = self.narrowed(step.test, True)
+            self.narrow(step.test, True)
             return []
         if isinstance(step, ast.With):
             items = [ast.withitem(self.written(one.context_expr), one.optional_vars) for one in step.items]
-            return [ast.With(items, self.block(step.body)[0], lineno=0)]
-        if isinstance(step, ast.Pass):
+            return [ast.With(items, self.block(step.body), lineno=0)]
+        if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
+        if isinstance(step, ast.Expr):
+            return [ast.Expr(self.written(step.value))]
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
     def _target(self, target: ast.expr) -> ast.expr:
@@ -94,51 +133,50 @@ class Function(Calls):
             return ast.Name(target.id)
         return self._any(target)[1]
 
-    def _return(self, step: ast.Return) -> list[ast.stmt]:
-        value, written = self.eval(step.value) if step.value else (NONE, None)
-        self.result = value if self.result is None else join(self.result, value)
-        return [ast.Return(written)]
-
-    def _if(self, step: ast.If) -> tuple[list[ast.stmt], bool]:
+    def _if(self, step: ast.If) -> list[ast.stmt]:
         value, test = self.eval(step.test)
         if (known := truth(value)) is not None:
             if known:
-                self.env = self.narrowed(step.test, True)
+                self.narrow(step.test, True)
             return self.block(step.body if known else step.orelse)
         before = dict(self.env)
-        self.env = self.narrowed(step.test, True)
-        body, through_body = self.block(step.body)
+        self.narrow(step.test, True)
+        body = self.block(step.body)
         after_body, self.env = self.env, before
-        self.env = self.narrowed(step.test, False)
-        orelse, through_orelse = self.block(step.orelse)
-        if through_body and through_orelse:
-            self.env = joined(after_body, self.env)
-        elif through_body:
+        self.narrow(step.test, False)
+        orelse = self.block(step.orelse)
+        if leaves(orelse):
             self.env = after_body
-        if not body and not orelse:
-            return [], True
-        if not body:
-            return [ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])], through_body or through_orelse
-        return [ast.If(test, body, orelse)], through_body or through_orelse
+        elif not leaves(body):
+            self.env = joined(after_body, self.env)
+        return [ast.If(test, body, orelse)]
 
     def _for(self, step: ast.For) -> list[ast.stmt]:
         value, written = self.eval(step.iter)
         if isinstance(value, Known) and isinstance(value.value, range) and len(value.value) < 2:
             self.bind(step.target, Known(0, literal=True))
-            return self.block(step.body)[0] if len(value.value) else []
+            return self.block(step.body) if len(value.value) else []
         outer, self.exits = self.exits, []
         while True:
             before = dict(self.env)
             self.bind(step.target, self.item_of(value))
-            body, through = self.block(step.body)
+            body = self.block(step.body)
             after = before
-            for env in [*([self.env] if through else []), *self.exits]:
+            for env in [*([] if leaves(body) else [self.env]), *self.exits]:
                 after = joined(after, env)
             self.env = after
             if after == before:
                 break
         self.exits = outer
         return [ast.For(step.target, written, body, [], lineno=0)]
+
+
+def leaves(steps: list[ast.stmt]) -> bool:
+    """True if the code after these statements is never reached."""
+    last = steps[-1] if steps else None
+    if isinstance(last, ast.If):
+        return leaves(last.body) and leaves(last.orelse)
+    return isinstance(last, ast.Return | ast.Raise | ast.Break | ast.Continue)
 
 
 def joined(a: Env, b: Env) -> Env:

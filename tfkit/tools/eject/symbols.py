@@ -13,15 +13,8 @@ from pydantic import BaseModel
 
 from tfkit.graph.expand import Graph
 
-_OPERATORS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
-    "add": ("+", operator.add),
-    "sub": ("-", operator.sub),
-    "mul": ("*", operator.mul),
-    "floordiv": ("//", operator.floordiv),
-    "truediv": ("/", operator.truediv),
-    "pow": ("**", operator.pow),
-    "mod": ("%", operator.mod),
-}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "pow": "**", "mod": "%"}
+"""Signs of the operations that keep names, by the name of the function in `operator`."""
 
 
 class Named:
@@ -30,24 +23,28 @@ class Named:
     text: str
     terms: Mapping[str, int] | None = None
     """For a sum: the number of times that each term is in it."""
-    derived: Mapping[str, str] = {}
+    derived: Mapping[str, str]
     """Names in the text that follow from others, each with its expression."""
 
+    def __neg__(self) -> Any:
+        return named(-_plain(self), f"-{_operand(self)}", self.derived)
 
-class NamedInt(int, Named):
+
+class NamedInt(Named, int):
     """An integer of the spec."""
 
 
-class NamedFloat(float, Named):
+class NamedFloat(Named, float):
     """A float of the spec."""
 
 
-def named(value: Any, text: str) -> Any:
-    """The number with a name; anything else unchanged."""
+def named(value: Any, text: str, derived: Mapping[str, str] | None = None) -> Any:
+    """The number with a name, and with those in its text that follow from others; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
     number.text = text
+    number.derived = derived or {}
     return number
 
 
@@ -67,16 +64,9 @@ def _sum(value: int, a: Any, b: Any) -> Any:
     for part in (a, b):
         terms.update(getattr(part, "terms", None) or {text_of(part): 1})
     terms.pop("0", None)
-    made = named(value, " + ".join(text if n == 1 else f"{n} * {text}" for text, n in terms.items()))
+    text = " + ".join(text if n == 1 else f"{n} * {text}" for text, n in terms.items())
+    made = named(value, text, _derived(a, b))
     made.terms = terms
-    made.derived = _derived(a, b)
-    return made
-
-
-def derived(value: int, name: str, text: str) -> Any:
-    """A number with a name of its own that stands for an expression."""
-    made = named(value, name)
-    made.derived = {name: text}
     return made
 
 
@@ -89,7 +79,9 @@ def _operand(value: Any) -> str:
     return text if text.isidentifier() or text.lstrip("-").replace(".", "").isalnum() else f"({text})"
 
 
-def _define(name: str, sign: str, function: Callable[[Any, Any], Any]) -> None:
+def _define(name: str, sign: str) -> None:
+    function = getattr(operator, name)
+
     def forward(self: Any, other: Any) -> Any:
         return _combined(function, self, other, sign)
 
@@ -108,25 +100,22 @@ def _combined(function: Callable[[Any, Any], Any], a: Any, b: Any, sign: str) ->
     if sign == "+" and isinstance(value, int):
         return _sum(value, a, b)
     if sign == "//" and text_of(a).endswith("d_model") and text_of(b).endswith("n_heads") and isinstance(a, int):
-        return derived(value, text_of(b).removesuffix("n_heads") + "d_head", f"{text_of(a)} // {text_of(b)}")
+        name = text_of(b).removesuffix("n_heads") + "d_head"
+        return named(value, name, {name: f"{text_of(a)} // {text_of(b)}"})
     if (a == 0 or b == 0) and sign == "*":
         return value
     neutral = (sign == "+" and 0 in (a, b)) or (sign in "* //" and b == 1) or (sign == "*" and a == 1)
     if neutral and isinstance(value, int):
         return a if isinstance(a, Named) and value == a else b
-    made = named(value, f"{_operand(a)} {sign} {_operand(b)}")
-    made.derived = _derived(a, b)
-    return made
+    return named(value, f"{_operand(a)} {sign} {_operand(b)}", _derived(a, b))
 
 
 def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, NamedInt) else float(value) if isinstance(value, NamedFloat) else value
 
 
-for _name, (_sign, _function) in _OPERATORS.items():
-    _define(_name, _sign, _function)
-NamedInt.__neg__ = lambda self: named(-int(self), f"-{_operand(self)}")  # type: ignore[method-assign]
-NamedFloat.__neg__ = lambda self: named(-float(self), f"-{_operand(self)}")  # type: ignore[method-assign]
+for _name, _sign in _SIGNS.items():
+    _define(_name, _sign)
 
 
 def with_names(graph: Graph) -> tuple[Graph, dict[str, int | float]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.call_graph import refuse
+from tfkit.tools.eject.code import refuse
 from tfkit.tools.eject.same_modules import MADE_WITH, is_torch, plain
 
-STANDS_FOR: dict[type, type] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
+STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
 """Modules that differ from torch's only in their initial values."""
 CONTAINERS = {"nn.ModuleList": nn.ModuleList, "nn.ModuleDict": nn.ModuleDict, "nn.Sequential": nn.Sequential}
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
@@ -29,75 +26,49 @@ def is_container(module: nn.Module) -> bool:
     return type(module) in CONTAINERS.values()
 
 
+def has_torch_class(module: nn.Module) -> bool:
+    """True if the file makes a module with a class of torch."""
+    return is_torch(module) or type(module) in STANDS_FOR
+
+
+def torch_class(module: nn.Module) -> type[nn.Module]:
+    """The class of torch with which the file makes a module."""
+    return STANDS_FOR.get(type(module), type(module))
+
+
 def base_of(module: nn.Module) -> str:
     """The base class, in the file, of the class of a module."""
     return next((name for name, kind in CONTAINERS.items() if isinstance(module, kind)), "nn.Module")
 
 
-@contextmanager
-def remembering() -> Iterator[None]:
-    """Make torch's modules, and their copies, remember their arguments as long as it is entered."""
-    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
-    bases = {base for kind in kinds for base in kind.__mro__ if "__init__" in vars(base)}
-    bases -= {object, nn.Module, *CONTAINERS.values(), *OF_PARAMETERS}
-    originals = {base: base.__dict__["__init__"] for base in bases if issubclass(base, nn.Module)}
-    for base, original in originals.items():
-        base.__init__ = _remembering(original)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for base, original in originals.items():
-            base.__init__ = original  # type: ignore[method-assign]
-
-
-def _remembering(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.__dict__.setdefault(MADE_WITH, (args, dict(kwargs)))
-        original(self, *args, **kwargs)
-
-    return init
-
-
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """The arguments that make this module of torch, without those that have their default values."""
-    kind: Callable[..., Any] = STANDS_FOR.get(type(module), type(module))
-    parameters = inspect.signature(kind).parameters
-    given = _attributes(module, list(parameters)) if type(module) in STANDS_FOR else _remembered(module)
+    """The arguments that make this module of torch, without those that have their default values.
+
+    Those without a name are `arg_0`, `arg_1`, ...
+    """
+    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
+    signature = inspect.signature(torch_class(module))
+    parameters = signature.parameters
+    found: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"arg_{index}": one for index, one in enumerate(value)}
+        else:
+            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     default = {name: parameter.default for name, parameter in parameters.items()}
-    return {name: value for name, value in given.items() if name not in _LEFT_OUT and not _is(value, default.get(name))}
+    return {name: value for name, value in found.items() if name not in _LEFT_OUT and not _is(value, default.get(name))}
 
 
 def _is(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, bool | int | float | str | tuple) and bool(value == default))
 
 
-def _attributes(module: nn.Module, names: list[str]) -> dict[str, Any]:
-    """The arguments of a module that has them as attributes of the same names."""
-    found = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    return {n: v is not None if n == "bias" and not isinstance(v, bool) else v for n, v in found.items()}
-
-
-def _remembered(module: nn.Module) -> dict[str, Any]:
-    """The arguments that a module was made with; those without a name are `arg_0`, `arg_1`, ..."""
-    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
-    found: dict[str, Any] = {}
-    signature = inspect.signature(type(module))
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            found |= {f"arg_{index}": one for index, one in enumerate(value)}
-        else:
-            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    return found
-
-
-def made_by_torch(module: nn.Module, values: Mapping[str, str]) -> str:
+def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
     """The call that makes one of torch's modules; arguments without a default come without their name."""
-    kind = STANDS_FOR.get(type(module), type(module))
+    kind = torch_class(module)
     signature = inspect.signature(kind).parameters
-    values = {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in values.items()}  # a width of one axis
-    parts = [text if _is_positional(name, signature) else f"{name}={text}" for name, text in values.items()]
+    parts = [text if _is_positional(name, signature) else f"{name}={text}" for name, text in texts.items()]
     return f"nn.{kind.__name__}({', '.join(parts)})"
 
 
@@ -127,7 +98,7 @@ def _seen(module: nn.Module) -> object:
     """The state of a module in which any change of it would show."""
     inner = [
         (path, type(one), {n: repr(v) for n, v in plain(one).items() if not n.startswith("_")})
-        for path, one in module.named_modules()
+        for path, one in module.named_modules(remove_duplicate=False)
     ]
     return inner, [(name, tensor.shape) for name, tensor in module.state_dict().items()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -95,6 +95,11 @@ def join_all(values: Iterable[Value]) -> Value:
 def may_be_none(value: Value) -> bool:
     """True unless a value is known not to be None."""
     return type(value) is Value or (isinstance(value, Known) and value.value is None)
+
+
+def is_constant(value: Value) -> TypeGuard[Known]:
+    """True if a value is written where it is used."""
+    return isinstance(value, Known) and value.literal
 
 
 def truth(value: Value) -> bool | None:
