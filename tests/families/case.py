@@ -166,7 +166,8 @@ def check_logits(trial: Trial, side: str, tolerance: float = 1e-5) -> None:
     expected = expected[..., None] if found.dim() > expected.dim() else expected  # one logit for each token
     real = masks[-1] if found.dim() == 3 else torch.ones(BATCH, dtype=torch.bool)
     assert expected[real].std() > 0.05, "outputs so small that everything is near"
-    torch.testing.assert_close(found[real], expected[real], rtol=tolerance, atol=tolerance)
+    largest = max(1.0, expected[real].abs().max().item())
+    torch.testing.assert_close(found[real], expected[real], rtol=tolerance, atol=tolerance * largest)
 
 
 def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -281,7 +282,7 @@ def check_saved(trial: Trial) -> None:
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
     found = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected)  # the bits depend on where the weights lie in memory
 
 
 def _today(name: str, older: Mapping[str, str]) -> str:
