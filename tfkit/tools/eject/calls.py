@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -11,12 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
+from tfkit.tools.eject.cleanup import Replaced, is_path
 from tfkit.tools.eject.code import Key, is_library, refuse
 from tfkit.tools.eject.conditions import Written
 from tfkit.tools.eject.expressions import Expressions
-from tfkit.tools.eject.inline import expression
 from tfkit.tools.eject.torch_modules import has_torch_class
 from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join, join_all
+from tfkit.tools.eject.whole import Called
 
 
 class Calls(Expressions):
@@ -141,7 +143,7 @@ class Calls(Expressions):
         if returned is not None and returned in given and all(one.returns == returned for one in functions):
             return given[returned]
         if first.module is not None and first.name == "forward":
-            body = expression(functions, {name: one for name, (_, one) in given.items()})
+            body = _inlined(functions, {name: one for name, (_, one) in given.items()})
             if body is not None:
                 self.uses |= first.uses
                 return value, body
@@ -157,6 +159,21 @@ class Calls(Expressions):
         if (only := self.whole.alone(kind)) is not None:
             return value, given[only][1]
         return value, _reduced(written, given, self.whole.fields(kind), positional)
+
+
+def _inlined(functions: Sequence[Called], given: Mapping[str, ast.expr]) -> ast.expr | None:
+    """The result of calls of modules as one expression of the arguments; None if it is more, or reads the modules."""
+    first = functions[0]
+    value = first.expression
+    if value is None or any(one.attributes for one in functions):
+        return None
+    if any(one.expression is None or ast.dump(one.expression) != ast.dump(value) for one in functions):
+        return None
+    names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
+    for name in first.parameters:
+        if name not in given or (names.count(name) > 1 and not is_path(given[name])):
+            return None
+    return Replaced(given).visit(copy.deepcopy(value))
 
 
 _PASSED = ast.Constant(...)

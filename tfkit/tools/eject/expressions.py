@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,7 @@ from tfkit.tools.eject.conditions import Conditions, Written, literal
 from tfkit.tools.eject.rearranged import with_patterns
 from tfkit.tools.eject.symbols import Named
 from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join_all
-
-if TYPE_CHECKING:
-    from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.whole import Whole
 
 
 class Expressions(Conditions):
@@ -34,7 +32,7 @@ class Expressions(Conditions):
         uses: the names that it reads from outside, with the objects that they stand for.
     """
 
-    def __init__(self, whole: Specialiser, key: Key) -> None:
+    def __init__(self, whole: Whole, key: Key) -> None:
         self.whole = whole
         self.module, called = key
         self.self_name: str | None = None

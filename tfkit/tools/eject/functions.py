@@ -17,10 +17,10 @@ import torch
 from tfkit.plugin.docs import first_paragraph
 from tfkit.tools.eject.cleanup import Replaced, reads
 from tfkit.tools.eject.code import tree_of
-from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.statements import Function
 from tfkit.tools.eject.torch_modules import name_of
 from tfkit.tools.eject.values import Record
+from tfkit.tools.eject.whole import Whole
 
 INDENT = "    "
 DOCS = 104
@@ -74,7 +74,7 @@ def _parameter(function: Function, name: str, written: str) -> str:
     return text if default is inspect.Parameter.empty else f"{text} = {default!r}"
 
 
-def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Specialiser) -> str:
+def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Whole) -> str:
     """A type as text; empty if the file does not have a name for it."""
     try:
         return "" if node is None else ast.unparse(_Types(names, whole).visit(copy.deepcopy(node)))
@@ -85,7 +85,7 @@ def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Specialis
 class _Types(ast.NodeTransformer):
     """Writes types by their names in the file; raises KeyError for a type without one."""
 
-    def __init__(self, names: Mapping[str, Any], whole: Specialiser) -> None:
+    def __init__(self, names: Mapping[str, Any], whole: Whole) -> None:
         self.names = names
         self.whole = whole
 
@@ -140,7 +140,7 @@ def _bare(node: ast.expr) -> ast.expr:
     return ast.Name(", ".join(map(ast.unparse, node.elts)) + "," * (len(node.elts) == 1))
 
 
-def record_text(kind: type, whole: Specialiser) -> str:
+def record_text(kind: type, whole: Whole) -> str:
     """A `NamedTuple` with the fields that are left."""
     lines = [f"class {kind.__name__}(NamedTuple):"]
     if docs := ast.get_docstring(_tree(kind)):
@@ -149,7 +149,7 @@ def record_text(kind: type, whole: Specialiser) -> str:
     return "\n".join([*lines, *fields] if docs or fields else [*lines, f"{INDENT}pass"])
 
 
-def _field_types(kind: type, whole: Specialiser) -> dict[str, str]:
+def _field_types(kind: type, whole: Whole) -> dict[str, str]:
     """The types of a record's fields, by their names in the file."""
     outside = ChainMap(vars(sys.modules[kind.__module__]), vars(builtins))
     said = [step for step in _tree(kind).body if isinstance(step, ast.AnnAssign)]

@@ -1,37 +1,19 @@
-"""Inlines calls that a person would not make: of a stateless module of one expression, of a method called once."""
+"""Inlines calls that a person would not make: of a function, or a method, that is short and called once."""
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, is_path, reads, returned
+from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, reads, returned
 from tfkit.tools.eject.code import Key
-
-if TYPE_CHECKING:
-    from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.statements import Function
 
 SHORT = 4
 """Most statements that a method may have to be written where it is called."""
-
-
-def expression(functions: Sequence[Function], given: Mapping[str, ast.expr]) -> ast.expr | None:
-    """The result of calls of modules as one expression of the arguments; None if it is more, or reads the modules."""
-    first = functions[0]
-    value = first.expression
-    if value is None or any(one.attributes for one in functions):
-        return None
-    if any(one.expression is None or ast.dump(one.expression) != ast.dump(value) for one in functions):
-        return None
-    names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
-    for name in first.parameters:
-        if name not in given or (names.count(name) > 1 and not is_path(given[name])):
-            return None
-    return Replaced(given).visit(copy.deepcopy(value))
 
 
 def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from tfkit.tools.eject.calls import Calls
 from tfkit.tools.eject.cleanup import reads, tidied
 from tfkit.tools.eject.code import Key
 from tfkit.tools.eject.values import NONE, SOME, Items, Known, Value, is_constant, join, join_all, truth
-
-if TYPE_CHECKING:
-    from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.whole import Whole
 
 Env = dict[str, Value]
 
@@ -27,7 +24,7 @@ class Function(Calls):
         attributes: attributes of the module that they read, parameters and children among them.
     """
 
-    def __init__(self, whole: Specialiser, key: Key) -> None:
+    def __init__(self, whole: Whole, key: Key) -> None:
         super().__init__(whole, key)
         self.arguments: Env = {}
         self.result: Value = SOME
@@ -188,6 +185,6 @@ def joined(a: Env, b: Env) -> Env:
 
 
 def _unsure(value: Value | None) -> Value:
-    if isinstance(value, Known) and value.literal:
+    if value is not None and is_constant(value):
         return Known(value.value)
     return value or Items(None)
