@@ -7,40 +7,50 @@ docs/experiments` makes only the runs that are not there.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.spec.folder import RUN
-from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.atomic_files import written_folder
 from tfkit.tools.train.history import lines
-from tfkit.tools.train.record import FACTS, METRICS, read_facts
+from tfkit.tools.train.record import FACTS, METRICS, Facts, read_facts
 
 KEPT = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 
 
-def main(folders: list[str]) -> None:
-    """Keep the finished runs of the folders of sweeps."""
-    for run in (run for folder in folders for run in sorted(Path(folder, "runs").iterdir())):
+def main(folder: Path) -> None:
+    """Keep the finished runs of a sweep; raises SpecError if it has no runs, or one that cannot be read."""
+    runs = folder / "runs"
+    if not runs.is_dir():
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} has no folder `runs`", help="name the folder of a sweep"))
+    for run in sorted(runs.iterdir()):
         facts = read_facts(run)
         if facts is not None and facts.ended is not None:
-            keep(run, vars(facts), KEPT / run.name)
+            keep(run, facts)
             print(run.name)
 
 
-def keep(run: Path, facts: dict[str, Any], target: Path) -> None:
+def keep(run: Path, facts: Facts) -> None:
     """Write the record of a run without the steps between its evaluations, and without names of this machine."""
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / RUN, target / RUN)
-    facts["environment"].pop("system", None)
-    for session in facts["sessions"]:
-        session["command"] = f"tfkit train {run.name}"
-    write_file(target / FACTS, json.dumps(facts, indent=1) + "\n")
+    environment = {name: value for name, value in facts.environment.items() if name != "system"}
+    sessions = [{**one, "command": f"tfkit train {run.name}"} for one in facts.sessions]
+    kept = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in lines(run) if "lr" not in line]
-    write_file(target / METRICS, "".join(json.dumps(line) + "\n" for line in evaluations))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with written_folder(KEPT / run.name) as target:
+        shutil.copyfile(run / RUN, target / RUN)
+        (target / FACTS).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        (target / METRICS).write_text("".join(json.dumps(line) + "\n" for line in evaluations), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="the folder of a sweep")
+    try:
+        main(parser.parse_args().folder)
+    except SpecError as wrong:
+        sys.exit(str(wrong))
