@@ -32,8 +32,6 @@ NAMES: dict[Kind, Mapping[str, str]] = {
 MEMORY = {"*.encoder_attn*": "not read without an encoder"}
 KEPT = ("vocab_size", "pad_token_id", "type_vocab_size", "use_task_id", "is_decoder", "tie_word_embeddings")
 """Fields by which the tests choose what they give and ask for, or by which the files of theirs do not go."""
-TRIED = 20
-"""The number of changes that are tried of each case."""
 
 
 def classes(model_type: str) -> dict[Kind, str]:
@@ -67,12 +65,12 @@ HEADS = {key: made for name, case in CASES.items() for key, made in served(name,
 """All cases with each of the other heads, by name and kind."""
 
 
-def varied(name: str, case: Case, folder: Path) -> Case:
-    """A case with other values of some fields, drawn at random, that transformers and the family both take."""
+def varied(name: str, case: Case, folder: Path, tries: int) -> Case:
+    """A case with other values of some fields, drawn in so many tries, that transformers and the family both take."""
     options = [one for one in changes(case) if one.field not in KEPT and not excepted(f"{name} {one}")]
     random.Random(name).shuffle(options)
     done: set[str] = set()
-    for change in options[:TRIED]:
+    for change in options[:tries]:
         tried = replace(case, config={**case.config, change.field: change.value})
         if change.field not in done and _taken(tried, folder):
             case = tried

@@ -38,7 +38,7 @@ def test_changes_are_drawn_for_every_slot(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=25)
 @given(specs())
 def test_random_specs_have_every_property(spec: Data) -> None:
     check(spec)

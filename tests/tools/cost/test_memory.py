@@ -52,7 +52,16 @@ def test_small_models(bench: Any, spec: str, sets: tuple[str, ...], length: int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [4, 6, 7, 9, 10])
-def test_real_widths(bench: Any, number: int) -> None:
+@pytest.mark.parametrize(
+    ("spec", "sets", "batch", "length"),
+    [
+        ("llama32_1b", ("decoder.n_layers=2",), 1, 128),
+        ("albert_base", ("dropout=0",), 2, 128),
+        ("t5_small", ("dropout=0",), 4, 128),
+        ("vaswani_base", (), 4, 128),
+        ("olmoe_1b_7b", ("decoder.n_layers=1", "decoder.ffn.n_experts=16"), 2, 128),
+    ],
+)
+def test_real_widths(bench: Any, spec: str, sets: tuple[str, ...], batch: int, length: int) -> None:
     """Rotary positions, shared weights, biases of positions, dropout, experts."""
-    hold(bench, bench.CASES[number])
+    hold(bench, bench.Case(spec, sets, batch, length))
