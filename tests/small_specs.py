@@ -96,13 +96,13 @@ def covering_first(count: int) -> list[Any]:
     return chosen(NAMES, spread(COVERING, count))
 
 
-def reduced(name: str) -> Graph:
-    """A shipped spec, tiny."""
-    return load(name, sets=[*reductions(load(name))])
+def reduced(name: str, layers: int = 2) -> Graph:
+    """A shipped spec, tiny; see `reductions`."""
+    return load(name, sets=[*reductions(load(name), layers)])
 
 
-def reductions(graph: Graph) -> Iterator[str]:
-    """Changes that make a model tiny and keep its architecture, with a layer of each kind and two of them at least."""
+def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
+    """Changes that make a model tiny and keep its architecture: a layer of each kind, and so many at least."""
     yield from _everywhere(graph, "d_model", 16)
     for name, signal in graph.inputs.items():
         if signal.type == "sequence":
@@ -111,7 +111,7 @@ def reductions(graph: Graph) -> Iterator[str]:
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.nodes:
         if hasattr(node.config, "n_layers"):
-            yield from (f"{node.name}.{change}" for change in stack_reductions(node.config))
+            yield from (f"{node.name}.{change}" for change in stack_reductions(node.config, layers))
 
 
 def _everywhere(graph: Graph, key: str, value: int) -> Iterator[str]:
@@ -122,10 +122,10 @@ def _everywhere(graph: Graph, key: str, value: int) -> Iterator[str]:
         yield from (f"{node.name}.{key}={value}" for node in graph.nodes if getattr(node.config, key, None))
 
 
-def stack_reductions(stack: Any) -> Iterator[str]:
+def stack_reductions(stack: Any, layers: int = 2) -> Iterator[str]:
     """The same for an encoder or a decoder: layers of two heads and few channels."""
     kinds = list(dict.fromkeys(name for name, _ in stack.plan()))
-    yield f"n_layers={max(2, len(kinds))}"
+    yield f"n_layers={max(layers, len(kinds))}"
     if len(kinds) > 1:
         yield f"layers.pattern=[{', '.join(kinds)}]"
     yield from _layer_reductions(stack)

@@ -122,6 +122,7 @@ def test_the_model_is_copied_as_it_is(path: Path) -> None:
     wanted = model(**given)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(copied(**given), wanted)
+    assert copy.deepcopy(model).meta["graph"] is model.meta["graph"]
 
 
 def test_it_decodes(path: Path) -> None:

@@ -13,7 +13,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.run import load_run
 from tfkit.spec.read_sweep import shipped_sweeps
 from tfkit.tools.params.count import count_params
-from tfkit.tools.sweep.arms import Arms
+from tfkit.tools.sweep.arms import Arms, choices
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
@@ -155,6 +155,7 @@ SIZES = {
     "calculator": {905_109, 892_821},
     "ladder": {16_129, 28_001, 59_633, 112_913},
     "minigpt": {913_601},
+    "recipe": {913_601},
     "swiglu": {913_601},
 }
 
@@ -218,8 +219,16 @@ def test_sweeps_that_come_with_tfkit(name: str) -> None:
     assert {one.parameters for one in rows} == SIZES[name]
 
 
-def test_two_sweeps_share_a_run() -> None:
-    """The first trial of `architecture` is the run of `minigpt` on its seed."""
-    first, second = (Sweep(name, PLUGINS, Path("out")).arms for name in ("minigpt", "architecture"))
-    (trial,) = Tuning.of(second, second.arm("swiglu")).trials[0].cells
-    assert trial.folder in {cell.folder for cell in first.cells(first.arm("swiglu"))}
+def runs_of(arms: Arms, name: str) -> list[Path]:
+    """The folders of all runs that an arm may need: trials and, whichever of them is the best, runs."""
+    arm, every = arms.arm(name), choices(arms.file.tuned)
+    return [cell.folder for one in every for cell in (*arms.trial(arm, one).cells, *arms.cells(arm, one))]
+
+
+def test_sweeps_share_runs() -> None:
+    """The first trial of `architecture` is a run of `minigpt`, and its SwiGLU has half of the runs of `recipe`."""
+    names = ("minigpt", "architecture", "recipe")
+    minigpt, architecture, recipe = (Sweep(name, PLUGINS, Path("out")).arms for name in names)
+    ours, theirs = runs_of(architecture, "swiglu"), runs_of(recipe, "constant")
+    assert ours == theirs
+    assert ours[0] in {cell.folder for cell in minigpt.cells(minigpt.arm("swiglu"))}

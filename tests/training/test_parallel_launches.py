@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
     assert f"continued after step {newest}" in errors
 
 
-DEATHS = 4
+DEATHS = 2
 
 
 def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Config, Layers, Signal, WireMarker, marker
@@ -71,6 +71,10 @@ class Graph:
         for path, part in parts((), self.spec.model):
             if isinstance(part, cls):
                 yield ".".join(path), part
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: nothing of it changes, and the copies of a model share it."""
+        return self
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"
