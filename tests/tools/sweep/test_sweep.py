@@ -150,6 +150,10 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     assert (
         "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the values that were tried" in found["notes"]
     )
+    assert [(one["arm"], one["words"], one["best"]) for one in found["trials"]] == [
+        (arm, f"lr {rate}", rate == 1e-2) for arm in ("relu", "again", "gelu") for rate in (1e-6, 1e-2)
+    ]
+    assert "<h2>Tuning</h2>" in Path("out/report.html").read_text(encoding="utf-8")
     assert sweep("--plan") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[2][:5] == ["relu,", "tuning", "5.5K", "2", "2"]
@@ -188,6 +192,8 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
         meaning = json.loads(Path("out/runs", name, "run.json").read_text())["meaning"]
         values[json.loads(lines[-1])["val.loss"]] = meaning["optimizer.lr"]
     assert arm["tuned"]["values"]["optimizer.lr"] == values[min(values)]
+    assert {one["mean"]: one["values"]["optimizer.lr"] for one in found["trials"]} == values
+    assert [one["mean"] for one in found["trials"] if one["best"]] == [min(values)]
     assert len(set(values.values())) == 5
     assert all(1e-4 <= one <= 1e-1 for one in values.values())
     made.clear()
@@ -196,7 +202,11 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     for name in trials[3:]:
         shutil.rmtree(Path("out/runs", name))
     assert sweep("--so-far") == 0
-    assert "base is not tuned yet" in capsys.readouterr().out
+    assert "base is not tuned yet" in (said := capsys.readouterr().out)
+    assert [line.split()[-1] for line in said.splitlines() if line.split()[:2] == ["base", "lr"]] == [
+        *(f"{one['mean']:.4f}" for one in found["trials"][:3]),
+        "-",
+    ]
     assert result(capsys)["arms"][0]["tuned"] == arm["tuned"]
     assert made == trials[3:]
 
@@ -204,7 +214,9 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
 def test_a_trial_that_fails_is_not_the_best(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
     pytest.importorskip("optuna")
     write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]"))
-    assert result(capsys, status=1)["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
+    found = result(capsys, status=1)
+    assert found["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
+    assert None in [one["mean"] for one in found["trials"]]
     assert len(made) == 6
 
 

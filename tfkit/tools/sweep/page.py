@@ -49,6 +49,7 @@ def page(
             f"{found.on} over the steps",
             [seeds(found.arms), _legend([one.name for one in found.arms])] if there else [],
         ),
+        ("tuning", "Tuning", [table(*tables.trials(found), text=2), remark(TUNING)] if found.trials else []),
         ("laws", "Scaling laws", list(_laws(found))),
         ("costs", "Costs", [table(*tables.costs(found)), remark(COSTS)]),
         ("models", "Models", list(_models(found, runs))),
@@ -64,6 +65,7 @@ COSTS = (
     "of the baseline's tokens after which a variant has the baseline's last value, the geometric mean over seeds. r: "
     "the correlation of the pairs; ± unpaired: half the interval that different seeds would have given."
 )
+TUNING = "Means over the seeds of tuning, which the comparison has not; a star for the values that a variant was given."
 LAWS = (
     "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, by a bootstrap over "
     "seeds. The last number is the error of foretelling the largest size from the others."

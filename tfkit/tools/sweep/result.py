@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.statistics import Interval, Paired
-from tfkit.tools.sweep.tuning import Tuned
+from tfkit.tools.sweep.tuning import Tried, Tuned
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All arms of a sweep, the laws of its variants, remarks, and the errors of runs by their folders."""
+    """All arms of a sweep, the laws of its variants, remarks, the errors of runs by their folders, and the trials."""
 
     name: str
     on: str
@@ -56,3 +56,4 @@ class Results:
     laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
+    trials: tuple[Tried, ...] = ()

@@ -48,10 +48,6 @@ class Search(Tuning):
             self._tell()
         return self._catch_up()
 
-    def mean(self, trial: Trial) -> float:
-        """The mean of a trial; infinite for one whose runs failed."""
-        return super().mean(trial) if is_made(trial) else math.inf
-
     def _catch_up(self) -> bool:
         """Ask for trials until one is to be made; return False if all were."""
         while self._told < self.count:
@@ -65,9 +61,9 @@ class Search(Tuning):
 
     def _tell(self) -> None:
         """Tell the result of the last trial."""
-        mean = self.mean(self.trials[-1])
-        if math.isfinite(mean):
-            self._study.tell(self._asked, mean)
+        rank = self.rank(self.trials[-1])
+        if math.isfinite(rank):
+            self._study.tell(self._asked, rank)
         else:
             self._study.tell(self._asked, state=_optuna().trial.TrialState.FAIL)
         self._told += 1

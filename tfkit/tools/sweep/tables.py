@@ -26,6 +26,14 @@ def costs(found: Results) -> tuple[list[str], Rows]:
     return head, [_cost(one) for one in found.arms]
 
 
+def trials(found: Results) -> tuple[list[str], Rows]:
+    """The head and the rows of all trials, and which of them an arm was given the values of."""
+    return ["", "tried", found.on, "best"], [
+        [one.arm, one.words, NONE if one.mean is None else f"{one.mean:.4f}", "*" if one.best else ""]
+        for one in found.trials
+    ]
+
+
 def laws(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of scaling laws."""
     rows = [row for one in found.laws for row in _law(one)]
@@ -34,7 +42,8 @@ def laws(found: Results) -> tuple[list[str], Rows]:
 
 def tables(found: Results) -> list[tuple[list[str], Rows]]:
     """All tables of a sweep."""
-    return [differences(found), costs(found), *([laws(found)] if found.laws else [])]
+    more = [trials(found)] if found.trials else []
+    return [differences(found), costs(found), *more, *([laws(found)] if found.laws else [])]
 
 
 def markdown(found: Results) -> str:

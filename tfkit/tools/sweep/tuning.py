@@ -26,6 +26,17 @@ class Tuned:
     edge: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A trial as data: its mean is None until its runs are made, or if it is no finite number."""
+
+    arm: str
+    values: dict[str, Any]
+    words: str
+    mean: float | None
+    best: bool
+
+
 class Tuning:
     """The trials of an arm: every combination of values.
 
@@ -54,17 +65,34 @@ class Tuning:
 
     def best(self) -> tuple[Choice, Tuned] | None:
         """The choice with the best mean over the seeds of tuning; None if trials are to be made, or none has a mean."""
-        best = None if self.waiting() else min(self.trials, key=self.mean)
-        if best is None or math.isinf(self.mean(best)):
+        best = None if self.waiting() else min(self.trials, key=self.rank)
+        if best is None or self.mean(best) is None:
             return None
         edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
         return best.choice, Tuned(best.choice.values, edge)
 
-    def mean(self, trial: Trial) -> float:
-        """The mean of a trial over its seeds, less being better; infinite where it is not a number."""
-        compare = self.arms.config.compare
-        mean = fmean(curve_of(cell, compare.on).last for cell in trial.cells)
-        return (mean if compare.lower else -mean) if math.isfinite(mean) else math.inf
+    def tried(self) -> list[Tried]:
+        """All trials as data."""
+        found = self.best()
+        best = None if found is None else found[0].values
+        return [
+            Tried(self.arm.name, one.choice.values, one.choice.words(), self.mean(one), one.choice.values == best)
+            for one in self.trials
+        ]
+
+    def mean(self, trial: Trial) -> float | None:
+        """The mean of a trial over its seeds; None until its runs are made, or if it is no finite number."""
+        if not is_made(trial):
+            return None
+        mean = fmean(curve_of(cell, self.arms.config.compare.on).last for cell in trial.cells)
+        return mean if math.isfinite(mean) else None
+
+    def rank(self, trial: Trial) -> float:
+        """The mean of a trial, less being better; infinite if it has none."""
+        mean = self.mean(trial)
+        if mean is None:
+            return math.inf
+        return mean if self.arms.config.compare.lower else -mean
 
     def _at_edge(self, path: str, value: Any) -> bool:
         """True if a value is the least or the largest of the numbers that were tried, or near the end of a range."""
