@@ -203,6 +203,7 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
         shutil.rmtree(Path("out/runs", name))
     assert sweep("--so-far") == 0
     assert "base is not tuned yet" in (said := capsys.readouterr().out)
+    assert "verdict" not in said
     assert [line.split()[-1] for line in said.splitlines() if line.split()[:2] == ["base", "lr"]] == [
         *(f"{one['mean']:.4f}" for one in found["trials"][:3]),
         "-",

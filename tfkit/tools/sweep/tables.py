@@ -41,9 +41,11 @@ def laws(found: Results) -> tuple[list[str], Rows]:
 
 
 def tables(found: Results) -> list[tuple[list[str], Rows]]:
-    """All tables of a sweep."""
-    more = [trials(found)] if found.trials else []
-    return [differences(found), costs(found), *more, *([laws(found)] if found.laws else [])]
+    """All tables of a sweep; those of its runs once there is one, if it begins with trials."""
+    made = [trials(found)] if found.trials else []
+    if any(one.curves for one in found.arms) or not made:
+        made = [differences(found), costs(found), *made]
+    return [*made, *([laws(found)] if found.laws else [])]
 
 
 def markdown(found: Results) -> str:
