@@ -40,7 +40,6 @@ def keep(run: Path, facts: Facts) -> None:
     sessions = [{**one, "command": f"tfkit train {run.name}"} for one in facts.sessions]
     kept = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in lines(run) if "lr" not in line]
-    KEPT.mkdir(parents=True, exist_ok=True)
     with written_folder(KEPT / run.name) as target:
         shutil.copyfile(run / RUN, target / RUN)
         (target / FACTS).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

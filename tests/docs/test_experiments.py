@@ -1,4 +1,4 @@
-"""Every table of a sweep in `docs/experiments.md` is what the sweep makes of the runs that are kept beside the page."""
+"""Every table of `docs/experiments.md` is what its command makes of the runs that are kept beside the page."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from tfkit.cli import main
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = DOCS / "experiments"
 TEXT = (DOCS / "experiments.md").read_text(encoding="utf-8")
-SWEEPS = re.findall(r"^tfkit sweep (\w+) -o docs/experiments(?: --so-far)?$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_tables_are_those_of_the_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = shutil.copytree(KEPT, tmp_path / "kept")
-    main(["sweep", name, "-o", str(kept), "--so-far", "--markdown"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_tables_are_those_of_the_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(KEPT, tmp_path / "docs" / "experiments")
+    monkeypatch.chdir(tmp_path)
+    main([*command.split(), "--so-far", "--markdown"])
     printed = capsys.readouterr().out
     assert "|" in printed
     assert [line for line in printed.splitlines() if line not in TEXT.splitlines()] == []
 
 
 def test_records_name_no_place() -> None:
-    assert SWEEPS
+    assert COMMANDS
     for path in KEPT.rglob("run.json"):
         facts = json.loads(path.read_text(encoding="utf-8"))
         assert facts["ended"] == "finished"

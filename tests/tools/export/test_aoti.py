@@ -10,21 +10,17 @@ import tfkit
 from tfkit.tools.export.aoti import Aoti
 from tfkit.tools.export.export import check_format, export
 
-from ...small_specs import reductions
+from ...small_specs import reduced
 from .odd import one_layer
 
-SOME = {
-    "gpt_oss_20b": ["decoder.n_layers=1", "decoder.layers.pattern=[local]"],
-    "t5_small": ["encoder.n_layers=1", "decoder.n_layers=1"],
-}
+SOME = ("gpt_oss_20b", "t5_small")
 """Experts, a window and sinks; encoder and decoder. What is compiled are the programs of `test_pt2.py`."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_spec(name: str, tmp_path: Path) -> None:
-    graph = tfkit.load(name, sets=[*reductions(tfkit.load(name)), *SOME[name]])
-    assert export(tfkit.build(graph), tmp_path / "model.pt2", format="aoti").difference <= 1e-5
+    assert export(tfkit.build(reduced(name, layers=1)), tmp_path / "model.pt2", format="aoti").difference <= 1e-5
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def compare_runs(
         names = ", ".join(quoted(str(one.folder)) for one in unfinished)
         notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
     arms, more = compare(sides, on, lower=lower)
-    results = Results(f"{on} of {len(cells)} runs", on, lower, arms, (), (*more, *notes), {})
+    results = Results(f"{on} of {len(cells)} runs", on, lower, arms, (), (), (*more, *notes), {})
     differences = {one.name: differing(base.run, one.run) for one in others}
     return Compared(results, differences, {one.name: one.run for one in every})
 

@@ -47,13 +47,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All arms of a sweep, the laws of its variants, remarks, the errors of runs by their folders, and the trials."""
+    """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder."""
 
     name: str
     on: str
     lower: bool
     arms: tuple[Result, ...]
+    trials: tuple[Tried, ...]
     laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
-    trials: tuple[Tried, ...] = ()

@@ -14,7 +14,7 @@ from tfkit.tools.sweep.laws import scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
 from tfkit.tools.sweep.result import Reached, Result, Results
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, paired
-from tfkit.tools.sweep.tuning import Tuned
+from tfkit.tools.sweep.tuning import Tried, Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
 
@@ -32,7 +32,11 @@ class Side:
 
 
 def results(
-    arms: Arms, chosen: dict[str, tuple[Choice, Tuned]], sizes: dict[str, Plan], errors: dict[str, str]
+    arms: Arms,
+    chosen: dict[str, tuple[Choice, Tuned]],
+    trials: Sequence[Tried],
+    sizes: dict[str, Plan],
+    errors: dict[str, str],
 ) -> Results:
     """Compare the complete runs of a sweep."""
     on, lower = arms.config.compare.on, arms.config.compare.lower
@@ -52,7 +56,7 @@ def results(
         early += ended_early(arm.name, side.curves, side.size.steps)
     compared, notes = compare(sides, on, lower=lower)
     laws = tuple(scalings(arms, complete, sizes))
-    return Results(arms.file.name, on, lower, compared, laws, (*notes, *early), errors)
+    return Results(arms.file.name, on, lower, compared, tuple(trials), laws, (*notes, *early), errors)
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[str]:

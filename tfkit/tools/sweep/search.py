@@ -61,7 +61,7 @@ class Search(Tuning):
 
     def _tell(self) -> None:
         """Tell the result of the last trial."""
-        rank = self.rank(self.trials[-1])
+        rank = self.rank(self.mean(self.trials[-1]))
         if math.isfinite(rank):
             self._study.tell(self._asked, rank)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -140,8 +140,8 @@ class Sweep:
 
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
-        found = results(self.arms, self._chosen(), self._sizes, dict(errors or {}))
-        return replace(found, trials=tuple(one for tuning in self._tunings.values() for one in tuning.tried()))
+        trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
+        return results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}))
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""

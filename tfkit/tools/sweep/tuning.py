@@ -65,19 +65,19 @@ class Tuning:
 
     def best(self) -> tuple[Choice, Tuned] | None:
         """The choice with the best mean over the seeds of tuning; None if trials are to be made, or none has a mean."""
-        best = None if self.waiting() else min(self.trials, key=self.rank)
-        if best is None or self.mean(best) is None:
+        best = self._best(self._means())
+        if best is None:
             return None
         edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
         return best.choice, Tuned(best.choice.values, edge)
 
     def tried(self) -> list[Tried]:
         """All trials as data."""
-        found = self.best()
-        best = None if found is None else found[0].values
+        means = self._means()
+        best = self._best(means)
         return [
-            Tried(self.arm.name, one.choice.values, one.choice.words(), self.mean(one), one.choice.values == best)
-            for one in self.trials
+            Tried(self.arm.name, one.choice.values, one.choice.words(), mean, one is best)
+            for one, mean in zip(self.trials, means, strict=True)
         ]
 
     def mean(self, trial: Trial) -> float | None:
@@ -87,12 +87,19 @@ class Tuning:
         mean = fmean(curve_of(cell, self.arms.config.compare.on).last for cell in trial.cells)
         return mean if math.isfinite(mean) else None
 
-    def rank(self, trial: Trial) -> float:
-        """The mean of a trial, less being better; infinite if it has none."""
-        mean = self.mean(trial)
+    def rank(self, mean: float | None) -> float:
+        """A mean as a number of which less is better; infinite for none."""
         if mean is None:
             return math.inf
         return mean if self.arms.config.compare.lower else -mean
+
+    def _means(self) -> list[float | None]:
+        return [self.mean(trial) for trial in self.trials]
+
+    def _best(self, means: Sequence[float | None]) -> Trial | None:
+        """The trial with the best of the means; None if trials are to be made, or none has a mean."""
+        index = min(range(len(means)), key=lambda index: self.rank(means[index]))
+        return None if self.waiting() or means[index] is None else self.trials[index]
 
     def _at_edge(self, path: str, value: Any) -> bool:
         """True if a value is the least or the largest of the numbers that were tried, or near the end of a range."""
