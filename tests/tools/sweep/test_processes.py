@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.training.cpu import times_torch
@@ -51,7 +53,7 @@ def wait(ready: Callable[[], bool]) -> None:
 STAND_IN = """\
 #!/bin/sh
 test "$1 $2 $3" = "-m tfkit train" || exit 2
-echo "$(basename "$4")" >> started
+echo "$(basename "$4")" "$CUDA_VISIBLE_DEVICES" >> started
 if grep -q 1e+38 "$4/run.yaml"; then
   echo "error: the loss is not finite" >&2
   exit 1
@@ -61,9 +63,9 @@ cp -r "made/runs/$(basename "$4")/." "$4"
 """Instead of Python: it trains nothing, and has the folders of the runs in `made`."""
 
 
-def test_each_run_has_a_process_whose_error_stops_no_other(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def stand_in(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in, and the runs of seed 0 that it has the folders of."""
     with monkeypatch.context() as patched:
         patched.setattr(module, "work", InProcess())
         write(SWEEP.replace("[0, 1, 2]", "[0]"))
@@ -72,6 +74,10 @@ def test_each_run_has_a_process_whose_error_stops_no_other(
     Path("stand_in").write_text(STAND_IN)
     Path("stand_in").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(Path("stand_in").resolve()))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
     capsys.readouterr()
     assert sweep("--jobs", "2") == 1
@@ -79,7 +85,31 @@ def test_each_run_has_a_process_whose_error_stops_no_other(
     assert re.search(r"^relu +\d\.\d+ ", out, re.MULTILINE), err
     assert re.search(r"^gelu +\d\.\d+ ", out, re.MULTILINE), err
     assert "not finite" in err
-    assert len(Path("started").read_text().split()) == 3
+    assert len(Path("started").read_text().splitlines()) == 3
+
+
+GPUS: list[tuple[str, str, int, list[str]]] = [
+    ("cuda", "", 2, ["0", "1"]),
+    ("cuda", "3,GPU-5,7", 3, ["3", "GPU-5"]),
+    ("cuda", "", 1, ["0", "0"]),
+    ("cuda", "", 0, []),
+    ("cuda:1", "", 2, []),
+    ("cpu", "3,5", 2, ["3,5", "3,5"]),
+]
+"""The device of a run, `CUDA_VISIBLE_DEVICES`, the number of GPUs, and what two processes at once see of them."""
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_runs_at_once_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, given, count, seen in GPUS:
+        with monkeypatch.context() as patched:
+            patched.setenv("CUDA_VISIBLE_DEVICES", given) if given else patched.delenv("CUDA_VISIBLE_DEVICES", False)
+            patched.setattr(torch.cuda, "device_count", lambda count=count: count)
+            assert sweep("--jobs", "2", "--set", f"machine.device={device}") == 0
+        words = [word for line in Path("started").read_text().splitlines() for word in line.split()[1:]]
+        assert sorted(words) == seen
+        Path("started").unlink()
+        shutil.rmtree("out")
 
 
 def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

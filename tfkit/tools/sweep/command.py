@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import forms_option, json_option
+from tfkit.console.options import count_option, forms_option, json_option
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The folder.  [default: sweeps/NAME]"
 )
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Runs at once.")
+@count_option("--jobs", "Runs at once, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
 @click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
 @forms_option

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+import torch
+
 from tfkit.graph.run import Run
 from tfkit.spec.folder import RUN
 from tfkit.spec.render import render_run
@@ -38,6 +40,7 @@ class _Process:
     cell: Cell
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
+    gpu: str | None
 
 
 def is_complete(cell: Cell) -> bool:
@@ -67,7 +70,7 @@ def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told
             for cell in list(waiting):
                 if len(running) < jobs and (lock := _lock(cell)) is not None:
                     waiting.remove(cell)
-                    running += _start(cell, lock, options)
+                    running += _start(cell, lock, options, _gpu(cell, running))
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 cause = _cause(one)
@@ -80,7 +83,16 @@ def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told
     return errors
 
 
-def _start(cell: Cell, lock: int, options: Sequence[str]) -> list[_Process]:
+def _gpu(cell: Cell, running: Sequence[_Process]) -> str | None:
+    """The GPU, as `CUDA_VISIBLE_DEVICES` names it, that the fewest processes have; None if the run names its device."""
+    if cell.run.config.machine.device != "cuda":
+        return None
+    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",")[:count] if given else [str(index) for index in range(count)]
+    return min(gpus, key=[one.gpu for one in running].count, default=None)
+
+
+def _start(cell: Cell, lock: int, options: Sequence[str], gpu: str | None) -> list[_Process]:
     """The process of a run; none if another one has completed it."""
     try:
         if is_complete(cell):
@@ -88,16 +100,17 @@ def _start(cell: Cell, lock: int, options: Sequence[str]) -> list[_Process]:
         write_file(cell.folder / RUN, _text(cell.run))
         command = [sys.executable, "-m", "tfkit", "train", str(cell.folder), *options]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **visible},
             pass_fds=(lock,),
             start_new_session=True,  # Ctrl-C is for the sweep, which asks its processes to end
         )
-        return [_Process(cell, process, errors)]
+        return [_Process(cell, process, errors, gpu)]
     finally:
         os.close(lock)
 
