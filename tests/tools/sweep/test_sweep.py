@@ -280,6 +280,22 @@ def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("finished")
+def test_runs_of_several_machines_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    place = sorted(Path("out").glob("runs/*/run.json"))[0]
+    facts = json.loads(place.read_text(encoding="utf-8"))
+    here, other = facts["bits"]["device"], "NVIDIA H200"
+    assert not [one for one in result(capsys)["notes"] if "machine" in one]
+    facts["bits"]["device"] = other
+    place.write_text(json.dumps(facts), encoding="utf-8")
+    found = result(capsys)
+    (note,) = [one for one in found["notes"] if "machine" in one]
+    words = {f"device is `{one}` or `{two}`" for one, two in ((here, other), (other, here))}
+    assert note.removeprefix("the runs are not of one machine, so that speeds are not comparable: ") in words
+    text = Path(found["page"]).read_text(encoding="utf-8")
+    assert f"{here}; {other}" in text or f"{other}; {here}" in text
+
+
+@pytest.mark.usefixtures("finished")
 def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
     plan = run("sweep", "sweep.yaml", "-o", "nowhere", "--plan")
     text = run("sweep", "sweep.yaml", "-o", "out")

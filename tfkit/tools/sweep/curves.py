@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.train.history import lines
-from tfkit.tools.train.record import read_facts
+from tfkit.tools.train.record import Facts, read_facts
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Curve:
         values: the number at each.
         speed: positions read in a second, evaluations included; None where a process left no time.
         memory: the largest number of bytes in use; None where a process left none.
+        bits: the values that decide its last digits and its speed: torch, device, threads.
     """
 
     seed: int
@@ -30,6 +32,7 @@ class Curve:
     values: tuple[float, ...]
     speed: float | None
     memory: int | None = None
+    bits: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def last(self) -> float:
@@ -40,20 +43,21 @@ class Curve:
 def curve_of(cell: Cell, on: str) -> Curve:
     """The curve of a run as far as it is made."""
     points = {one["step"]: one[on] for one in lines(cell.folder) if isinstance(one.get(on), float)}
-    memory = max((one["memory"] for one in _sessions(cell) if "memory" in one), default=None)
-    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed_of(cell), memory)
+    facts = _facts(cell)
+    memory = max((one["memory"] for one in facts.sessions if "memory" in one), default=None)
+    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed_of(cell), memory, facts.bits)
 
 
 def speed_of(cell: Cell) -> float | None:
     """Positions that a run read in a second, evaluations included; None where a process left no time."""
-    sessions = _sessions(cell)
+    sessions = _facts(cell).sessions
     if any("seconds" not in one for one in sessions):
         return None
     seconds: float = sum(one["seconds"] for one in sessions)
     return sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
 
 
-def _sessions(cell: Cell) -> list[dict[str, Any]]:
+def _facts(cell: Cell) -> Facts:
     facts = read_facts(cell.folder)
     assert facts is not None
-    return facts.sessions
+    return facts

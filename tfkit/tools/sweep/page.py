@@ -135,16 +135,21 @@ def differing(base: Run, own: Run) -> list[Difference]:
 
 
 def _origin(found: Results, origin: Mapping[str, str]) -> Iterator[Child]:
-    """The folders of runs, the environment of the first, and the errors of those that failed."""
+    """The folders of runs, their environments, and the errors of those that failed."""
+    curves = [(one.name, curve) for one in found.arms for curve in one.curves]
     rows: list[list[Child]] = [
-        [one.name, str(curve.seed), tag("code", curve.folder), f"{curve.last:.4f}"]
-        for one in found.arms
-        for curve in one.curves
+        [name, str(curve.seed), tag("code", curve.folder), f"{curve.last:.4f}"] for name, curve in curves
     ]
     yield table(["arm", "seed", "folder", found.on], rows, text=3)
-    folders = [curve.folder for one in found.arms for curve in one.curves]
-    facts = read_facts(Path(folders[0])) if folders else None
-    known = {**facts.environment, **facts.bits} if facts else {}
-    pairs = {**origin, **{name: str(value) for name, value in known.items() if value not in (None, {})}}
-    yield terms(pairs)
+    yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})
     yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in found.errors.items()), class_="notes")
+
+
+def _environments(folders: Sequence[Path]) -> dict[str, str]:
+    """What is known of the environments of runs; several values where they differ."""
+    known: dict[str, list[str]] = {}
+    for facts in filter(None, map(read_facts, folders)):
+        for name, value in {**facts.environment, **facts.bits}.items():
+            if value not in (None, {}) and str(value) not in known.setdefault(name, []):
+                known[name].append(str(value))
+    return {name: "; ".join(values) for name, values in known.items()}

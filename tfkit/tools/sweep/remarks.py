@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from tfkit.errors import quoted
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.statistics import ALPHA, Paired, half, least_p
@@ -28,6 +29,16 @@ def remarks(arms: Sequence[Result]) -> Iterator[str]:
     for one in compared:
         assert one.difference is not None
         yield from _pairing(one.name, one.difference)
+    yield from _machines([curve for one in arms for curve in one.curves])
+
+
+def _machines(curves: Sequence[Curve]) -> Iterator[str]:
+    """A remark if runs differ in what decides their speeds and last digits."""
+    names = dict.fromkeys(name for one in curves for name in one.bits)
+    found = {name: list(dict.fromkeys(str(one.bits.get(name)) for one in curves)) for name in names}
+    texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in found.items() if len(values) > 1]
+    if texts:
+        yield f"the runs are not of one machine, so that speeds are not comparable: {', '.join(texts)}"
 
 
 def _pairing(name: str, found: Paired) -> Iterator[str]:
