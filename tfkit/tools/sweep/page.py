@@ -146,7 +146,7 @@ def _origin(found: Results, origin: Mapping[str, str]) -> Iterator[Child]:
 
 
 def _environments(folders: Sequence[Path]) -> dict[str, str]:
-    """What is known of the environments of runs; several values where they differ."""
+    """The environments of runs, with all values of a name where they differ."""
     known: dict[str, list[str]] = {}
     for facts in filter(None, map(read_facts, folders)):
         for name, value in {**facts.environment, **facts.bits}.items():
