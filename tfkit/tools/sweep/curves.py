@@ -45,16 +45,20 @@ def curve_of(cell: Cell, on: str) -> Curve:
     points = {one["step"]: one[on] for one in lines(cell.folder) if isinstance(one.get(on), float)}
     facts = _facts(cell)
     memory = max((one["memory"] for one in facts.sessions if "memory" in one), default=None)
-    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed_of(cell), memory, facts.bits)
+    speed = _speed(cell, facts)
+    return Curve(cell.seed, str(cell.folder), tuple(points), tuple(points.values()), speed, memory, facts.bits)
 
 
 def speed_of(cell: Cell) -> float | None:
     """Positions that a run read in a second, evaluations included; None where a process left no time."""
-    sessions = _facts(cell).sessions
-    if any("seconds" not in one for one in sessions):
+    return _speed(cell, _facts(cell))
+
+
+def _speed(cell: Cell, facts: Facts) -> float | None:
+    if any("seconds" not in one for one in facts.sessions):
         return None
-    seconds: float = sum(one["seconds"] for one in sessions)
-    return sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
+    seconds: float = sum(one["seconds"] for one in facts.sessions)
+    return facts.sessions[-1]["step"] * cell.run.tokens_of_step / seconds if seconds else None
 
 
 def _facts(cell: Cell) -> Facts:
