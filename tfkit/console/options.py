@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
@@ -13,6 +13,8 @@ from tfkit.console.completion import complete_change
 
 if TYPE_CHECKING:
     import torch
+
+    from tfkit.spec.sweep import CompareConfig
 
 Decorator: TypeAlias = Callable[[Any], Any]
 
@@ -72,6 +74,23 @@ def forms_option(function: Any) -> Any:
     for name, words in (("latex", "LaTeX"), ("markdown", "Markdown")):
         function = click.option(f"--{name}", "form", flag_value=name, help=f"Print the result as {words}.")(function)
     return function
+
+
+def number_option(help: str, *, default: str | None = None) -> Decorator:
+    """The options `--on` and `--better`: a number of evaluations, and its direction."""
+    on = click.option("--on", default=default, show_default=True, metavar="NUMBER", help=help)
+    words = "lower or higher.  [default: lower, for a loss]"
+    better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
+    return lambda function: on(better(function))
+
+
+def shown_number(on: str, better: Literal["lower", "higher"] | None) -> CompareConfig:
+    """The number that both options name; wrong usage if nothing says its direction."""
+    from tfkit.spec.sweep import LOWER, CompareConfig
+
+    if better is None and on.rpartition(".")[2] not in LOWER:
+        raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")
+    return CompareConfig(on=on, better=better)
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)

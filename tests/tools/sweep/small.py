@@ -25,7 +25,7 @@ def write(text: str, folder: Path = Path()) -> None:
 
 def write_files(folder: Path) -> None:
     """The sweep and its run."""
-    write_run(folder, RUN + "eval: {every: 4, splits: {val: {batches: 2}}}\n")
+    write_run(folder, RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n")
     write(SWEEP, folder)
 
 

@@ -272,6 +272,47 @@ def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[st
     assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
 
 
+def test_another_number_is_shown_of_the_same_runs(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    """What was tuned stays, for it was chosen on the sweep's own number."""
+    write(SWEEP + TUNE)
+    found = result(capsys)
+    made.clear()
+    for better in ("higher", "lower"):
+        other = result(capsys, "--on", "val.accuracy", "--better", better)
+        assert (other["on"], other["lower"]) == ("val.accuracy", better == "lower")
+        assert other["trials"] == found["trials"]
+        assert {one["on"] for one in other["trials"]} == {"val.loss"}
+        assert [one["tuned"] for one in other["arms"]] == [one["tuned"] for one in found["arms"]]
+        for arm, own in zip(other["arms"], found["arms"], strict=True):
+            assert arm["mean"] != own["mean"]
+            for curve in arm["curves"]:
+                lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                assert curve["values"][-1] == json.loads(lines[-1])["val.accuracy"]
+    assert made == []
+    assert sweep("--so-far", "--on", "val.accuracy", "--better", "higher") == 0
+    assert "tried   val.loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (("--on", "val.perplexity", "--better", "lower"), 1, "relu computes no `val.perplexity`"),
+        (("--on", "val.accuracy"), 2, "nothing says if `val.accuracy` is better higher or lower: add --better"),
+        (("--on", ""), 2, "nothing says if `` is better"),
+        (("--better", "higher"), 2, "--better is the direction of a number: give --on"),
+        (("--plan", "--on", "val.loss"), 2, "--plan compares nothing: it goes without --on"),
+    ],
+)
+def test_a_number_that_cannot_be_shown(
+    options: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    assert sweep(*options) == status
+    assert capsys.readouterr().err.startswith(f"error: {words}")
+    assert made == []
+
+
 @pytest.mark.usefixtures("made")
 def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))

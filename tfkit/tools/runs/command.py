@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import forms_option, json_option, output_option
+from tfkit.console.options import forms_option, json_option, number_option, output_option, shown_number
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     """,
 )
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
-@click.option("--on", default="val.loss", show_default=True, metavar="NUMBER", help="The number to compare.")
-@click.option(
-    "--better",
-    type=click.Choice(["lower", "higher"]),
-    metavar="WORD",
-    help="lower or higher.  [default: lower, for a loss]",
-)
+@number_option("The number to compare.", default="val.loss")
 @click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
 @click.option("--so-far", is_flag=True, help="Take unfinished runs too; compare all at one step.")
 @output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)
@@ -60,16 +54,14 @@ def runs(
     json: bool,
 ) -> None:
     from tfkit.console.output import print_json
-    from tfkit.spec.sweep import LOWER
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.runs.compare import compare_runs
     from tfkit.tools.sweep.show import show_results
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")
-    if better is None and on.rpartition(".")[2] not in LOWER:
-        raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")
-    found = compare_runs(folders, reader.plugins, on=on, lower=better != "higher", baseline=baseline, so_far=so_far)
+    shown = shown_number(on, better)
+    found = compare_runs(folders, reader.plugins, shown=shown, baseline=baseline, so_far=so_far)
     if output is not None:
         write_file(output, found.page())
     if json:

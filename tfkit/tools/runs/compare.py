@@ -10,6 +10,7 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.diff.differences import Difference
 from tfkit.tools.runs.folders import check_alike, check_different, read_cells
 from tfkit.tools.runs.variants import Variant, variants
@@ -45,21 +46,21 @@ class Compared:
 
 
 def compare_runs(
-    folders: Sequence[Path], plugins: Plugins, *, on: str, lower: bool, baseline: Path | None, so_far: bool
+    folders: Sequence[Path], plugins: Plugins, *, shown: CompareConfig, baseline: Path | None, so_far: bool
 ) -> Compared:
     """Compare the runs of folders.
 
     Args:
         folders: the folder of each run.
         plugins: the plugins.
-        on: the number to compare: `val.loss`.
-        lower: true if less of it is better.
+        shown: the number to compare, and its direction.
         baseline: one of the folders, whose variant the others are compared to; the first unless given.
         so_far: take runs that are not finished too, and the numbers of all at the last step that all have in common.
 
     Raises:
         SpecError: a folder has no run; or two have the same one, or numbers that are not of the same data.
     """
+    on, lower = shown.on, shown.lower
     cells = read_cells(folders, plugins, on)
     every = variants(_from_baseline(cells, folders[0] if baseline is None else baseline))
     check_different(every)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tfkit.component import Data
-from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import check_run
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.folder import RUN
@@ -15,7 +15,7 @@ from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.runs.variants import Variant
 from tfkit.tools.sweep.alike import unlike
-from tfkit.tools.sweep.arms import Cell, collected, numbers_of
+from tfkit.tools.sweep.arms import Cell, check_number, collected
 
 
 def read_cells(folders: Sequence[Path], plugins: Plugins, on: str) -> list[Cell]:
@@ -30,11 +30,7 @@ def _cell(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> Cel
         help = f"name its runs: {inside}/*" if inside.is_dir() else "name folders that `tfkit train` wrote"
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
     run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, known=data), count=flops_of_step)
-    numbers = numbers_of(run)
-    if on not in numbers:
-        notes = (f"numbers of its evaluations: {listing(numbers) or 'none'}",)
-        message = f"the run in {quoted(str(folder))} computes no {quoted(on)}"
-        raise SpecError(Diagnostic(message, notes=notes, help="name a number that all runs compute: --on NUMBER"))
+    check_number(f"the run in {quoted(str(folder))}", run, on)
     return Cell(run, folder)
 
 

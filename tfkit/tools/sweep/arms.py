@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfkit.component import Data
-from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.merge import Change
@@ -180,6 +180,15 @@ def numbers_of(run: Run) -> list[str]:
     evaluations = run.config.eval
     splits, metrics = (evaluations.splits, evaluations.metrics) if evaluations else ({}, ())
     return [f"{split}.{metric.kind_name()}" for split in splits for metric in metrics]
+
+
+def check_number(name: str, run: Run, on: str) -> None:
+    """Raise SpecError if the evaluations of a run, or of an arm of that name, do not compute a number."""
+    numbers = numbers_of(run)
+    if on not in numbers:
+        notes = (f"numbers of its evaluations: {listing(numbers) or 'none'}",)
+        help = "name a number that all runs compute: --on NUMBER"
+        raise SpecError(Diagnostic(f"{name} computes no {quoted(on)}", notes=notes, help=help))
 
 
 def _check_number(file: SweepFile, run: Run) -> None:

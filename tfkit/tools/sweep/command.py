@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tfkit.console.commands import command
-from tfkit.console.options import count_option, forms_option, json_option
+from tfkit.console.options import count_option, forms_option, json_option, number_option, shown_number
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run is
     in DIR/runs under the digest of its meaning: the same command makes those that
     are missing, as after an interrupt, or for a new variant. Several of them may
-    share a DIR. --set changes the run that all variants begin with. DIR/report.html
-    shows curves, differences, pictures and costs.
+    share a DIR. --set changes the run that all variants begin with; --on shows
+    another number of the same runs, and tunes nothing anew. DIR/report.html shows
+    curves, differences, pictures and costs.
 
     Exit status: 0; 1 if the sweep is wrong, or one of its runs failed.
     """,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     tfkit sweep swiglu --plan
     tfkit sweep swiglu -o out --jobs 2
     tfkit sweep my_sweep.yaml --set steps=200 --markdown
+    tfkit sweep my_sweep.yaml --so-far --on val.accuracy --better higher
     """,
 )
 @click.argument("sweep")
@@ -40,10 +42,20 @@ if TYPE_CHECKING:
 @count_option("--jobs", "Runs at once, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
 @click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
+@number_option("The number to compare.  [default: that of SWEEP]")
 @forms_option
 @json_option
 def sweep(
-    reader: Reader, sweep: str, output: Path | None, jobs: int, plan: bool, so_far: bool, form: str | None, json: bool
+    reader: Reader,
+    sweep: str,
+    output: Path | None,
+    jobs: int,
+    plan: bool,
+    so_far: bool,
+    on: str | None,
+    better: Literal["lower", "higher"] | None,
+    form: str | None,
+    json: bool,
 ) -> None:
     from tfkit.console.output import print_json, progress
     from tfkit.tools.sweep.sweep import Sweep
@@ -52,7 +64,12 @@ def sweep(
         raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
     if plan and so_far:
         raise click.UsageError("--plan compares nothing: it goes without --so-far")
-    made = Sweep(sweep, reader.plugins, output, sets=reader.sets)
+    if plan and on is not None:
+        raise click.UsageError("--plan compares nothing: it goes without --on")
+    if better is not None and on is None:
+        raise click.UsageError("--better is the direction of a number: give --on")
+    shown = None if on is None else shown_number(on, better)
+    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown)
     if plan:
         outline = made.outline()
         print_json(outline) if json else _show_outline(outline)

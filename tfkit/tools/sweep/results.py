@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.errors import listing
+from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
@@ -37,9 +38,10 @@ def results(
     trials: Sequence[Tried],
     sizes: dict[str, Plan],
     errors: dict[str, str],
+    shown: CompareConfig,
 ) -> Results:
-    """Compare the complete runs of a sweep."""
-    on, lower = arms.config.compare.on, arms.config.compare.lower
+    """Compare the complete runs of a sweep on the number that is to be shown."""
+    on, lower = shown.on, shown.lower
     complete: dict[str, list[Cell]] = {}
     sides: list[Side] = []
     early: list[str] = []
@@ -52,17 +54,17 @@ def results(
             early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
         side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
         sides.append(side)
-        early += _unlike(arms, arm, chosen)
+        early += _unlike(arms, arm, chosen, on)
         early += ended_early(arm.name, side.curves, side.size.steps)
     compared, notes = compare(sides, on, lower=lower)
     laws = tuple(scalings(arms, complete, sizes))
     return Results(arms.file.name, on, lower, compared, tuple(trials), laws, (*notes, *early), errors)
 
 
-def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[str]:
+def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
     """A remark about an arm that is not evaluated as its baseline is."""
     base, own = (arms.cells(one, chosen.get(one.name, (NOTHING, None))[0])[0].run for one in (arms.arm(arm.base), arm))
-    found = unlike(base, own, arms.config.compare.on)
+    found = unlike(base, own, on)
     if found:
         yield f"{arm.name} is evaluated differently from {arm.base}: {listing(found, 4)}"
 

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from tfkit.graph.run import Run
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
+from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, collected
+from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_number, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.laws import check_laws
@@ -72,10 +74,18 @@ class Sweep:
         plugins: the plugins.
         folder: the place of its runs.
         sets: changes of the run that all variants begin with.
+        shown: the number to compare the runs on, once they are made; that of the file unless given. What is tuned is
+            tuned by that of the file.
     """
 
     def __init__(
-        self, name: str | os.PathLike[str], plugins: Plugins, folder: Path | None, *, sets: Iterable[str] = ()
+        self,
+        name: str | os.PathLike[str],
+        plugins: Plugins,
+        folder: Path | None,
+        *,
+        sets: Iterable[str] = (),
+        shown: CompareConfig | None = None,
     ) -> None:
         self.file = read_sweep(name, plugins, sets=list(sets))
         self.folder = folder or Path("sweeps") / self.file.name
@@ -84,6 +94,9 @@ class Sweep:
         self._tunings = self._tuned()
         self._sized = self._choices()
         self._sizes = self._checked()
+        self._shown = shown or self.file.config.compare
+        for arm, run in self._first_runs().items():
+            check_number(arm, run, self._shown.on)
 
     def _tuned(self) -> dict[str, Tuning]:
         """The trials of each arm by its name; empty if nothing is tuned."""
@@ -141,7 +154,7 @@ class Sweep:
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
         trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
-        return results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}))
+        return results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""
@@ -150,11 +163,10 @@ class Sweep:
         place = self.folder / PAGE
         with writing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        choices = self._choices()
-        runs = {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
         config = self.file.config
         counts = f"{len(config.seeds)} seeds, {len(found.arms)} arms, base {config.base}"
-        text = page(found, runs, of="sweep", lines=[config.description, counts], origin={"sweep": self.file.file})
+        lines, origin = [config.description, counts], {"sweep": self.file.file}
+        text = page(found, self._first_runs(), of="sweep", lines=lines, origin=origin)
         write_file(place, text)
         return place
 
@@ -168,6 +180,11 @@ class Sweep:
         first = {name: tuning.trials[0].choice for name, tuning in self._tunings.items()}
         best = {name: choice for name, (choice, _) in self._chosen().items()}
         return {arm.name: {**first, **best}.get(arm.name, NOTHING) for arm in self.arms.arms}
+
+    def _first_runs(self) -> dict[str, Run]:
+        """The run of each arm on the first seed."""
+        choices = self._choices()
+        return {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
 
     def _cells(self, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[Cell]:
         """The runs of all seeds, arm by arm, so that pairs are complete early; none of an arm that is not tuned."""

@@ -28,7 +28,7 @@ def costs(found: Results) -> tuple[list[str], Rows]:
 
 def trials(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of all trials, and which of them an arm was given the values of."""
-    return ["", "tried", found.on, "best"], [
+    return ["", "tried", found.trials[0].on, "best"], [
         [one.arm, one.words, NONE if one.mean is None else f"{one.mean:.4f}", "*" if one.best else ""]
         for one in found.trials
     ]

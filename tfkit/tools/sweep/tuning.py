@@ -28,11 +28,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial as data: its mean is None until its runs are made, or if it is no finite number."""
+    """A trial as data: its mean of the number `on` is None until its runs are made, or if it is no finite number."""
 
     arm: str
     values: dict[str, Any]
     words: str
+    on: str
     mean: float | None
     best: bool
 
@@ -73,10 +74,10 @@ class Tuning:
 
     def tried(self) -> list[Tried]:
         """All trials as data."""
-        means = self._means()
+        means, on = self._means(), self.arms.config.compare.on
         best = self._best(means)
         return [
-            Tried(self.arm.name, one.choice.values, one.choice.words(), mean, one is best)
+            Tried(self.arm.name, one.choice.values, one.choice.words(), on, mean, one is best)
             for one, mean in zip(self.trials, means, strict=True)
         ]
 
