@@ -88,6 +88,26 @@ def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.Captur
     assert len(Path("started").read_text().splitlines()) == 3
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_an_error_is_said_before_the_next_run_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after hours, at the end of a sweep in which more runs may fail in the same way."""
+    said, start = [], work._start
+
+    def started(*arguments: Any) -> Any:
+        said.append(capsys.readouterr().err)
+        return start(*arguments)
+
+    monkeypatch.setattr(work, "_start", started)
+    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
+    assert sweep("--json") == 1
+    assert re.fullmatch(r"error: the run in out/runs/\w+ failed\nerror: the loss is not finite\n\n", said[2])
+    out, err = capsys.readouterr()
+    assert "error" not in err
+    assert list(json.loads(out)["errors"].values()) == ["error: the loss is not finite"]
+
+
 GPUS: list[tuple[str, str, int, list[str]]] = [
     ("cuda", "", 2, ["0", "1"]),
     ("cuda", "3,GPU-5,7", 3, ["3", "GPU-5"]),

@@ -82,6 +82,7 @@ def sweep(
                 jobs=jobs,
                 options=_options(reader),
                 told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
+                failed=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
             )
     page = made.write(found)
     if json:
@@ -103,8 +104,6 @@ def _show(found: Results, form: str | None, page: Path) -> None:
     from tfkit.tools.sweep.show import show_results
 
     show_results(found, form)
-    for folder, text in found.errors.items():
-        click.echo(f"error: the run in {folder} failed\n{text}\n", err=True)
     if form is None:
         click.echo(f"{page}")
 

@@ -22,7 +22,7 @@ from tfkit.tools.sweep.result import Results
 from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
 from tfkit.tools.sweep.tuning import Tuned, Tuning
-from tfkit.tools.sweep.work import is_complete, missing, work
+from tfkit.tools.sweep.work import Failed, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 
 PAGE = "report.html"
@@ -131,24 +131,32 @@ class Sweep:
         to_make = len(missing(every)) + unknown
         return Outline(self.file.name, str(self.folder), different + unknown, to_make, tuple(rows))
 
-    def run(self, *, jobs: int, options: Sequence[str] = (), told: Told = lambda *numbers: None) -> Results:
+    def run(
+        self,
+        *,
+        jobs: int,
+        options: Sequence[str] = (),
+        told: Told = lambda *numbers: None,
+        failed: Failed = lambda folder, error: None,
+    ) -> Results:
         """Make the runs that are missing, and compare all.
 
         Args:
             jobs: processes at once.
             options: those of `tfkit train` that choose plugins.
             told: called with a word for the stage, and the runs and steps that are done and that there are.
+            failed: called with the folder of a run that failed, and its error, while others are made.
         """
         errors = dict[str, str]()
         more = bool(self._tunings)
         while more:
             trials = [cell for one in self._tunings.values() for trial in one.waiting() for cell in trial.cells]
-            errors |= _made("tuning", trials, jobs, options, told)
+            errors |= _made("tuning", trials, jobs, options, told, failed)
             more = sum(one.go_on() for one in self._tunings.values()) > 0
         if self._choices() != self._sized:
             self._sized = self._choices()
             self._sizes = self._checked()
-        errors |= _made("runs", list(self._cells(self._chosen())), jobs, options, told)
+        errors |= _made("runs", list(self._cells(self._chosen())), jobs, options, told, failed)
         return self.so_far(errors)
 
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
@@ -194,7 +202,9 @@ class Sweep:
             yield from pair
 
 
-def _made(what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], told: Told) -> dict[str, str]:
+def _made(
+    what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], told: Told, failed: Failed
+) -> dict[str, str]:
     """Make the missing runs of a stage; return the errors by folder."""
     wanted = missing(cells)
     steps = sum(cell.run.steps for cell in wanted)
@@ -203,6 +213,7 @@ def _made(what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], t
         jobs=jobs,
         options=options,
         told=lambda runs, done: told(what, (runs, len(wanted)), (done, steps)),
+        failed=failed,
     )
     return {str(cell.folder): wrong[cell.run.digest] for cell in wanted if cell.run.digest in wrong}
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -33,6 +34,7 @@ PAUSE = 0.2
 TAIL = 4096
 """Bytes at the end of `metrics.jsonl` that have its last line."""
 Told = Callable[[int, int], None]
+Failed = Callable[[Path, str], None]
 
 
 @dataclass
@@ -54,7 +56,7 @@ def missing(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in {cell.run.digest: cell for cell in cells}.values() if not is_complete(cell)]
 
 
-def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told) -> dict[str, str]:
+def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told, failed: Failed) -> dict[str, str]:
     """Make the runs that are missing; return the errors of those that failed, by their digest.
 
     Args:
@@ -62,6 +64,7 @@ def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told
         jobs: processes at once.
         options: those of `tfkit train` that choose plugins.
         told: called with the number of complete runs, and that of all steps made.
+        failed: called with the folder of a run that failed, and its error, as soon as it has.
     """
     every, errors = missing(cells), dict[str, str]()
     waiting, running = list(every), list[_Process]()
@@ -76,6 +79,7 @@ def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told
                 cause = _cause(one)
                 if not is_complete(one.cell):
                     errors[one.cell.run.digest] = cause
+                    failed(one.cell.folder, cause)
             told(len(every) - len(waiting) - len(running), sum(map(_steps, every)))
             time.sleep(PAUSE)
     finally:
