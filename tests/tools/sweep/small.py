@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.training.runs import RUN, write_run
@@ -31,3 +32,8 @@ def write_files(folder: Path) -> None:
 
 def sweep(*options: str) -> int:
     return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
+
+
+def drawn(page: str) -> tuple[list[str], int]:
+    """What the charts of a page are called, and the number of its pictures of models."""
+    return re.findall('<svg [^>]*class="chart"[^>]*aria-label="([^"]*)"', page), page.count('class="picture"')

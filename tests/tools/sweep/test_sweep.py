@@ -22,7 +22,7 @@ from tfkit.training import memory
 
 from ...sampling import slow
 from .in_process import InProcess
-from .small import SWEEP, sweep, write, write_files
+from .small import SWEEP, drawn, sweep, write, write_files
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -252,7 +252,7 @@ def test_a_ladder_of_sizes_has_a_law(
     law = law_of(one["sizes"], one["losses"])
     assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
     page = Path(found["page"]).read_text(encoding="utf-8")
-    assert page.count("<svg") == 3  # the law, curves, one model
+    assert drawn(page) == (["curves", "scaling laws"], 1)
     assert "val.loss: differences" not in page  # there is nothing to compare
     assert sweep("--so-far") == 0
     assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
@@ -377,6 +377,6 @@ def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert "<b>" not in text
-    assert text.count("<svg") == 3  # curves, differences, one pair of models
+    assert drawn(text) == (["differences", "curves", "differences over the steps"], 1)
     assert "prefers-color-scheme" in text
     assert len(text) < 2_000_000

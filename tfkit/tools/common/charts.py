@@ -14,6 +14,8 @@ COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_atten
 """Names of the page's colours, one for each line."""
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
 TICKS = 5
+EARLY = 0.1
+"""The part of the steps in which most of a loss falls: an axis that shows all of it shows nothing else."""
 STYLE = """
 .chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
 .mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
@@ -58,11 +60,17 @@ class Line:
 
 
 def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
-    """Lines over one axis of steps; `words` describe them to those who do not see them."""
-    every = [value for line in lines for _, values in line.points for value in values]
+    """Lines over one axis of steps; `words` describe them to those who do not see them.
+
+    The first tenth of the steps is left out of the other axis, so that a line may come from beyond it.
+    """
     x = Scale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
-    y = Scale(min(every), max(every), height - BOTTOM, 8.0)
+    late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
+    y = Scale(min(late), max(late), height - BOTTOM, 8.0)
     made = canvas(height, words)
+    area = f"{LEFT:g} 0 {WIDTH - LEFT:g} {height - BOTTOM + 4:g}"
+    left, top, width, tall = area.split()
+    inside = tag("svg", viewBox=area, x=left, y=top, width=width, height=tall)  # which nothing is drawn outside of
     levels(made, y)
     for value in x.ticks():
         made.append(
@@ -73,8 +81,9 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
         below = [f"{x(step):.1f},{y(min(values)):.1f}" for step, values in reversed(line.points)]
         mean = [f"{x(step):.1f},{y(fmean(values)):.1f}" for step, values in line.points]
         if any(len(values) > 1 for _, values in line.points):
-            made.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
-        made.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+            inside.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
+        inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+    made.append(inside)
     return made
 
 

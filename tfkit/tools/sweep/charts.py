@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
 from tfkit.tools.common.page import tag
 from tfkit.tools.common.units import short
+from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.laws import Scaling
-from tfkit.tools.sweep.result import Result
+from tfkit.tools.sweep.result import Result, pairs
 
-NAMES, ROW = 200.0, 30.0
+NAMES, ROW, GAPS = 200.0, 30.0, 220.0
 
 
 def seeds(arms: Sequence[Result]) -> Element:
@@ -20,11 +21,19 @@ def seeds(arms: Sequence[Result]) -> Element:
     return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
 
 
+def gaps(arms: Sequence[Result]) -> Element:
+    """The mean difference of each arm from its baseline over the steps, in a band that has all pairs."""
+    compared = [(index, one, _base(one, arms)) for index, one in enumerate(arms) if one.difference is not None]
+    lines = [Line(index, _gaps(pairs(one, base))) for index, one, base in compared]
+    level = [(step, [0.0]) for step in sorted({step for line in lines for step, _ in line.points})]
+    return curves([Line(arms.index(compared[0][2]), level), *lines], words="differences over the steps", height=GAPS)
+
+
 def forest(arms: Sequence[Result]) -> Element:
     """The difference of each arm from its baseline, with its interval and each pair as a point."""
     rows = [(index, one) for index, one in enumerate(arms) if one.difference is not None]
-    pairs = [(index, one, _differences(one, arms)) for index, one in rows]
-    ends = [0.0, *(value for _, _, values in pairs for value in values)]
+    every = [(index, one, [own.last - base.last for own, base in pairs(one, _base(one, arms))]) for index, one in rows]
+    ends = [0.0, *(value for _, _, values in every for value in values)]
     ends += [end for _, one in rows if one.difference and one.difference.interval for end in one.difference.interval]
     x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
@@ -32,7 +41,7 @@ def forest(arms: Sequence[Result]) -> Element:
     made.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
     for value in x.ticks():
         made.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 16, class_="middle"))
-    for row, (index, one, values) in enumerate(pairs):
+    for row, (index, one, values) in enumerate(every):
         assert one.difference is not None
         y = row * ROW + ROW / 2
         made.append(tag("text", one.name, x=0.0, y=y + 4))
@@ -67,11 +76,23 @@ def scaling(laws: Sequence[Scaling]) -> Element:
 
 def _points(arm: Result) -> list[tuple[int, list[float]]]:
     """The values of all seeds at each step that all of them were evaluated at."""
-    of = [dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves]
-    return [(step, [one[step] for one in of]) for step in arm.curves[0].steps if all(step in one for one in of)]
+    return _common([dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves])
 
 
-def _differences(one: Result, arms: Sequence[Result]) -> list[float]:
-    base = next(arm for arm in arms if arm.name == one.base)
-    others = {curve.seed: curve.last for curve in base.curves}
-    return [curve.last - others[curve.seed] for curve in one.curves if curve.seed in others]
+def _gaps(both: Sequence[tuple[Curve, Curve]]) -> list[tuple[int, list[float]]]:
+    """The differences of all pairs at each step that all of them were evaluated at."""
+    made = []
+    for own, base in both:
+        other = dict(zip(base.steps, base.values, strict=True))
+        values = zip(own.steps, own.values, strict=True)
+        made.append({step: value - other[step] for step, value in values if step in other})
+    return _common(made)
+
+
+def _common(of: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float]]]:
+    """The values of all at each step that all have."""
+    return [(step, [one[step] for one in of]) for step in of[0] if all(step in one for one in of)]
+
+
+def _base(one: Result, arms: Sequence[Result]) -> Result:
+    return next(arm for arm in arms if arm.name == one.base)

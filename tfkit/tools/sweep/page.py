@@ -18,7 +18,7 @@ from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.alike import word_of
-from tfkit.tools.sweep.charts import forest, scaling, seeds
+from tfkit.tools.sweep.charts import forest, gaps, scaling, seeds
 from tfkit.tools.sweep.result import Result, Results
 from tfkit.tools.train.record import read_facts
 
@@ -47,7 +47,7 @@ def page(
         (
             "curves",
             f"{found.on} over the steps",
-            [seeds(found.arms), _legend([one.name for one in found.arms])] if there else [],
+            list(_curves(found, compared)) if there else [],
         ),
         ("tuning", "Tuning", [table(*tables.trials(found), text=2), remark(TUNING)] if found.trials else []),
         ("laws", "Scaling laws", list(_laws(found))),
@@ -84,6 +84,14 @@ def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
     yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
     if compared:
         yield remark(METHOD)
+
+
+def _curves(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
+    yield seeds(found.arms)
+    yield _legend([one.name for one in found.arms])
+    if compared:
+        yield tag("h3", "Differences from the baseline")
+        yield gaps(found.arms)
 
 
 def _legend(names: Sequence[str]) -> Element:

@@ -45,6 +45,12 @@ class Result:
     verdict: str | None = None
 
 
+def pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:
+    """The curves of an arm and of its baseline on the seeds that both have."""
+    others = {curve.seed: curve for curve in base.curves}
+    return [(curve, others[curve.seed]) for curve in one.curves if curve.seed in others]
+
+
 @dataclass(frozen=True)
 class Results:
     """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder."""

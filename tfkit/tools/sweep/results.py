@@ -13,7 +13,7 @@ from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
-from tfkit.tools.sweep.result import Reached, Result, Results
+from tfkit.tools.sweep.result import Reached, Result, Results, pairs
 from tfkit.tools.sweep.statistics import Paired, holm, interval_of, paired
 from tfkit.tools.sweep.tuning import Tried, Tuned
 from tfkit.tools.sweep.work import is_complete
@@ -98,19 +98,14 @@ def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:
     """The results with their differences, whose probabilities are adjusted for their number."""
     made = dict(found)
     for name, one in found.items():
-        pairs = _pairs(one, found[one.base])
-        if name != one.base and pairs:
-            difference = paired([own.last for own, _ in pairs], [base.last for _, base in pairs])
-            made[name] = replace(one, difference=difference, reached=_reached(pairs, lower))
+        both = pairs(one, found[one.base])
+        if name != one.base and both:
+            difference = paired([own.last for own, _ in both], [base.last for _, base in both])
+            made[name] = replace(one, difference=difference, reached=_reached(both, lower))
     names = [name for name, one in made.items() if one.difference is not None]
     for name, difference in zip(names, holm([d for n in names if (d := made[n].difference)]), strict=True):
         made[name] = replace(made[name], difference=difference, verdict=_verdict(difference, lower))
     return tuple(made.values())
-
-
-def _pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:
-    others = {curve.seed: curve for curve in base.curves}
-    return [(curve, others[curve.seed]) for curve in one.curves if curve.seed in others]
 
 
 def _verdict(difference: Paired, lower: bool) -> str | None:
@@ -122,10 +117,10 @@ def _verdict(difference: Paired, lower: bool) -> str | None:
     return "better" if (difference.mean < 0) == lower else "worse"
 
 
-def _reached(pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
+def _reached(both: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
     """The share of tokens that runs need for the last value of their partners."""
     shares = []
-    for own, base in pairs:
+    for own, base in both:
         need, partner = (_first(one, base.last, lower) for one in (own, base))
         if need and partner:
             shares.append(math.log(need / partner))

@@ -1,0 +1,52 @@
+"""The lines of charts, read from where they are drawn."""
+
+from __future__ import annotations
+
+from xml.etree.ElementTree import Element
+
+import pytest
+
+from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
+from tfkit.tools.sweep.charts import GAPS, gaps
+from tfkit.tools.sweep.curves import Curve
+from tfkit.tools.sweep.result import Result
+from tfkit.tools.sweep.results import _compared
+
+STEPS = (0, 50, 100)
+RELU = [(4.0, 2.0, 1.5), (4.1, 2.2, 1.6)]
+GELU = [(4.0, 1.9, 1.3), (4.3, 1.9, 1.4)]
+
+
+def lines(chart: Element, kind: str) -> list[list[tuple[float, float]]]:
+    """The points of all lines of a chart, or of all bands: none is drawn outside of the part that is shown."""
+    (area,) = chart.findall("svg")
+    assert chart.findall(kind) == []
+    points = [one.attrib["points"].split() for one in area.findall(kind)]
+    return [[(float(x), float(y)) for x, y in (point.split(",") for point in one)] for one in points]
+
+
+def test_the_first_steps_do_not_decide_the_axis() -> None:
+    chart = curves([Line(0, list(zip(STEPS, ([9.0], [3.0], [1.0]), strict=True)))])
+    assert [one.text for one in chart.findall("text") if one.text != "0"][:5] == ["1", "1.5", "2", "2.5", "3"]
+    ((first, second, third),) = lines(chart, "polyline")
+    assert first == (LEFT, pytest.approx(8 - 3 * (HEIGHT - BOTTOM - 8)))
+    assert second == ((LEFT + WIDTH - RIGHT) / 2, 8)
+    assert third == (WIDTH - RIGHT, HEIGHT - BOTTOM)
+
+
+def test_gaps_are_those_of_pairs() -> None:
+    """A seed without a pair, and a step that one side was not evaluated at, are left out."""
+    relu = [Curve(seed, "", STEPS, values, None) for seed, values in enumerate(RELU)]
+    gelu = [Curve(seed, "", STEPS, values, None) for seed, values in enumerate(GELU)]
+    gelu[1] = Curve(1, "", (*STEPS[:2], 75, 100), (*GELU[1][:2], 9.0, GELU[1][2]), None)
+    gelu.append(Curve(2, "", STEPS, (9.0, 9.0, 9.0), None))
+    sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
+    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
+    chart = gaps(_compared(arms, lower=True))
+    level, mean = lines(chart, "polyline")
+    unit = (GAPS - BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
+    assert [y for _, y in level] == [8, 8, 8]
+    assert [y for _, y in mean] == [pytest.approx(8 - value * unit, abs=0.06) for value in (0.1, -0.2, -0.2)]
+    (band,) = lines(chart, "polygon")
+    highest, lowest = (0.2, -0.1, -0.2), (-0.2, -0.3, 0.0)
+    assert [y for _, y in band] == [pytest.approx(8 - value * unit, abs=0.06) for value in (*highest, *lowest)]
