@@ -55,11 +55,17 @@ def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
     return tag("section", tag("h2", words), *content, id=name) if content else None
 
 
-def terms(values: Mapping[str, str]) -> Element:
-    """A list of names and what they stand for."""
-    return tag(
-        "dl", *(tag(kind, text) for pair in values.items() for kind, text in zip(("dt", "dd"), pair, strict=True))
-    )
+def terms(values: Mapping[str, object]) -> Element:
+    """A list of names and what they stand for; names of nothing are left out."""
+    pairs = [(name, text) for name, value in values.items() if (text := text_of(value))]
+    return tag("dl", *(tag(kind, text) for pair in pairs for kind, text in zip(("dt", "dd"), pair, strict=True)))
+
+
+def text_of(value: object) -> str:
+    """A value in words; empty for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    return "" if value is None else str(value)
 
 
 def remark(text: str) -> Element:

@@ -11,7 +11,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import colour
-from tfkit.tools.common.page import Child, remark, section, table, tag, terms
+from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
 from tfkit.tools.common.page import page as document
 from tfkit.tools.diff.differences import Difference, differences
 from tfkit.tools.draw.picture import draw
@@ -158,6 +158,6 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
     known: dict[str, list[str]] = {}
     for facts in filter(None, map(read_facts, folders)):
         for name, value in {**facts.environment, **facts.bits}.items():
-            if value not in (None, {}) and str(value) not in known.setdefault(name, []):
-                known[name].append(str(value))
-    return {name: "; ".join(values) for name, values in known.items()}
+            if (text := text_of(value)) not in known.setdefault(name, []):
+                known[name].append(text)
+    return {name: "; ".join(filter(None, values)) for name, values in known.items()}

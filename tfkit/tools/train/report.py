@@ -81,8 +81,7 @@ def _texts(found: History) -> Iterator[Child]:
 
 def _origin(run: Run, facts: Facts) -> Iterator[Child]:
     """The environment, and each process that trained."""
-    known = {"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits}
-    yield terms({name: str(value) for name, value in known.items() if value not in (None, {})})
+    yield terms({"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits})
     yield tag("ul", *(tag("li", _session(one)) for one in facts.sessions), class_="notes")
 
 
