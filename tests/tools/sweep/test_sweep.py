@@ -18,6 +18,7 @@ from tfkit.graph.run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
+from tfkit.tools.sweep.show import _in_lines
 from tfkit.training import memory
 
 from ...sampling import slow
@@ -293,6 +294,11 @@ def test_another_number_is_shown_of_the_same_runs(
     assert made == []
     assert sweep("--so-far", "--on", "val.accuracy", "--better", "higher") == 0
     assert "tried   val.loss" in capsys.readouterr().out
+
+
+def test_a_wide_number_has_several_lines_in_a_head() -> None:
+    lines = ["val.accuracy", "test.\nexact_match", "test.\ndecoded_\naccuracy"]
+    assert [_in_lines(line.replace("\n", "")) for line in lines] == lines
 
 
 @pytest.mark.parametrize(
