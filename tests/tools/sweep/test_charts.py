@@ -43,6 +43,7 @@ def test_gaps_are_those_of_pairs() -> None:
     sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
     arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
     chart = gaps(_compared(arms, lower=True))
+    assert chart is not None
     level, mean = lines(chart, "polyline")
     unit = (GAPS - BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
     assert [y for _, y in level] == [8, 8, 8]
@@ -50,3 +51,13 @@ def test_gaps_are_those_of_pairs() -> None:
     (band,) = lines(chart, "polygon")
     highest, lowest = (0.2, -0.1, -0.2), (-0.2, -0.3, 0.0)
     assert [y for _, y in band] == [pytest.approx(8 - value * unit, abs=0.06) for value in (*highest, *lowest)]
+
+
+def test_runs_of_other_lengths_have_no_gaps() -> None:
+    """Their last values differ all the same."""
+    sides = {"relu": (0, 50, 100), "gelu": (0, 40, 80)}
+    curve = {name: Curve(0, "", steps, (4.0, 2.0, 1.5), None) for name, steps in sides.items()}
+    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, (curve[name],)) for name in sides}
+    compared = _compared(arms, lower=True)
+    assert compared[1].difference is not None
+    assert gaps(compared) is None

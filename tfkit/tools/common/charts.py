@@ -68,9 +68,8 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
     y = Scale(min(late), max(late), height - BOTTOM, 8.0)
     made = canvas(height, words)
-    area = f"{LEFT:g} 0 {WIDTH - LEFT:g} {height - BOTTOM + 4:g}"
-    left, top, width, tall = area.split()
-    inside = tag("svg", viewBox=area, x=left, y=top, width=width, height=tall)  # which nothing is drawn outside of
+    wide, tall = WIDTH - LEFT, height - BOTTOM + 4
+    inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
     levels(made, y)
     for value in x.ticks():
         made.append(

@@ -21,27 +21,32 @@ def seeds(arms: Sequence[Result]) -> Element:
     return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
 
 
-def gaps(arms: Sequence[Result]) -> Element:
-    """The mean difference of each arm from its baseline over the steps, in a band that has all pairs."""
-    compared = [(index, one, _base(one, arms)) for index, one in enumerate(arms) if one.difference is not None]
-    lines = [Line(index, _gaps(pairs(one, base))) for index, one, base in compared]
-    level = [(step, [0.0]) for step in sorted({step for line in lines for step, _ in line.points})]
-    return curves([Line(arms.index(compared[0][2]), level), *lines], words="differences over the steps", height=GAPS)
+def gaps(arms: Sequence[Result]) -> Element | None:
+    """The mean difference of each arm from its baseline over the steps, in a band that has all pairs.
+
+    None if no arm has two steps at which its pairs were evaluated: their runs may have other lengths.
+    """
+    every = [(one.base, Line(index, _gaps(both))) for index, one, both in _compared(arms)]
+    lines = [(base, line) for base, line in every if len(line.points) > 1]
+    if not lines:
+        return None
+    level = [(step, [0.0]) for step in sorted({step for _, line in lines for step, _ in line.points})]
+    ground = Line([arm.name for arm in arms].index(lines[0][0]), level)
+    return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
 def forest(arms: Sequence[Result]) -> Element:
     """The difference of each arm from its baseline, with its interval and each pair as a point."""
-    rows = [(index, one) for index, one in enumerate(arms) if one.difference is not None]
-    every = [(index, one, [own.last - base.last for own, base in pairs(one, _base(one, arms))]) for index, one in rows]
-    ends = [0.0, *(value for _, _, values in every for value in values)]
-    ends += [end for _, one in rows if one.difference and one.difference.interval for end in one.difference.interval]
+    rows = [(index, one, [own.last - base.last for own, base in both]) for index, one, both in _compared(arms)]
+    ends = [0.0, *(value for _, _, values in rows for value in values)]
+    ends += [end for _, one, _ in rows if one.difference and one.difference.interval for end in one.difference.interval]
     x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
     made = canvas(bottom + BOTTOM, "differences")
     made.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
     for value in x.ticks():
         made.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 16, class_="middle"))
-    for row, (index, one, values) in enumerate(every):
+    for row, (index, one, values) in enumerate(rows):
         assert one.difference is not None
         y = row * ROW + ROW / 2
         made.append(tag("text", one.name, x=0.0, y=y + 4))
@@ -94,5 +99,7 @@ def _common(of: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float]]]:
     return [(step, [one[step] for one in of]) for step in of[0] if all(step in one for one in of)]
 
 
-def _base(one: Result, arms: Sequence[Result]) -> Result:
-    return next(arm for arm in arms if arm.name == one.base)
+def _compared(arms: Sequence[Result]) -> list[tuple[int, Result, list[tuple[Curve, Curve]]]]:
+    """The arms that differ from a baseline, each with its place among all and its pairs."""
+    named = {arm.name: arm for arm in arms}
+    return [(index, one, pairs(one, named[one.base])) for index, one in enumerate(arms) if one.difference is not None]

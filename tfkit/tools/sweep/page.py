@@ -47,7 +47,7 @@ def page(
         (
             "curves",
             f"{found.on} over the steps",
-            list(_curves(found, compared)) if there else [],
+            list(_curves(found)) if there else [],
         ),
         ("tuning", "Tuning", [table(*tables.trials(found), text=2), remark(TUNING)] if found.trials else []),
         ("laws", "Scaling laws", list(_laws(found))),
@@ -86,12 +86,13 @@ def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
         yield remark(METHOD)
 
 
-def _curves(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
+def _curves(found: Results) -> Iterator[Child]:
     yield seeds(found.arms)
     yield _legend([one.name for one in found.arms])
-    if compared:
+    apart = gaps(found.arms)
+    if apart is not None:
         yield tag("h3", "Differences from the baseline")
-        yield gaps(found.arms)
+        yield apart
 
 
 def _legend(names: Sequence[str]) -> Element:
