@@ -155,6 +155,10 @@ class DataConfig(Component):
         """The splits that can be evaluated."""
         return tuple(self.split)
 
+    def idle(self, split: str) -> frozenset[str]:
+        """The fields, by their paths, that change no example of a split that is evaluated; also `length` of a batch."""
+        return frozenset({"order"})
+
     def ends(self, size: int) -> dict[str, tuple[int, int]]:
         """The range of each split, in the order of the config, in data of that size."""
         found, start, share = {}, 0, 0.0

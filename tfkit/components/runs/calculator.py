@@ -66,6 +66,10 @@ class CalculatorConfig(DataConfig):
     def split_names(self) -> tuple[str, ...]:
         return (*self.split, "test")
 
+    def idle(self, split: str) -> frozenset[str]:
+        learned = {"length", "layout", "loss_on", "problems", "split"}
+        return super().idle(split) | (learned if split == "test" else {"test"})
+
     def build(self, length: int | None) -> Data:
         tokenizer, drawn = tfkit.CharacterTokenizer(SYMBOLS), Problems(DIVIDED, self.problems, reverse=self.reverse)
         asked = Problems(TEST, self.test, reverse=self.reverse)

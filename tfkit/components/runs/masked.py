@@ -34,6 +34,9 @@ class MaskedConfig(OverConfig):
     choices: PositiveCount = 10
     """The number of choices for each example of `train`; together, they are one pass."""
 
+    def idle(self, split: str) -> frozenset[str]:
+        return super().idle(split) | (set() if split == "train" else {"choices"})
+
     def over(self, of: Data) -> Data:
         return OverData(of, of.vocab_size + 1, lambda split, examples: self._hidden(split, examples, of.vocab_size))
 

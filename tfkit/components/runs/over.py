@@ -39,6 +39,11 @@ class OverConfig(DataConfig):
     def _of(self) -> DataConfig:
         return self.of.model_copy(update={"order": self.order, "split": self.split})
 
+    def idle(self, split: str) -> frozenset[str]:
+        inside = self.of.idle(split)
+        shared = {"order", "split", "length"}
+        return super().idle(split) | (inside & shared) | {f"of.{field}" for field in inside - shared}
+
     def located(self, folder: Path) -> Self:
         return self.model_copy(update={"of": self.of.located(folder)})
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfkit.graph.run import CONTENT, WEIGHTS_CONTENT, Run
 from tfkit.graph.run_meaning import Value
 
-ORDER = "order"
-"""The key of data that only training obeys."""
 DIGESTS = (CONTENT, WEIGHTS_CONTENT)
 LETTERS = 8
 """Digits of a digest in a text."""
@@ -29,15 +27,21 @@ def _evaluated(run: Run, on: str) -> dict[str, Value]:
     split, _, kind = on.partition(".")
     evaluations = run.config.eval
     assert evaluations is not None
-    number = [metric.kind_name() for metric in evaluations.metrics].index(kind)
-    parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", f"eval.metrics.{number}"]
+    metric = f"eval.metrics.{[one.kind_name() for one in evaluations.metrics].index(kind)}"
+    parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", metric]
     if evaluations.splits[split].batches != "all":
         parts.append("batch.sequences")
+    idle = ["batch.length" if field == "length" else f"data.{field}" for field in run.config.data.idle(split)]
     return {
-        path.replace(f"eval.metrics.{number}", f"eval.{kind}"): value
+        path.replace(metric, f"eval.{kind}"): value
         for path, value in run.meaning.values.items()
-        if f"{path}.".startswith(tuple(f"{part}." for part in parts)) and path.rpartition(".")[2] != ORDER
+        if _within(path, parts) and not _within(path, idle)
     }
+
+
+def _within(path: str, parts: Iterable[str]) -> bool:
+    """True if a path is one of some, or inside one."""
+    return f"{path}.".startswith(tuple(f"{part}." for part in parts))
 
 
 def word_of(path: str, values: Mapping[str, Value]) -> str:
