@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.texts import BROKEN_PLUGIN
-from tfkit.cli import SECTIONS, main
+from tfkit.cli import SECTIONS, cli, main
 
 COMMANDS = [name for names in SECTIONS.values() for name in names]
 Golden = Callable[[str, str], None]
@@ -61,6 +62,22 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_usage(run: Callable[..., str], golden: Golden, name: str, arguments: list[str]) -> None:
     golden(f"cli/usage_{name}", run(*arguments, status=2, stderr=True))
+
+
+def numbers() -> list[tuple[str, str]]:
+    """Every command with each of its options that takes a number with a point."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in COMMANDS}
+    options = [(name, one) for name, command in commands.items() if command for one in command.params]
+    return [(name, one.opts[0]) for name, one in options if isinstance(one.type, click.types.FloatParamType)]
+
+
+@pytest.mark.parametrize(("command", "option"), numbers())
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_every_number_is_finite(run: Callable[..., str], command: str, option: str, value: str) -> None:
+    found = run(command, option, value, status=2, stderr=True)
+    assert found.startswith(f"error: `{option}` takes a number ")
+    assert found.splitlines()[0].endswith(f", not {value}")
 
 
 def test_help_and_usage_errors_import_little() -> None:

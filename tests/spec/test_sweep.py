@@ -46,6 +46,8 @@ WRONG = {
     "path_with_a_hole": SWEEP.replace("model.decoder.ffn:", "model..ffn:"),
     "seed_of_a_variant": SWEEP.replace("relu: {}", "relu: {seed: 3}"),
     "seed_twice": SWEEP.replace("[0, 1]", "[0, 1, 0]"),
+    "margin_of_nothing": SWEEP.replace("val.loss}", "val.loss, margin: 0}"),
+    "margin_of_one_variant": "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss, margin: 0.1}\n",
     "no_seed": SWEEP.replace("[0, 1]", "[]"),
     "seeds_of_tuning": SWEEP + TUNE.replace("[9]", "[1]"),
     "nothing_to_tune": SWEEP + TUNE.replace("{optimizer.lr: [1e-3, 1e-2]}", "{}"),

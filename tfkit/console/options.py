@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
     from tfkit.spec.sweep import CompareConfig
 
 Decorator: TypeAlias = Callable[[Any], Any]
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds that is neither infinite nor NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 def device_of(name: str) -> torch.device:
@@ -77,20 +88,22 @@ def forms_option(function: Any) -> Any:
 
 
 def number_option(help: str, *, default: str | None = None) -> Decorator:
-    """The options `--on` and `--better`: a number of evaluations, and its direction."""
+    """The options `--on`, `--better` and `--margin`: a number of evaluations, its direction, what matters of it."""
     on = click.option("--on", default=default, show_default=True, metavar="NUMBER", help=help)
     words = "lower or higher.  [default: lower, for a loss]"
     better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
-    return lambda function: on(better(function))
+    words = "The difference that begins to matter."
+    margin = click.option("--margin", type=FiniteRange(0, min_open=True), metavar="X", help=words)
+    return lambda function: on(better(margin(function)))
 
 
-def shown_number(on: str, better: Literal["lower", "higher"] | None) -> CompareConfig:
-    """The number that both options name; wrong usage if nothing says its direction."""
+def shown_number(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
+    """The number that the options name; wrong usage if nothing says its direction."""
     from tfkit.spec.sweep import LOWER, CompareConfig
 
     if better is None and on.rpartition(".")[2] not in LOWER:
         raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")
-    return CompareConfig(on=on, better=better)
+    return CompareConfig(on=on, better=better, margin=margin)
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from tfkit.component import Config, PositiveCount
+from tfkit.component import Config, PositiveCount, PositiveFloat
 from tfkit.errors import Invalid
 from tfkit.spec.document import Document
 
@@ -142,6 +142,8 @@ class CompareConfig(Config):
     """A number of the evaluations: `val.loss`."""
     better: Literal["lower", "higher"] | None = None
     """The better direction; a loss is better lower."""
+    margin: PositiveFloat | None = None
+    """The difference that begins to matter: a variant whose difference is shown to be smaller is the same."""
 
     def check(self) -> None:
         """Refuse a number whose better direction nobody knows."""
@@ -222,6 +224,8 @@ class SweepSpec(Document):
         if self.baseline not in self.variants:
             known = ", ".join(self.variants)
             raise Invalid("compare.to", f"there is no variant `{self.compare.to}`", notes=(f"variants: {known}",))
+        if self.compare.margin is not None and len(self.variants) == 1:
+            raise Invalid("compare.margin", "`margin` has no effect: there is one variant", help="remove it")
         if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER:
             message = f"a scaling law is that of a loss, not of `{self.fitted}`"
             raise Invalid("fit", message, help="add `loss: val.loss`")

@@ -6,12 +6,14 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
-from tfkit.tools.sweep.charts import GAPS, gaps
+from tfkit.tools.sweep.charts import GAPS, NAMES, ROW, forest, gaps
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.results import _compared
 
+LOSS = CompareConfig(on="val.loss")
 STEPS = (0, 50, 100)
 RELU = [(4.0, 2.0, 1.5), (4.1, 2.2, 1.6)]
 GELU = [(4.0, 1.9, 1.3), (4.3, 1.9, 1.4)]
@@ -42,7 +44,7 @@ def test_gaps_are_those_of_pairs() -> None:
     gelu.append(Curve(2, "", STEPS, (9.0, 9.0, 9.0), None))
     sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
     arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
-    chart = gaps(_compared(arms, lower=True))
+    chart = gaps(_compared(arms, LOSS))
     assert chart is not None
     level, mean = lines(chart, "polyline")
     unit = (GAPS - BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
@@ -58,6 +60,20 @@ def test_runs_of_other_lengths_have_no_gaps() -> None:
     sides = {"relu": (0, 50, 100), "gelu": (0, 40, 80)}
     curve = {name: Curve(0, "", steps, (4.0, 2.0, 1.5), None) for name, steps in sides.items()}
     arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, (curve[name],)) for name in sides}
-    compared = _compared(arms, lower=True)
+    compared = _compared(arms, LOSS)
     assert compared[1].difference is not None
     assert gaps(compared) is None
+
+
+def test_the_margin_is_a_band_around_nothing() -> None:
+    sides = {"relu": (2.0, 2.1), "gelu": (1.9, 1.9)}
+    curve = {name: [Curve(seed, "", (0,), (one,), None) for seed, one in enumerate(sides[name])] for name in sides}
+    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
+    compared = _compared(arms, LOSS)
+    (band,) = forest(compared, 3.0).findall("rect")
+    low, wide = float(band.attrib["x"]), float(band.attrib["width"])
+    assert (low, wide) == (NAMES, pytest.approx(WIDTH - RIGHT - 30 - NAMES))  # wider than the interval, 0.15 +- 0.64
+    (zero,) = forest(compared, 3.0).findall("line[@class='ridge']")
+    assert float(zero.attrib["x1"]) == pytest.approx(low + wide / 2)
+    assert float(band.attrib["height"]) > ROW
+    assert forest(compared, None).findall("rect") == []

@@ -11,11 +11,12 @@ import pytest
 from scipy import stats
 
 from tfkit.errors import SpecError
+from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.remarks import _pairing
+from tfkit.tools.sweep.remarks import _pairing, remarks
 from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.results import _compared
-from tfkit.tools.sweep.statistics import Paired, holm, interval_of, least_p, paired
+from tfkit.tools.sweep.statistics import ALPHA, Paired, _p_same, enough, holm, interval_of, least_p, paired
 
 EXPERIMENTS = 2000
 RANDOM = np.random.default_rng(0)
@@ -107,9 +108,12 @@ def test_false_alarms_among_three_variants_stay_rare(seeds: int) -> None:
 
 
 SHIFT = 0.3
+LOSS = CompareConfig(on="val.loss")
 
 
-def experiment(random: np.random.Generator, pairs: int, variants: int, shift: float) -> tuple[Result, ...]:
+def experiment(
+    random: np.random.Generator, pairs: int, variants: int, shift: float, margin: float | None = None
+) -> tuple[Result, ...]:
     """The results of a sweep whose losses are drawn: a part of each belongs to its seed, as in real ones."""
     seeds, noise = random.normal(3, 1, pairs), random.normal(0, 0.4, (variants + 1, pairs))
     losses = {"base": seeds + noise[0], **{f"v{i}": seeds + noise[i] + shift for i in range(1, variants + 1)}}
@@ -117,7 +121,7 @@ def experiment(random: np.random.Generator, pairs: int, variants: int, shift: fl
     for name, values in losses.items():
         curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
         found[name] = Result(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
-    return _compared(found, lower=True)
+    return _compared(found, LOSS.model_copy(update={"margin": margin}))
 
 
 @pytest.mark.slow
@@ -145,10 +149,69 @@ def test_an_effect_is_found_and_its_direction_said() -> None:
 
 def test_a_against_a_has_no_verdict() -> None:
     base = experiment(RANDOM, 6, 1, 0)[0]
-    _, again = _compared({"base": base, "again": replace(base, name="again")}, lower=True)
+    _, again = _compared({"base": base, "again": replace(base, name="again")}, LOSS)
     assert again.difference is not None
     assert (again.difference.mean, again.difference.interval, again.difference.p) == (0, (0, 0), 1)
     assert again.verdict == "open"
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.2, -0.4])
+def test_two_one_sided_tests_are_those_of_scipy(shift: float) -> None:
+    a, b = RANDOM.normal(shift, 1, 7), RANDOM.normal(0, 1, 7)
+    above = stats.ttest_1samp(a - b, -0.8, alternative="greater").pvalue
+    below = stats.ttest_1samp(a - b, 0.8, alternative="less").pvalue
+    assert paired(a, b, 0.8).p_same == pytest.approx(max(above, below))
+    assert paired(a, b).p_same is None
+    assert paired(a, b).deviation == pytest.approx((a - b).std(ddof=1))
+
+
+def test_differences_without_spread_are_same_or_not() -> None:
+    assert paired([2.0, 3.0], [2.0, 3.0], 0.1).p_same == 0
+    assert paired([2.0, 3.0], [1.0, 2.0], 0.5).p_same == 1
+    assert paired([2.0], [2.0], 0.5).p_same is None
+
+
+@pytest.mark.parametrize(("shift", "variants"), [(SHIFT, 1), (-SHIFT, 3)])
+def test_what_differs_by_the_margin_is_rarely_the_same(shift: float, variants: int) -> None:
+    """2,000 sweeps whose variants differ by the margin exactly, the most difficult case."""
+    random = np.random.default_rng(variants)
+    ps = np.array(
+        [[_p_same(one, SHIFT) for one in random.normal(shift, 0.2, (variants, 8))] for _ in range(EXPERIMENTS)]
+    )
+    wrong = sum(any(one.same() for one in holm([Paired(8, 0, p=1, p_same=float(p)) for p in row])) for row in ps)
+    assert stats.binomtest(wrong, EXPERIMENTS, 0.025, alternative="greater").pvalue > 0.05
+    assert wrong > 0.01 * EXPERIMENTS
+    assert variants == 1 or (ps <= 0.025).any(axis=1).sum() > 0.04 * EXPERIMENTS
+
+
+@pytest.mark.parametrize(("deviation", "comparisons"), [(0.2, 1), (0.5, 1), (0.5, 3)])
+def test_enough_seeds_are_enough(deviation: float, comparisons: int) -> None:
+    """Of 2,000 variants that are the same, four of five are found to be; with two seeds fewer, less."""
+    count = enough(deviation, SHIFT, comparisons)
+    assert count is not None
+    shares = []
+    for pairs in (count, count - 2):
+        drawn = RANDOM.normal(0, deviation, (EXPERIMENTS, pairs))
+        shares.append(np.mean([_p_same(one, SHIFT) <= ALPHA / 2 / comparisons for one in drawn]))
+    assert shares[0] > 0.78
+    assert shares[1] < 0.8
+    assert enough(30.0, SHIFT, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("shift", "margin", "verdict"),
+    [(0.0, 4.0, "same"), (0.0, 0.1, "open"), (5.0, 4.0, "worse"), (2.0, 4.0, "same"), (2.0, 2.4, "worse")],
+)
+def test_a_margin_tells_same_from_open(shift: float, margin: float, verdict: str) -> None:
+    """A difference that is sure and does not matter is none."""
+    base, own = experiment(np.random.default_rng(5), 6, 1, shift, margin)
+    assert own.verdict == verdict
+    assert own.difference is not None
+    assert own.difference.sure() == (shift > 0)
+    assert own.difference.interval is not None
+    assert (max(map(abs, own.difference.interval)) < margin) == (verdict == "same")
+    notes = [note for note in remarks([base, own], margin) if note.startswith("v1 is open: about ")]
+    assert len(notes) == (verdict == "open")
 
 
 def test_without_scipy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,8 @@ def test_a_wide_number_has_several_lines_in_a_head() -> None:
         (("--on", "val.accuracy"), 2, "nothing says if `val.accuracy` is better higher or lower: add --better"),
         (("--on", ""), 2, "nothing says if `` is better"),
         (("--better", "higher"), 2, "--better is the direction of a number: give --on"),
+        (("--margin", "0.1"), 2, "--margin is a difference of a number: give --on"),
+        (("--margin", "0", "--on", "val.loss"), 2, "`--margin` takes a number above 0, not 0.0"),
         (("--plan", "--on", "val.loss"), 2, "--plan compares nothing: it goes without --on"),
     ],
 )
@@ -324,6 +326,24 @@ def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.Capture
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
     (note,) = [one for one in result(capsys, "--so-far")["notes"] if "differently" in one]
     assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
+    found = result(capsys)
+    assert found["margin"] == 0.5
+    assert [one["verdict"] for one in found["arms"]] == [None, "same", "same"]
+    page = Path(found["page"]).read_text(encoding="utf-8")
+    assert page.count('class="margin"') == 1
+    assert "The band is ± 0.5, the margin" in page
+    found = result(capsys, "--on", "val.loss", "--margin", "1e-9")
+    assert [one["verdict"] for one in found["arms"]] == [None, "same", "open"]
+    (note,) = [note for note in found["notes"] if note.startswith("gelu is open: ")]
+    assert note.endswith(" seeds would show it to be the same within 1e-09, in 4 of 5 cases, if it is")
+    found = result(capsys, "--on", "val.loss")
+    assert (found["margin"], [one["verdict"] for one in found["arms"]]) == (None, [None, "open", "open"])
+    assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("finished")

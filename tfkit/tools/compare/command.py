@@ -52,7 +52,7 @@ ROWS = 12
     "--tolerance",
     default=1e-5,
     show_default=True,
-    type=float,
+    type=options.FiniteRange(0),
     metavar="X",
     help="Largest difference that counts as equal.",
 )

@@ -62,14 +62,14 @@ TITLE = 40
     "--temperature",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=options.FiniteRange(0),
     metavar="X",
     help="Randomness of sampling; 0 takes the likeliest.",
 )
 @options.count_option("--top-k", "Sample from the N likeliest.")
 @click.option(
     "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=options.FiniteRange(0, 1, min_open=True),
     metavar="P",
     help="Sample from the likeliest of total probability P.",
 )
@@ -77,7 +77,7 @@ TITLE = 40
     "--repetition-penalty",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(0, min_open=True),
+    type=options.FiniteRange(0, min_open=True),
     metavar="X",
     help="Above 1, fewer repetitions.",
 )

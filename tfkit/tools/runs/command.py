@@ -47,6 +47,7 @@ def runs(
     folders: tuple[Path, ...],
     on: str,
     better: Literal["lower", "higher"] | None,
+    margin: float | None,
     baseline: Path | None,
     so_far: bool,
     output: Path | None,
@@ -60,7 +61,7 @@ def runs(
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")
-    shown = shown_number(on, better)
+    shown = shown_number(on, better, margin)
     found = compare_runs(folders, reader.plugins, shown=shown, baseline=baseline, so_far=so_far)
     if output is not None:
         write_file(output, found.page())

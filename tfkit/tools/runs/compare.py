@@ -60,7 +60,7 @@ def compare_runs(
     Raises:
         SpecError: a folder has no run; or two have the same one, or numbers that are not of the same data.
     """
-    on, lower = shown.on, shown.lower
+    on = shown.on
     cells = read_cells(folders, plugins, on)
     every = variants(_from_baseline(cells, folders[0] if baseline is None else baseline))
     check_different(every)
@@ -78,8 +78,8 @@ def compare_runs(
         sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
         names = ", ".join(quoted(str(one.folder)) for one in unfinished)
         notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
-    arms, more = compare(sides, on, lower=lower)
-    results = Results(f"{on} of {len(cells)} runs", on, lower, arms, (), (), (*more, *notes), {})
+    arms, more = compare(sides, shown)
+    results = Results(f"{on} of {len(cells)} runs", on, shown.lower, shown.margin, arms, (), (), (*more, *notes), {})
     differences = {one.name: differing(base.run, one.run) for one in others}
     return Compared(results, differences, {one.name: one.run for one in every})
 

@@ -35,14 +35,17 @@ def gaps(arms: Sequence[Result]) -> Element | None:
     return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
-def forest(arms: Sequence[Result]) -> Element:
-    """The difference of each arm from its baseline, with its interval and each pair as a point."""
+def forest(arms: Sequence[Result], margin: float | None) -> Element:
+    """The difference of each arm from its baseline, its interval, and each pair as a point; the margin is a band."""
     rows = [(index, one, [own.last - base.last for own, base in both]) for index, one, both in _compared(arms)]
-    ends = [0.0, *(value for _, _, values in rows for value in values)]
+    around = 0.0 if margin is None else margin
+    ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, one, _ in rows if one.difference and one.difference.interval for end in one.difference.interval]
     x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
     made = canvas(bottom + BOTTOM, "differences")
+    if margin is not None:
+        made.append(tag("rect", x=x(-margin), width=x(margin) - x(-margin), y=0.0, height=bottom, class_="margin"))
     made.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
     for value in x.ticks():
         made.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 16, class_="middle"))

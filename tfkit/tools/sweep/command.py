@@ -54,6 +54,7 @@ def sweep(
     so_far: bool,
     on: str | None,
     better: Literal["lower", "higher"] | None,
+    margin: float | None,
     form: str | None,
     json: bool,
 ) -> None:
@@ -68,7 +69,9 @@ def sweep(
         raise click.UsageError("--plan compares nothing: it goes without --on")
     if better is not None and on is None:
         raise click.UsageError("--better is the direction of a number: give --on")
-    shown = None if on is None else shown_number(on, better)
+    if margin is not None and on is None:
+        raise click.UsageError("--margin is a difference of a number: give --on")
+    shown = None if on is None else shown_number(on, better, margin)
     made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown)
     if plan:
         outline = made.outline()

@@ -23,7 +23,7 @@ from tfkit.tools.sweep.result import Result, Results
 from tfkit.tools.train.record import read_facts
 
 STYLE = """
-.seed { fill: var(--c); fill-opacity: 0.5; }
+.seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
 #differences table { margin-top: 1rem; }
 """
 
@@ -75,15 +75,19 @@ METHOD = (
     "intervals by the t distribution; small points: pairs. p: exact flips of signs for up to 12 pairs, after Holm over "
     "all comparisons. A difference is better or worse if p is at most 0.05, else open."
 )
+SAME = (
+    "The band is ± {:g}, the margin: a variant is the same if its interval is within it, by two one-sided t tests at "
+    "2.5% after Holm."
+)
 
 
 def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
     if compared:
-        yield forest(found.arms)
+        yield forest(found.arms, found.margin)
     yield table(*tables.differences(found))
     yield tag("ul", *(tag("li", note) for note in found.notes), class_="notes")
     if compared:
-        yield remark(METHOD)
+        yield remark(METHOD if found.margin is None else f"{METHOD} {SAME.format(found.margin)}")
 
 
 def _curves(found: Results) -> Iterator[Child]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from tfkit.errors import quoted
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
-from tfkit.tools.sweep.statistics import ALPHA, Paired, half, least_p
+from tfkit.tools.sweep.statistics import ALPHA, MOST_PAIRS, Paired, enough, half, least_p
 
 
-def remarks(arms: Sequence[Result]) -> Iterator[str]:
+def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:
     """Sentences that a reader of the results must know."""
     for one in arms:
         for path in one.tuned.edge if one.tuned else ():
@@ -24,11 +24,13 @@ def remarks(arms: Sequence[Result]) -> Iterator[str]:
     if pairs == 1:
         yield "one seed: numbers without a verdict"
     elif compared and (least := least_p(pairs) * len(compared)) > ALPHA:
-        enough = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
-        yield f"{pairs} seeds cannot give a verdict: p is at least {min(1.0, least):.3f}; {enough} seeds can"
+        more = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
+        yield f"{pairs} seeds cannot show a difference: p is at least {min(1.0, least):.3f}; {more} seeds can"
     for one in compared:
         assert one.difference is not None
         yield from _pairing(one.name, one.difference)
+        if margin is not None and one.verdict == "open":
+            yield from _open(one.name, one.difference, margin, len(compared))
     yield from _machines([curve for one in arms for curve in one.curves])
 
 
@@ -48,6 +50,15 @@ def _pairing(name: str, found: Paired) -> Iterator[str]:
     own, other = half(found.interval), half(found.unpaired)
     if other <= own:
         yield f"pairing bought nothing for {name}: ± {own:.4f}, and ± {other:.4f} with different seeds"
+
+
+def _open(name: str, found: Paired, margin: float, comparisons: int) -> Iterator[str]:
+    """A remark about the seeds that it takes to show that an open variant is the same, if it is."""
+    assert found.deviation is not None
+    seeds = enough(found.deviation, margin, comparisons)
+    if seeds is None or seeds > found.pairs:
+        count = f"more than {MOST_PAIRS:,}" if seeds is None else f"about {seeds:,}"
+        yield f"{name} is open: {count} seeds would show it to be the same within {margin:g}, in 4 of 5 cases, if it is"
 
 
 def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]:

@@ -53,11 +53,15 @@ def pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:
 
 @dataclass(frozen=True)
 class Results:
-    """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder."""
+    """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder.
+
+    `margin` is the difference that begins to matter, if that was said.
+    """
 
     name: str
     on: str
     lower: bool
+    margin: float | None
     arms: tuple[Result, ...]
     trials: tuple[Tried, ...]
     laws: tuple[Scaling, ...]

@@ -41,7 +41,7 @@ def results(
     shown: CompareConfig,
 ) -> Results:
     """Compare the complete runs of a sweep on the number that is to be shown."""
-    on, lower = shown.on, shown.lower
+    on = shown.on
     complete: dict[str, list[Cell]] = {}
     sides: list[Side] = []
     early: list[str] = []
@@ -56,9 +56,11 @@ def results(
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
         early += ended_early(arm.name, side.curves, side.size.steps)
-    compared, notes = compare(sides, on, lower=lower)
+    compared, notes = compare(sides, shown)
     laws = tuple(scalings(arms, complete, sizes))
-    return Results(arms.file.name, on, lower, compared, tuple(trials), laws, (*notes, *early), errors)
+    return Results(
+        arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, (*notes, *early), errors
+    )
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
@@ -69,11 +71,11 @@ def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: s
         yield f"{arm.name} is evaluated differently from {arm.base}: {listing(found, 4)}"
 
 
-def compare(sides: Sequence[Side], on: str, *, lower: bool) -> tuple[tuple[Result, ...], list[str]]:
+def compare(sides: Sequence[Side], shown: CompareConfig) -> tuple[tuple[Result, ...], list[str]]:
     """The results of arms with their differences, and remarks."""
-    found = {side.name: _result(side) for side in sides}
-    compared = _compared(found, lower)
-    return compared, [*remarks(compared), *(note for side in sides for note in left_out(side.name, side.curves, on))]
+    compared = _compared({side.name: _result(side) for side in sides}, shown)
+    notes = [note for side in sides for note in left_out(side.name, side.curves, shown.on)]
+    return compared, [*remarks(compared, shown.margin), *notes]
 
 
 def _result(side: Side) -> Result:
@@ -94,17 +96,17 @@ def _result(side: Side) -> Result:
     )
 
 
-def _compared(found: dict[str, Result], lower: bool) -> tuple[Result, ...]:
+def _compared(found: dict[str, Result], shown: CompareConfig) -> tuple[Result, ...]:
     """The results with their differences, whose probabilities are adjusted for their number."""
     made = dict(found)
     for name, one in found.items():
         both = pairs(one, found[one.base])
         if name != one.base and both:
-            difference = paired([own.last for own, _ in both], [base.last for _, base in both])
-            made[name] = replace(one, difference=difference, reached=_reached(both, lower))
+            difference = paired([own.last for own, _ in both], [base.last for _, base in both], shown.margin)
+            made[name] = replace(one, difference=difference, reached=_reached(both, shown.lower))
     names = [name for name, one in made.items() if one.difference is not None]
     for name, difference in zip(names, holm([d for n in names if (d := made[n].difference)]), strict=True):
-        made[name] = replace(made[name], difference=difference, verdict=_verdict(difference, lower))
+        made[name] = replace(made[name], difference=difference, verdict=_verdict(difference, shown.lower))
     return tuple(made.values())
 
 
@@ -112,6 +114,8 @@ def _verdict(difference: Paired, lower: bool) -> str | None:
     """The answer; None for one seed."""
     if difference.adjusted is None:
         return None
+    if difference.same():
+        return "same"
     if not difference.sure():
         return "open"
     return "better" if (difference.mean < 0) == lower else "worse"

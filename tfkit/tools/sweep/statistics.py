@@ -19,6 +19,10 @@ from tfkit.errors import Diagnostic, SpecError
 LEVEL = 0.95
 ALPHA = 1 - LEVEL + 1e-12
 """The most that the probability of a false alarm may be; a bit more, so that it is not lost by rounding."""
+POWER = 0.8
+"""The probability to find what is there."""
+MOST_PAIRS = 1000
+"""The largest number of pairs that is named."""
 MOST_EXACT = 12
 """Pairs up to which every flip of signs is counted; beyond, the t test gives the probability."""
 ROUNDING = 1e-12
@@ -36,6 +40,9 @@ class Paired:
         interval: 95% of it, by the t distribution; None for one pair.
         p: the probability of a difference this large, or larger, if there is none; None for one pair.
         adjusted: that probability, after Holm, among all comparisons; None for one pair.
+        deviation: the standard deviation of the differences; None for one pair.
+        p_same: the probability of pairs this alike, or more, if the true difference were the margin; None without one.
+        adjusted_same: that probability, after Holm, among all comparisons.
         correlation: that of the two sides; None where a side does not vary, or for two pairs or fewer.
         unpaired: the interval if the seeds had not been the same (Welch); None for one pair.
     """
@@ -45,6 +52,9 @@ class Paired:
     interval: Interval | None = None
     p: float | None = None
     adjusted: float | None = None
+    deviation: float | None = None
+    p_same: float | None = None
+    adjusted_same: float | None = None
     correlation: float | None = None
     unpaired: Interval | None = None
 
@@ -52,9 +62,18 @@ class Paired:
         """True if the difference is not by chance, at 5% over all comparisons."""
         return self.adjusted is not None and self.adjusted <= ALPHA
 
+    def same(self) -> bool:
+        """True if the difference is below the margin, at 2.5% over all comparisons: its interval is within it."""
+        return self.adjusted_same is not None and self.adjusted_same <= ALPHA / 2
 
-def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
+
+def paired(values: Sequence[float], base: Sequence[float], margin: float | None = None) -> Paired:
     """The difference of two sides whose pairs are at the same places.
+
+    Args:
+        values: one side.
+        base: the other.
+        margin: the difference that begins to matter, if that is asked.
 
     Raises:
         SpecError: scipy is not installed.
@@ -67,9 +86,10 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
         float(np.mean(differences)),
         interval_of(differences),
         _p(differences),
-        None,
-        _correlation(values, base),
-        _unpaired(values, base),
+        deviation=float(np.std(differences, ddof=1)),
+        p_same=None if margin is None else _p_same(differences, margin),
+        correlation=_correlation(values, base),
+        unpaired=_unpaired(values, base),
     )
 
 
@@ -98,13 +118,36 @@ def least_p(pairs: int) -> float:
     return 2.0 ** (1 - pairs) if pairs <= MOST_EXACT else 0.0
 
 
+def enough(deviation: float, margin: float, comparisons: int) -> int | None:
+    """The pairs that show a difference of nothing to be below a margin, in 4 of 5 cases; None beyond 1,000.
+
+    Args:
+        deviation: the standard deviation of their differences.
+        margin: the margin.
+        comparisons: their number, among which Holm's correction is made.
+    """
+    counts = np.arange(2, MOST_PAIRS + 1)
+    quantile = scipy().special.stdtrit
+    halves = quantile(counts - 1, 1 - (1 - LEVEL) / 2 / comparisons) + quantile(counts - 1, (1 + POWER) / 2)
+    found = counts[halves * deviation <= margin * np.sqrt(counts)]
+    return int(found[0]) if len(found) else None
+
+
 def holm(found: Sequence[Paired]) -> list[Paired]:
-    """The comparisons with their adjusted probabilities: the chance of one false alarm among all stays 5%."""
-    known = sorted((one.p, index) for index, one in enumerate(found) if one.p is not None)
-    made, most = list(found), 0.0
+    """The comparisons with their adjusted probabilities: the chance of one false claim among all stays 5%.
+
+    That variants differ is one kind of claim, that they are the same another.
+    """
+    adjusted = zip(_holm([one.p for one in found]), _holm([one.p_same for one in found]), strict=True)
+    return [replace(one, adjusted=p, adjusted_same=p_same) for one, (p, p_same) in zip(found, adjusted, strict=True)]
+
+
+def _holm(probabilities: Sequence[float | None]) -> list[float | None]:
+    known = sorted((p, index) for index, p in enumerate(probabilities) if p is not None)
+    made, most = list(probabilities), 0.0
     for rank, (p, index) in enumerate(known):
         most = max(most, min(1.0, p * (len(known) - rank)))
-        made[index] = replace(found[index], adjusted=most)
+        made[index] = most
     return made
 
 
@@ -118,6 +161,14 @@ def _p(differences: Sequence[float]) -> float:
         return 2 * float(scipy().special.stdtr(count - 1, -abs(t)))
     sums = np.array(list(itertools.product((-1, 1), repeat=count))) @ np.asarray(differences)
     return float(np.mean(np.abs(sums) >= abs(sum(differences)) * (1 - ROUNDING)))
+
+
+def _p_same(differences: Sequence[float], margin: float) -> float:
+    """The larger probability of two one-sided t tests (https://doi.org/10.1007/BF01068419)."""
+    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    room = margin - abs(float(np.mean(differences)))
+    t = room / error if error else math.copysign(math.inf, room)
+    return float(scipy().special.stdtr(len(differences) - 1, -t))
 
 
 def _correlation(values: Sequence[float], base: Sequence[float]) -> float | None:
