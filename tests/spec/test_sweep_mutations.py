@@ -36,7 +36,7 @@ grid: {batch.sequences: [4, 5]}
 seeds: [0, 1]
 equal: {params: 60%, tokens: 0.5%, time: 90%, device: a100}
 tune: {over: {optimizer.lr: [1e-3, 1e-2]}, seeds: [9], steps: 4}
-compare: {to: relu, on: val.loss}
+compare: {to: relu, on: val.loss, margin: 0.01}
 """
 LADDER = """\
 tfkit: 1
