@@ -25,6 +25,7 @@ GOLDEN = Path(__file__).parent / "golden"
 discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
 manager.load_plugins = loaded_once(manager.load_plugins)
 source.parse = lru_cache(maxsize=1000)(source.parse)
+os.fsync = lambda number: None  # no test cuts the power
 gc.disable()  # until all tests are collected
 
 
@@ -35,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """Leave modules and tests out of every collection of garbage, which begin now: there are many, and they stay."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(200_000, 10, 50)
     gc.enable()
 
 

@@ -154,7 +154,7 @@ def test_broken_pipe() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-@pytest.mark.parametrize("arguments", ["--version", "--help", "list", "params tiny.yaml --json"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", "params tiny.yaml --json"])
 def test_a_full_disk(arguments: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         code = "import sys; from tfkit.cli import main; sys.exit(main())"
@@ -163,11 +163,11 @@ def test_a_full_disk(arguments: str) -> None:
     assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize(("closed", "err"), [(">&-", ""), ("2>&-", ""), (">&- 2>&-", "")])
-def test_closed_streams(closed: str, err: str) -> None:
+@pytest.mark.parametrize("words", ["list >&-", "--help 2>&-", "--help >&- 2>&-"])
+def test_closed_streams(words: str) -> None:
     code = "import sys; from tfkit.cli import main; sys.exit(main())"
-    done = subprocess.run(f'"{sys.executable}" -c "{code}" list {closed}', shell=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stderr.decode()) == (0, err)
+    done = subprocess.run(f'"{sys.executable}" -c "{code}" {words}', shell=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

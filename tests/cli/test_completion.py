@@ -160,6 +160,7 @@ def tfkit_on_path(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.usefixtures("tfkit_on_path")
 def test_bash() -> None:

@@ -30,6 +30,7 @@ PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir()
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
+LONG = {"training", "sweeps"}
 WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
@@ -38,7 +39,6 @@ WRITTEN = [
     *ROOT.glob("specs/*.md"),
     *ROOT.glob("plugins/*/README.md"),
 ]
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
             del sys.modules[name]
 
 
-@named
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in LONG), id=page.stem) for page in PAGES]
+)
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

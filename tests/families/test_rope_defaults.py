@@ -79,14 +79,9 @@ FORMS: dict[str, dict[str, Any]] = {
 ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "layer_rope_theta", *ORIGINAL)
 QUICK = {
     "gemma3_text",
-    "olmo3",
     "modernbert",
-    "ultrabert",
     "laguna",
-    "mellum",
     "gpt_neox",
-    "cohere2_moe",
-    "apertus",
     "phi3",
 }
 EXCEPT = {

@@ -155,7 +155,7 @@ def test_the_originals_are_right(text: str, folder: Path) -> None:
     assert check(text, folder)
 
 
-@settings(SETTINGS, max_examples=60, derandomize=True)
+@settings(SETTINGS, max_examples=30, derandomize=True)
 @given(mutants())
 def test_mutants_of_sweeps(folder: Path, text: str) -> None:
     check(text, folder)

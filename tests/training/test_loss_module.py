@@ -83,6 +83,7 @@ def test_it_is_compiled_whole(name: str) -> None:
 
 
 @traced
+@pytest.mark.slow
 def test_it_is_compiled_once_for_all_lengths() -> None:
     model, counter = build("gpt2", "decoder.n_layers=1"), CompileCounter()
     torch.compiler.reset()

@@ -25,7 +25,7 @@ def check(spec: Data, only: tuple[str, ...] = ()) -> None:
     assert found == {}
 
 
-@settings(SETTINGS, max_examples=6, derandomize=True)
+@settings(SETTINGS, max_examples=3, derandomize=True)
 @given(specs())
 def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:
     check(spec, QUICK)

@@ -64,7 +64,7 @@ def counted(graph: Graph) -> tuple[int, int]:
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "gemma2_2b", "mixtral_8x7b"))
+@pytest.mark.parametrize("name", quick("gemma2_2b", "mixtral_8x7b"))
 def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     graph = load(name)
     found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32).total

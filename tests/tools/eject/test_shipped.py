@@ -32,7 +32,6 @@ LINT = [
 QUICK = {
     "deepseek_v3",
     "gemma3_1b",
-    "gpt_oss_20b",
     "t5_small",
 }
 

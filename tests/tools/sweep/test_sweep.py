@@ -177,6 +177,7 @@ compare: {on: val.loss}
 """
 
 
+@pytest.mark.slow
 def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
     """So a second call makes nothing, and an interrupted search goes on where it was."""
     pytest.importorskip("optuna")
