@@ -46,6 +46,7 @@ WRONG = {
     "path_with_a_hole": SWEEP.replace("model.decoder.ffn:", "model..ffn:"),
     "seed_of_a_variant": SWEEP.replace("relu: {}", "relu: {seed: 3}"),
     "seed_twice": SWEEP.replace("[0, 1]", "[0, 1, 0]"),
+    "previous_of_that_name": SWEEP.replace("to: relu", "to: previous").replace("deeper:", "previous:"),
     "margin_of_nothing": SWEEP.replace("val.loss}", "val.loss, margin: 0}"),
     "margin_of_one_variant": "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss, margin: 0.1}\n",
     "no_seed": SWEEP.replace("[0, 1]", "[]"),
@@ -140,6 +141,15 @@ def test_the_grid_crosses_all_variants() -> None:
     assert one.base == "relu, lr 0.01, sequences 4"
     run = arms.cells(one)[0].run
     assert (run.config.optimizer.lr, run.config.batch.sequences) == (0.01, 4)
+
+
+def test_each_variant_may_have_the_one_before_it_as_its_base() -> None:
+    arms = arms_of(SWEEP.replace("to: relu", "to: previous") + "grid: {optimizer.lr: [1e-3, 1e-2]}\n")
+    bases = {arm.name: arm.base for arm in arms.arms if arm.name.endswith("0.01")}
+    names = ["relu, lr 0.01", "swiglu, lr 0.01", "deeper, lr 0.01"]
+    assert bases == dict(zip(names, [names[0], *names], strict=False))
+    named = arms_of(SWEEP.replace("deeper:", "previous:"))
+    assert {arm.base for arm in named.arms} == {"relu"}
 
 
 def test_trials_have_their_own_seeds_and_length() -> None:

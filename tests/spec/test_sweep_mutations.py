@@ -7,6 +7,7 @@ that makes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ FIELDS = sorted(
     {name for one in (SweepSpec, EqualConfig, TuneConfig, CompareConfig, FitConfig) for name in one.model_fields}
 )
 MOST_ARMS = 24
+
+
+def base_of(variant: str, to: str | None, variants: list[str]) -> str:
+    """The variant that one is compared to."""
+    if to != "previous":
+        return to or variants[0]
+    return next((one for one, after in pairwise(variants) if after == variant), variant)
 
 
 def sweep_key(draw: st.DrawFn, text: str) -> str:
@@ -129,7 +137,7 @@ def check_runs(data: Mapping[str, Any], sweep: Sweep) -> None:
         runs = [cell.run for cell in arms.cells(arm)]
         assert [run.config.seed for run in runs] == list(data["seeds"])
         assert len({run.steps for run in runs}) == 1
-        assert arms.arm(arm.base).variant == (data["compare"].get("to") or next(iter(variants)))
+        assert arms.arm(arm.base).variant == base_of(arm.variant, data["compare"].get("to"), list(variants))
         if data.get("tokens") is not None:
             assert runs[0].config.tokens is not None
             assert 0 <= runs[0].steps * runs[0].tokens_of_step - runs[0].config.tokens < runs[0].tokens_of_step

@@ -23,6 +23,8 @@ MOST = 2**50
 """Parameters of the largest model."""
 ONE = "base"
 """The name of the only variant of a sweep that names none."""
+PREVIOUS = "previous"
+"""The word for the variant before each."""
 
 
 class EqualConfig(Config):
@@ -137,7 +139,8 @@ class CompareConfig(Config):
     """The comparison: each variant with one of them."""
 
     to: str | None = None
-    """The variant that the others are compared to; the first one unless given."""
+    """The variant that the others are compared to, the first one unless given; or `previous`: each is compared to the
+    one before it, as in a list of changes of which each has all before its own."""
     on: str
     """A number of the evaluations: `val.loss`."""
     better: Literal["lower", "higher"] | None = None
@@ -204,10 +207,12 @@ class SweepSpec(Document):
             raise Invalid("tokens", "`tokens` takes a number or arithmetic", help="for instance `tokens: 20 * params`")
         return given
 
-    @property
-    def baseline(self) -> str:
-        """The variant that the others are compared to."""
-        return self.compare.to or next(iter(self.variants))
+    def base_of(self, variant: str) -> str:
+        """The variant that one is compared to; itself if that is none."""
+        names = list(self.variants)
+        if self.compare.to == PREVIOUS:
+            return names[max(names.index(variant) - 1, 0)]
+        return self.compare.to or names[0]
 
     @property
     def fitted(self) -> str:
@@ -221,9 +226,12 @@ class SweepSpec(Document):
         _check_lists("grid", self.grid)
         if not self.variants:
             raise Invalid("variants", "there is no variant", help="for instance `variants: {relu: {}}`")
-        if self.baseline not in self.variants:
-            known = ", ".join(self.variants)
-            raise Invalid("compare.to", f"there is no variant `{self.compare.to}`", notes=(f"variants: {known}",))
+        if self.compare.to not in (None, PREVIOUS, *self.variants):
+            notes = (f"variants: {', '.join(self.variants)}; or `{PREVIOUS}`, the one before each",)
+            raise Invalid("compare.to", f"there is no variant `{self.compare.to}`", notes=notes)
+        if self.compare.to == PREVIOUS and PREVIOUS in self.variants:
+            message = f"`{PREVIOUS}` is the variant before each, and the name of one"
+            raise Invalid("compare.to", message, help="give that variant another name")
         if self.compare.margin is not None and len(self.variants) == 1:
             raise Invalid("compare.margin", "`margin` has no effect: there is one variant", help="remove it")
         if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER:

@@ -330,6 +330,20 @@ def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("finished")
+def test_each_variant_is_compared_to_the_one_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    to_first = {one["name"]: one["difference"] for one in result(capsys)["arms"]}
+    write(SWEEP.replace("to: relu", "to: previous"))
+    found = result(capsys)
+    assert found["notes"][0] == "each variant is compared to the one before it"
+    first, again, gelu = found["arms"]
+    assert [one["base"] for one in (first, again, gelu)] == ["relu", "relu", "again"]
+    assert first["difference"] is None
+    assert again["difference"] == to_first["again"]
+    assert gelu["difference"]["mean"] == to_first["gelu"]["mean"]  # the two before it are equal
+    assert "<h3>again and gelu</h3>" in Path(found["page"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
     found = result(capsys)

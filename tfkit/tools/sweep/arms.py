@@ -72,7 +72,7 @@ class Arm:
     Attributes:
         name: the variant, its size if the sweep has several, and the point if there is a grid.
         variant: the name of the variant.
-        base: the name of the arm that it is compared to: that of the baseline in this size, at this point.
+        base: the name of the arm that it is compared to, of the same size and point; or its own.
         text: the run, not resolved, before a choice of tuning is made.
     """
 
@@ -127,7 +127,7 @@ class Arms:
             text = self._chosen(self.file.variants[variant], point)
             if params:
                 text = resized(text, params, self.file, self._plugins, self._data)
-            return Arm(f"{variant}{where}", variant, f"{self.config.baseline}{where}", text)
+            return Arm(f"{variant}{where}", variant, f"{self.config.base_of(variant)}{where}", text)
 
         return made
 

@@ -95,7 +95,7 @@ def _curves(found: Results) -> Iterator[Child]:
     yield _legend([one.name for one in found.arms])
     apart = gaps(found.arms)
     if apart is not None:
-        yield tag("h3", "Differences from the baseline")
+        yield tag("h3", "Differences over the steps")
         yield apart
 
 

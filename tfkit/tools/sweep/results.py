@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.errors import listing
-from tfkit.spec.sweep import CompareConfig
+from tfkit.spec.sweep import PREVIOUS, CompareConfig
 from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
@@ -56,11 +56,11 @@ def results(
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
         early += ended_early(arm.name, side.curves, side.size.steps)
+    order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
     compared, notes = compare(sides, shown)
+    notes = [*order, *notes, *early]
     laws = tuple(scalings(arms, complete, sizes))
-    return Results(
-        arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, (*notes, *early), errors
-    )
+    return Results(arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, tuple(notes), errors)
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
