@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.sampling import slow
 from tests.texts import BROKEN_PLUGIN
 from tfkit.cli import SECTIONS, cli, main
 
@@ -154,7 +155,7 @@ def test_broken_pipe() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-@pytest.mark.parametrize("arguments", ["--version", "--help", "params tiny.yaml --json"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", slow("list"), "params tiny.yaml --json"])
 def test_a_full_disk(arguments: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         code = "import sys; from tfkit.cli import main; sys.exit(main())"
@@ -163,7 +164,7 @@ def test_a_full_disk(arguments: str) -> None:
     assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("words", ["list >&-", "--help 2>&-", "--help >&- 2>&-"])
+@pytest.mark.parametrize("words", ["list >&-", *map(slow, ["list 2>&-", "list >&- 2>&-"])])
 def test_closed_streams(words: str) -> None:
     code = "import sys; from tfkit.cli import main; sys.exit(main())"
     done = subprocess.run(f'"{sys.executable}" -c "{code}" {words}', shell=True, capture_output=True, timeout=60)

@@ -64,7 +64,7 @@ def drawn(draw):
     return f"{left} -> {right}", {name: SIZES[name] for name in needed}, shape
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(drawn())
 def test_it_is_what_einops_does(case):
     pattern, sizes, shape = case

@@ -93,7 +93,7 @@ def test_rendered_specs_are_valid(name: str) -> None:
     (WITH_PLUGINS if model.requires else VALIDATOR).validate(plain(parse(render(model), name)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_the_loader_takes_is_valid(specs: st.SearchStrategy[dict[str, Any]], data: st.DataObject) -> None:
     spec = data.draw(specs)
