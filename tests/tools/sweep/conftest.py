@@ -1,15 +1,49 @@
-"""A folder with a small sweep and its run."""
+"""A folder with a small sweep and its run; and the runs, made in this process."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from .small import write_files
+from tfkit.tools.sweep import sweep as module
+from tfkit.training import memory
+
+from .in_process import InProcess
+from .small import MEMORY, sweep, write_files
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs are made in this process; the folders of those that were."""
+    here = InProcess()
+    monkeypatch.setattr(module, "work", here)
+    monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
+    return here.made
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder in which the sweep is made, and the folders of its runs."""
+    folder, here = tmp_path_factory.mktemp("whole"), InProcess()
+    write_files(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(module, "work", here)
+        patched.setattr(memory, "peak", lambda device: MEMORY)
+        assert sweep() == 0
+    return folder / "out", here.made
+
+
+@pytest.fixture
+def finished(whole: tuple[Path, list[str]], here: None, made: list[str]) -> list[str]:
+    """The folders of the sweep's runs, which are all made; those that are made besides are in `made`."""
+    shutil.copytree(whole[0], "out")
+    return whole[1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.training.runs import RUN, write_run
 from tfkit.cli import main
@@ -18,6 +22,9 @@ variants:
 seeds: [0, 1, 2]
 compare: {to: relu, on: val.loss}
 """
+TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
+MEMORY = 2**28
+"""Bytes in use at the peak of every run that is made in this process."""
 
 
 def write(text: str, folder: Path = Path()) -> None:
@@ -32,6 +39,15 @@ def write_files(folder: Path) -> None:
 
 def sweep(*options: str) -> int:
     return main(["sweep", "sweep.yaml", "-o", "out", *options, "--no-plugins"])
+
+
+def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
+    """The result as data."""
+    capsys.readouterr()
+    assert sweep("--json", *options) == status
+    text = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
+    return found
 
 
 def drawn(page: str) -> tuple[list[str], int]:

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +15,12 @@ import pytest
 from tests.training.runs import PLUGINS
 from tfkit.graph.run import load_run
 from tfkit.tools.sweep import scaling
-from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.scaling import law_of
-from tfkit.tools.sweep.show import _in_lines
-from tfkit.training import memory
 
 from ...sampling import slow
-from .in_process import InProcess
-from .small import SWEEP, drawn, sweep, write, write_files
+from .small import MEMORY, SWEEP, TUNE, drawn, result, sweep, write
 
 pytestmark = pytest.mark.usefixtures("here")
-
-TUNE = "tune: {over: {optimizer.lr: [1e-6, 1e-2]}, seeds: [9], steps: 4}\n"
-MEMORY = 2**28
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs are made in this process; the folders of those that were."""
-    here = InProcess()
-    monkeypatch.setattr(module, "work", here)
-    monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
-    return here.made
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder in which the sweep is made, and the folders of its runs."""
-    folder, here = tmp_path_factory.mktemp("whole"), InProcess()
-    write_files(folder)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        patched.setattr(module, "work", here)
-        patched.setattr(memory, "peak", lambda device: MEMORY)
-        assert sweep() == 0
-    return folder / "out", here.made
-
-
-@pytest.fixture
-def finished(whole: tuple[Path, list[str]], here: None, made: list[str]) -> list[str]:
-    """The folders of the sweep's runs, which are all made; those that are made besides are in `made`."""
-    shutil.copytree(whole[0], "out")
-    return whole[1]
-
-
-def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> dict[str, Any]:
-    """The result as data."""
-    capsys.readouterr()
-    assert sweep("--json", *options) == status
-    text = capsys.readouterr().out
-    found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
-    return found
 
 
 def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -266,158 +220,3 @@ def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden
     write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
     assert sweep("--plan") == 1
     golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
-
-
-@pytest.mark.usefixtures("finished")
-def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("val.loss", "val.loss, better: higher") + TUNE)
-    assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
-
-
-def test_another_number_is_shown_of_the_same_runs(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
-) -> None:
-    """What was tuned stays, for it was chosen on the sweep's own number."""
-    write(SWEEP + TUNE)
-    found = result(capsys)
-    made.clear()
-    for better in ("higher", "lower"):
-        other = result(capsys, "--on", "val.accuracy", "--better", better)
-        assert (other["on"], other["lower"]) == ("val.accuracy", better == "lower")
-        assert other["trials"] == found["trials"]
-        assert {one["on"] for one in other["trials"]} == {"val.loss"}
-        assert [one["tuned"] for one in other["arms"]] == [one["tuned"] for one in found["arms"]]
-        for arm, own in zip(other["arms"], found["arms"], strict=True):
-            assert arm["mean"] != own["mean"]
-            for curve in arm["curves"]:
-                lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-                assert curve["values"][-1] == json.loads(lines[-1])["val.accuracy"]
-    assert made == []
-    assert sweep("--so-far", "--on", "val.accuracy", "--better", "higher") == 0
-    assert "tried   val.loss" in capsys.readouterr().out
-
-
-def test_a_wide_number_has_several_lines_in_a_head() -> None:
-    lines = ["val.accuracy", "test.\nexact_match", "test.\ndecoded_\naccuracy"]
-    assert [_in_lines(line.replace("\n", "")) for line in lines] == lines
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        (("--on", "val.perplexity", "--better", "lower"), 1, "relu computes no `val.perplexity`"),
-        (("--on", "val.accuracy"), 2, "nothing says if `val.accuracy` is better higher or lower: add --better"),
-        (("--on", ""), 2, "nothing says if `` is better"),
-        (("--better", "higher"), 2, "--better is the direction of a number: give --on"),
-        (("--margin", "0.1"), 2, "--margin is a difference of a number: give --on"),
-        (("--margin", "0", "--on", "val.loss"), 2, "`--margin` takes a number above 0, not 0.0"),
-        (("--plan", "--on", "val.loss"), 2, "--plan compares nothing: it goes without --on"),
-    ],
-)
-def test_a_number_that_cannot_be_shown(
-    options: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str], made: list[str]
-) -> None:
-    assert sweep(*options) == status
-    assert capsys.readouterr().err.startswith(f"error: {words}")
-    assert made == []
-
-
-@pytest.mark.usefixtures("made")
-def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
-    (note,) = [one for one in result(capsys, "--so-far")["notes"] if "differently" in one]
-    assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
-
-
-@pytest.mark.usefixtures("finished")
-def test_each_variant_is_compared_to_the_one_before_it(capsys: pytest.CaptureFixture[str]) -> None:
-    to_first = {one["name"]: one["difference"] for one in result(capsys)["arms"]}
-    write(SWEEP.replace("to: relu", "to: previous"))
-    found = result(capsys)
-    assert found["notes"][0] == "each variant is compared to the one before it"
-    first, again, gelu = found["arms"]
-    assert [one["base"] for one in (first, again, gelu)] == ["relu", "relu", "again"]
-    assert first["difference"] is None
-    assert again["difference"] == to_first["again"]
-    assert gelu["difference"]["mean"] == to_first["gelu"]["mean"]  # the two before it are equal
-    assert "<h3>again and gelu</h3>" in Path(found["page"]).read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("finished")
-def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
-    found = result(capsys)
-    assert found["margin"] == 0.5
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "same"]
-    page = Path(found["page"]).read_text(encoding="utf-8")
-    assert page.count('class="margin"') == 1
-    assert "The band is ± 0.5, the margin" in page
-    found = result(capsys, "--on", "val.loss", "--margin", "1e-9")
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "open"]
-    (note,) = [note for note in found["notes"] if note.startswith("gelu is open: ")]
-    assert note.endswith(" seeds would show it to be the same within 1e-09, in 4 of 5 cases, if it is")
-    found = result(capsys, "--on", "val.loss")
-    assert (found["margin"], [one["verdict"] for one in found["arms"]]) == (None, [None, "open", "open"])
-    assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("finished")
-def test_runs_of_several_machines_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    place = sorted(Path("out").glob("runs/*/run.json"))[0]
-    facts = json.loads(place.read_text(encoding="utf-8"))
-    here, other = facts["bits"]["device"], "NVIDIA H200"
-    assert not [one for one in result(capsys)["notes"] if "machine" in one]
-    facts["bits"]["device"] = other
-    place.write_text(json.dumps(facts), encoding="utf-8")
-    found = result(capsys)
-    (note,) = [one for one in found["notes"] if "machine" in one]
-    words = {f"device is `{one}` or `{two}`" for one, two in ((here, other), (other, here))}
-    assert note.removeprefix("the runs are not of one machine, so that speeds are not comparable: ") in words
-    text = Path(found["page"]).read_text(encoding="utf-8")
-    assert f"{here}; {other}" in text or f"{other}; {here}" in text
-
-
-@pytest.mark.usefixtures("finished")
-def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
-    plan = run("sweep", "sweep.yaml", "-o", "nowhere", "--plan")
-    text = run("sweep", "sweep.yaml", "-o", "out")
-    golden("sweeps/printed", re.sub(r" *[-+]?\d[\d.,]*", " #", f"{plan}\n{text}"))
-
-
-@pytest.mark.usefixtures("finished")
-def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("again", "a_b").replace("[0, 1, 2]", "[0]"))
-    assert sweep("--latex") == 0
-    out, err = capsys.readouterr()
-    assert r"a\_b & " in out
-    assert "one seed: numbers without a verdict" in err
-    assert sweep("--markdown") == 0
-    assert "| a_b | " in capsys.readouterr().out
-    assert sweep("--latex", "--json") == 2
-
-
-class Addresses(HTMLParser):
-    """What a page would fetch."""
-
-    found: list[str]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"{tag} {name} {value}" for name, value in attrs if name in ("src", "href", "data", "srcset")]
-        self.found += ["script"] if tag in ("script", "iframe", "object") else []
-
-
-@pytest.mark.usefixtures("finished")
-def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("again", '"<b>again"').replace("tfkit: 1", "tfkit: 1\ndescription: a & b <script>"))
-    place = Path(result(capsys)["page"])
-    text = place.read_text(encoding="utf-8")
-    reader = Addresses()
-    reader.found = []
-    reader.feed(text)
-    assert reader.found == []
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "<b>" not in text
-    assert drawn(text) == (["differences", "curves", "differences over the steps"], 1)
-    assert "prefers-color-scheme" in text
-    assert len(text) < 2_000_000
