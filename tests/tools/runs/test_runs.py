@@ -163,6 +163,7 @@ def test_a_variant_is_named_by_what_tells_it_apart(
         ("no_run", (), ("nowhere", ".", "out", *RELU)),
         ("number", (), (*RELU, "--on", "val.bits_per_byte")),
         ("baseline", (), (*RELU, "--baseline", "gelu-0")),
+        ("margin", (), ("relu-0", "--margin", "0.1")),
         ("twice", (), (*RELU, "relu-0/")),
         ("data", ("data.split={train: 0.8, val: 0.2}",), ("relu-0", "gelu-0")),
         ("length", ("batch.length=8",), ("relu-0", "gelu-0")),

@@ -71,6 +71,13 @@ def test_a_number_that_cannot_be_shown(
     assert made == []
 
 
+def test_a_margin_of_one_variant(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+    write("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
+    assert sweep("--on", "val.loss", "--margin", "0.1") == 1
+    assert capsys.readouterr().err.startswith("error: `margin` has no effect: there is one variant\n")
+    assert made == []
+
+
 @pytest.mark.usefixtures("made")
 def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))

@@ -14,7 +14,7 @@ from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.diff.differences import Difference
 from tfkit.tools.runs.folders import check_alike, check_different, read_cells
 from tfkit.tools.runs.variants import Variant, variants
-from tfkit.tools.sweep.arms import Cell, collected
+from tfkit.tools.sweep.arms import Cell, check_margin, collected
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.equal import SIZES, unequal
 from tfkit.tools.sweep.page import differing, page
@@ -64,6 +64,7 @@ def compare_runs(
     cells = read_cells(folders, plugins, on)
     every = variants(_from_baseline(cells, folders[0] if baseline is None else baseline))
     check_different(every)
+    check_margin(shown, len(every))
     base, *others = every
     collected(partial(check_alike, one, base, on) for one in others)
     unfinished = [cell for cell in cells if not is_complete(cell)]

@@ -17,6 +17,7 @@ from tfkit.spec.merge import Change
 from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.spec.read_sweep import Setting, SweepFile
 from tfkit.spec.source import plain
+from tfkit.spec.sweep import CompareConfig
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
@@ -189,6 +190,12 @@ def check_number(name: str, run: Run, on: str) -> None:
         notes = (f"numbers of its evaluations: {listing(numbers) or 'none'}",)
         help = "name a number that all runs compute: --on NUMBER"
         raise SpecError(Diagnostic(f"{name} computes no {quoted(on)}", notes=notes, help=help))
+
+
+def check_margin(shown: CompareConfig, variants: int) -> None:
+    """Raise SpecError for a margin where this number of variants leaves nothing to compare."""
+    if shown.margin is not None and variants == 1:
+        raise SpecError(Diagnostic("`margin` has no effect: there is one variant", help="compare two, or leave it out"))
 
 
 def _check_number(file: SweepFile, run: Run) -> None:

@@ -14,7 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
 from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_number, collected
+from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_margin, check_number, collected
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.laws import check_laws
@@ -95,6 +95,7 @@ class Sweep:
         self._sized = self._choices()
         self._sizes = self._checked()
         self._shown = shown or self.file.config.compare
+        check_margin(self._shown, len(self.file.variants))
         for arm, run in self._first_runs().items():
             check_number(arm, run, self._shown.on)
 
