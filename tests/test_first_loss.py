@@ -103,7 +103,7 @@ def small(name: str) -> tfkit.Graph:
     return tfkit.load(name, sets=[*sets, *(f"{node}.scale={scale}" for node, scale in scales.items() if scale)])
 
 
-@pytest.mark.parametrize("name", covering_first(20))
+@pytest.mark.parametrize("name", covering_first(8))
 def test_what_ships_starts_near_even_guesses(name: str) -> None:
     kinds = {node.config.kind_name() for node in tfkit.load(name).nodes}
     if {"decoder", "lm_head"} <= kinds:
@@ -118,7 +118,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize(
-    ("placement", "kind", "sets"), some([(one, *tried) for one in ("pre", "post", "sandwich") for tried in TRIED], 15)
+    ("placement", "kind", "sets"), some([(one, *tried) for one in ("pre", "post", "sandwich") for tried in TRIED], 8)
 )
 def test_the_estimate_is_what_a_run_shows(placement: str, kind: str, sets: list[str]) -> None:
     graph = graph_of(f"init={kind}", f"decoder.placement={placement}", *sets)

@@ -245,6 +245,7 @@ def test_the_attention_of_a_wrapped_model() -> None:
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 def test_what_is_saved_has_no_names_of_the_wrapper(tmp_path: Path) -> None:
     model = built()
     save(DistributedDataParallel(model), tmp_path / "out")

@@ -155,7 +155,7 @@ def test_broken_pipe() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-@pytest.mark.parametrize("arguments", ["--version", "--help", slow("list"), "params tiny.yaml --json"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", *map(slow, ["list", "params tiny.yaml --json"])])
 def test_a_full_disk(arguments: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         code = "import sys; from tfkit.cli import main; sys.exit(main())"
@@ -181,6 +181,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (1, "error: the current folder does not exist any more\n")
 
 
+@pytest.mark.slow
 def test_styles_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     colours = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     words = ("list", "gpt2")

@@ -149,7 +149,7 @@ def test_torchscript(backend: AttentionBackend, feature: str) -> None:
     ("feature", "compiler"),
     [
         ("window", None),
-        ("alibi", None),
+        slow(("alibi", None)),
         # Uncompiled, torch's own FlexAttention with a soft-cap has wrong gradients inside its checkpointing.
         pytest.param("gqa_window_softcap", "aot_eager", marks=pytest.mark.slow),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
+
+from ..sampling import some
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 D, FF, LAYERS, KV, VOCAB = 64, 160, 3, 32, 500
@@ -89,8 +92,7 @@ def check_spread(x: Tensor, shape: str, size: float) -> None:
 KINDS = list(PLUGINS.registry.kinds("init"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("role", PARTS)
+@pytest.mark.parametrize(("kind", "role"), some(product(KINDS, PARTS), 25))
 def test_each_part_of_a_linear_layer_has_the_spread_of_the_formula(kind: str, role: str) -> None:
     name, first, last, fan_in, residual = PARTS[role]
     shape, size = formula(kind, fan_in, last - first, residual=residual)

@@ -212,7 +212,7 @@ def fields_of_parts() -> Iterator[Any]:
                     yield pytest.param(slot, kind, name, id=f"{kind}.{name}")
 
 
-@pytest.mark.parametrize(("slot", "kind", "name"), some(fields_of_parts(), 50))
+@pytest.mark.parametrize(("slot", "kind", "name"), some(fields_of_parts(), 20))
 def test_every_field_shows(slot: str, kind: str, name: str) -> None:
     key = f"{kind}.{name}"
     others = OTHERS.get(key) or OTHERS.get(name)

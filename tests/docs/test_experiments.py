@@ -19,7 +19,7 @@ TEXT = (DOCS / "experiments.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", some(COMMANDS, 2))
+@pytest.mark.parametrize("command", some(COMMANDS, 1))
 def test_tables_are_those_of_the_runs(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from tfkit.cli import main
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.import_.importing import import_config
 
+from ..sampling import some
 from .case import reference
 from .cases import CASES
 
@@ -51,7 +52,7 @@ COMPUTED: list[tuple[str, str, Callable[[], Tensor] | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "value"), COMPUTED, ids=[f"{name} {tensor}" for name, tensor, _ in COMPUTED]
+    ("name", "tensor", "value"), some([pytest.param(*one, id=f"{one[0]} {one[1]}") for one in COMPUTED], 5)
 )
 def test_a_tensor_is_ignored_if_it_is_what_the_model_computes(
     name: str, tensor: str, value: Callable[[], Tensor] | None, tmp_path: Path

@@ -79,10 +79,7 @@ FORMS: dict[str, dict[str, Any]] = {
 ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "layer_rope_theta", *ORIGINAL)
 QUICK = {
     "gemma3_text",
-    "modernbert",
-    "laguna",
     "gpt_neox",
-    "phi3",
 }
 EXCEPT = {
     "dbrx": "its files have the base in another field",

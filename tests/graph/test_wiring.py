@@ -140,6 +140,7 @@ def test_a_memory_of_another_width() -> None:
     check_gradients(model, inputs)
 
 
+@pytest.mark.slow
 def test_one_capture_serves_all_lengths_of_both_sequences() -> None:
     lengths = ((5, 5), (8, 4), (3, 9))
     check_capture(build(MEMORY), *({"x": features(5, n), "tokens": tokens(length=t)} for n, t in lengths))

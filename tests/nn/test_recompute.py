@@ -49,6 +49,7 @@ def test_no_number_changes_and_less_is_kept(spec: str) -> None:
     assert less < kept / 3
 
 
+@pytest.mark.slow
 def test_it_scripts_compiles_and_copies() -> None:
     graph = tfkit.load("gpt2", sets=[*SETS, "decoder.n_layers=1"])
     model = tfkit.build(graph, recompute=True)

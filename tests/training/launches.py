@@ -106,6 +106,7 @@ def children(started: subprocess.Popen[str]) -> list[int]:
 
 
 if __name__ == "__main__":
-    import tfkit.training.loop  # noqa: F401  what every fork needs, once
+    import tfkit.training.loop  # what every fork needs, once
+    import tfkit.training.parallel  # noqa: F401
 
     sys.exit(_fork(int(sys.argv[1]), sys.argv[2:]))

@@ -24,17 +24,11 @@ def filled(core: Additive) -> Additive:
     return core
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "fields",
-    [
-        pytest.param({"position": "alibi"}, marks=SLOW),
-        pytest.param({"position": "t5"}, marks=SLOW),
-        {"bias": False, "qk_norm": "rmsnorm"},
-    ],
+    [{"position": "alibi"}, {"position": "t5"}, {"bias": False, "qk_norm": "rmsnorm"}],
 )
+@pytest.mark.slow
 def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
     check_component(AdditiveConfig, fields=fields, within=["decoder"])
 

@@ -22,6 +22,7 @@ from tfkit.tools.params.count import count_params
 from tfkit.tools.show.steps import programs_of
 
 from ...known import KNOWN, NAMES
+from ...sampling import slow, some
 from ...small_specs import FEW, covering
 from .geometry import Reader, boxes, faults, ways
 
@@ -271,12 +272,12 @@ def tfkit_register(register):
         ("gpt_neo_125m", "decoder1/local/attention", {"mha", "window 256"}),
         ("modernbert_base", "encoder1/local/attention", {"window 64 + 64"}),
         ("deepseek_v3", "decoder1/base/attention", {"mla", "q rank 1,536", "kv rank 512", "d_rope 64"}),
-        ("deepseek_v3", "decoder1/base/ffn", {"moe", "256 experts", "8 experts per token", "d_ff 2,048"}),
+        slow(("deepseek_v3", "decoder1/base/ffn", {"moe", "256 experts", "8 experts per token", "d_ff 2,048"})),
         ("gemma2_2b", "decoder1/base/attention", {"softcap 50"}),
-        ("gemma2_2b", "lm_head1/output", {"softcap 30"}),
+        slow(("gemma2_2b", "lm_head1/output", {"softcap 30"})),
         ("bloom_560m", "decoder1/base/attention", {"alibi"}),
-        ("qwen3_8b", "decoder1/base/attention", {"qk norm rmsnorm", "rope: theta 1,000,000"}),
-        ("albert_base", "encoder1", {"1 set of weights"}),
+        slow(("qwen3_8b", "decoder1/base/attention", {"qk norm rmsnorm", "rope: theta 1,000,000"})),
+        slow(("albert_base", "encoder1", {"1 set of weights"})),
     ],
 )
 def test_a_box_says_what_the_paper_says(name: str, key: str, said: set[str]) -> None:
@@ -288,7 +289,7 @@ def test_a_box_says_what_the_paper_says(name: str, key: str, said: set[str]) -> 
     assert said <= notes[key]
 
 
-@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(sorted(PICTURES.glob("*.svg")), 4), ids=lambda path: path.stem)
 def test_the_pictures_in_the_docs_are_these(path: Path) -> None:
     drawn = to_svg(draw(*(tfkit.load(name) for name in draw_all.specs_of(path))))
     assert path.read_text(encoding="utf-8") == drawn, "renew them: make pictures"

@@ -17,6 +17,7 @@ from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.check import check
 from tfkit.tools.eject.write import eject
 
+from ...sampling import slow
 from ...small_specs import reduced
 
 SPEC = """
@@ -189,11 +190,11 @@ def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "written"),
     [
-        ("Optional[Tensor]", "x: Tensor | None)"),
+        slow(("Optional[Tensor]", "x: Tensor | None)")),
         ("typing.Union[Tensor, list[Optional[int]], None]", "x: Tensor | list[int | None] | None)"),
-        ("torch.nn.Module", "x: nn.Module)"),
+        slow(("torch.nn.Module", "x: nn.Module)")),
         ("Sequence[Tensor]", "x)"),
-        ("Signal", "x)"),
+        slow(("Signal", "x)")),
     ],
 )
 def test_a_type_has_a_name_in_the_file(alone: Alone, said: str, written: str, tmp_path: Path) -> None:
@@ -223,6 +224,7 @@ def test_a_file_must_run_alone(alone: Alone, change: tuple[str, str], why: str) 
         check(graph, text.replace(*change, 1), alone)
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_its_process_is_found() -> None:
     graph, _ = ejected()
     with pytest.raises(tfkit.SpecError, match="the process that ran it ended with status 3"):

@@ -64,13 +64,13 @@ def test_gpt2_is_short_and_runs_alone(tmp_path: Path) -> None:
 
 
 def test_shapes_stand_in_comments() -> None:
-    text = eject(tfkit.load("llama3_8b"))
+    text = eject(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]))
     assert "x = x + self.attention(self.attention_norm_in(x), context)  # [b, t, 4096]" in text
     assert "gate, up = self.gate_up(x).chunk(2, dim=-1)  # [b, t, 14336]" in text
 
 
 def test_the_config_says_the_sizes() -> None:
-    graph = tfkit.load("gpt2")
+    graph = tfkit.load("gpt2", sets=["decoder.n_layers=2"])
     with loaded(eject(graph)) as module, torch.device("meta"):
         assert module.Config().d_head == 64
         smaller = module.Gpt2(module.Config(d_model=16, n_heads=2, d_ff=24, n_layers=3, vocab_size=13, max_len=8))

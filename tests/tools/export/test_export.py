@@ -24,6 +24,7 @@ from tfkit.tools.export.format import Inputs
 from tfkit.tools.export.formats import formats_of
 from tfkit.tools.export.safetensors import Safetensors
 
+from ...sampling import slow
 from ..conftest import CAPTIONS, DECODER
 
 
@@ -68,7 +69,7 @@ def test_inputs_of_every_type(tmp_path: Path, format: str) -> None:
     assert any("optional" in check.case for check in exported.checks)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float64)])
 def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tfkit.build(tfkit.loads(DECODER), dtype=dtype)
     assert export(model, tmp_path / "model.ts").difference == 0
@@ -117,7 +118,7 @@ def _eps(other: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (_tanh, r"FFN `decoder\.layers\.1\.ffn\.activation`"),
+        slow((_tanh, r"FFN `decoder\.layers\.1\.ffn\.activation`")),
         (_scale, r"attention `decoder\.layers\.0\.attention\.core`"),
         (_eps, r"LayerNorm `decoder\.layers\.1\.attention_norm_in`"),
     ],

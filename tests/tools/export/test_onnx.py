@@ -14,14 +14,13 @@ from tfkit.tools.export import onnx as onnx_format
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.onnx import Onnx
 
-from ...small_specs import OPERATIONS, covering, reduced
+from ...sampling import slow
+from ...small_specs import OPERATIONS, reduced
 from ..conftest import CAPTIONS
 from .odd import one_layer
 
-QUICK = ("bert_tiny",)
 
-
-@pytest.mark.parametrize("name", covering(*QUICK, among=OPERATIONS))
+@pytest.mark.parametrize("name", [slow(name) for name in ("bert_tiny", *OPERATIONS)])
 def test_a_spec(name: str, tmp_path: Path) -> None:
     """What is translated are the programs of `test_pt2.py`, which has more of them."""
     exported = export(tfkit.build(reduced(name, layers=1)), tmp_path / "model.onnx")

@@ -87,15 +87,16 @@ def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     assert (sum(part.backward for part in found.parts) > 0) == (mode == "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "forward", "backward", "runs"),
     [
-        pytest.param("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1, marks=pytest.mark.slow),
-        pytest.param("small", "logits", "embedding", 1, marks=pytest.mark.slow),
-        pytest.param("small", "embedding.position", "logits", 1, marks=pytest.mark.slow),
+        ("small", "decoder.layers.1.ffn", "decoder.layers.1.attention", 1),
+        ("small", "logits", "embedding", 1),
+        ("small", "embedding.position", "logits", 1),
         ("pair", "decoder.layers.2.cross_attention", "decoder.layers.0.cross_attention_norm_in", 1),
-        pytest.param("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1, marks=pytest.mark.slow),
-        pytest.param("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4, marks=pytest.mark.slow),
+        ("pair", "encoder.layers.1", "decoder.layers.0.cross_attention", 1),
+        ("shared", "encoder.layers.0.attention", "encoder.layers.0.ffn", 4),
     ],
 )
 def test_naps_are_found_where_they_are(

@@ -22,7 +22,7 @@ from tfkit.tools.solve.forms import Form
 from tfkit.tools.solve.search import Grid
 from tfkit.tools.solve.solve import Budget, Size, solve
 
-from ...sampling import chosen, some
+from ...sampling import chosen, slow, some
 from ...small_specs import PROGRAMS
 
 PLUGINS = load_plugins()
@@ -52,7 +52,7 @@ def counted(spec: str, size: Size) -> int:
 @pytest.mark.parametrize(
     ("family", "amount", "published", "sets"),
     [
-        ("gpt2", 1.5576e9, "gpt2_xl", ()),
+        slow(("gpt2", 1.5576e9, "gpt2_xl", ())),
         pytest.param("gpt2_xl", 124.4e6, "gpt2", (), marks=pytest.mark.slow),
         pytest.param("llama_7b", 13.016e9, "llama_13b", (), marks=pytest.mark.slow),
         pytest.param("llama3_8b", 8.03e9, "llama3_8b", (), marks=pytest.mark.slow),
@@ -77,7 +77,7 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
 @pytest.mark.parametrize(
     ("family", "active"),
     [
-        ("mixtral_8x7b", 13e9),  # https://arxiv.org/abs/2401.04088, abstract
+        slow(("mixtral_8x7b", 13e9)),  # https://arxiv.org/abs/2401.04088, abstract
         ("gpt2", 124439808),
     ],
 )
@@ -188,6 +188,7 @@ def test_kept_sizes() -> None:
     assert len({size.n_layers["decoder"] for size in half}) > 1
 
 
+@pytest.mark.slow
 def test_other_changes_hold_for_every_size() -> None:
     for size in sizes_of("gpt2", 200e6, "vocab_size=1000", "decoder.ffn.d_ff=2 * d_model"):
         assert size.sets[:2] == ("vocab_size=1000", "decoder.ffn.d_ff=2 * d_model")
@@ -233,7 +234,7 @@ def test_flops_of_a_training() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "amount", "options"),
-    [("train", 8e6, {}), ("train", 8e6, {"optimizer": "adamw_float32", "recompute": True}), ("decode", 2e6, {})],
+    [("train", 8e6, {}), slow(("train", 8e6, {"optimizer": "adamw_float32", "recompute": True})), ("decode", 2e6, {})],
 )
 def test_memory_is_never_exceeded(tmp_path: Path, mode: Mode, amount: float, options: dict[str, Any]) -> None:
     """Nor is there room for one more layer."""

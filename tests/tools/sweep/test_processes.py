@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.train.record import locked
 
+from ...sampling import chosen
 from .in_process import InProcess
 from .small import SWEEP, sweep, write
 
@@ -64,13 +64,10 @@ cp -r "made/runs/$(basename "$4")/." "$4"
 
 
 @pytest.fixture
-def stand_in(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in, and the runs of seed 0 that it has the folders of."""
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "work", InProcess())
-        write(SWEEP.replace("[0, 1, 2]", "[0]"))
-        assert sweep() == 0
-    Path("out").rename("made")
+def stand_in(whole: tuple[Path, list[str]], here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in, the runs that it has the folders of, and a sweep of one seed of them."""
+    Path("made").symlink_to(whole[0])
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
     Path("stand_in").write_text(STAND_IN)
     Path("stand_in").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(Path("stand_in").resolve()))
@@ -120,16 +117,15 @@ GPUS: list[tuple[str, str, int, list[str]]] = [
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_runs_at_once_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device, given, count, seen in GPUS:
-        with monkeypatch.context() as patched:
-            patched.setenv("CUDA_VISIBLE_DEVICES", given) if given else patched.delenv("CUDA_VISIBLE_DEVICES", False)
-            patched.setattr(torch.cuda, "device_count", lambda count=count: count)
-            assert sweep("--jobs", "2", "--set", f"machine.device={device}") == 0
-        words = [word for line in Path("started").read_text().splitlines() for word in line.split()[1:]]
-        assert sorted(words) == seen
-        Path("started").unlink()
-        shutil.rmtree("out")
+@pytest.mark.parametrize(("device", "given", "count", "seen"), chosen(GPUS, GPUS[1:2]))
+def test_runs_at_once_have_a_gpu_each(
+    device: str, given: str, count: int, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given) if given else monkeypatch.delenv("CUDA_VISIBLE_DEVICES", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert sweep("--jobs", "2", "--set", f"machine.device={device}") == 0
+    words = [word for line in Path("started").read_text().splitlines() for word in line.split()[1:]]
+    assert sorted(words) == seen
 
 
 def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
