@@ -9,7 +9,6 @@ import torch
 import transformers
 
 import tfkit
-from tfkit.tools.import_.importing import families
 
 from ..known import KNOWN
 from ..sampling import chosen, some
@@ -26,10 +25,10 @@ def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.T
     prove(CASES[name], tmp_path_factory.mktemp(name))
 
 
-@pytest.mark.parametrize("name", some(sorted(families(KNOWN)), 32))
+@pytest.mark.parametrize("name", some(sorted(KNOWN.by_model_type), 32))
 def test_defaults_are_those_of_the_config_class(name: str) -> None:
     """A field that a config.json leaves out has the value that it has there."""
-    family = tfkit.load(families(KNOWN)[name]).spec.family
+    family = tfkit.load(KNOWN.by_model_type[name]).spec.family
     assert family is not None
     theirs = transformers.AutoConfig.for_model(name)
     for field, value in family.defaults.items():

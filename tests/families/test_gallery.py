@@ -22,7 +22,7 @@ from tfkit.checkpoint.names import matcher
 from tfkit.spec import source
 from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain
-from tfkit.tools.import_.importing import families, import_config
+from tfkit.tools.import_.importing import import_config
 
 from .. import known
 from ..sampling import chosen
@@ -45,7 +45,7 @@ def test_the_gallery_is_large() -> None:
     assert len(kinds) >= 45
 
 
-FIRST_OF_QUICK = {first for model_type, first in families(known.KNOWN).items() if model_type in QUICK}
+FIRST_OF_QUICK = {first for model_type, first in known.KNOWN.by_model_type.items() if model_type in QUICK}
 FEW = {"gpt2", "gemma3_1b", *sorted(FIRST_OF_QUICK)[::4]}
 
 
@@ -97,7 +97,7 @@ def test_each_family_has_one_spec_that_names_it() -> None:
     """That spec is what a config.json of the family changes; the others extend it."""
     named = [said[1] for spec in known.KNOWN.files.values() if (said := _NAMED.search(spec.path.read_text("utf-8")))]
     assert sorted(named) == sorted(known.KNOWN.families)
-    assert all(tfkit.load(name).spec.family.model_type == type for type, name in families(known.KNOWN).items())
+    assert all(tfkit.load(name).spec.family.model_type == type for type, name in known.KNOWN.by_model_type.items())
 
 
 def test_a_spec_reads_whole_or_beside_one_other() -> None:

@@ -13,7 +13,7 @@ import tfkit
 from tfkit.tools.compare.compare import compare
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
-from tfkit.tools.import_.importing import families, import_config
+from tfkit.tools.import_.importing import import_config
 
 from ..known import KNOWN
 from ..sampling import chosen, some
@@ -48,10 +48,10 @@ def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None
     prove(case, tmp_path)
 
 
-@pytest.mark.parametrize("model_type", some(sorted(families(KNOWN)), 8))
+@pytest.mark.parametrize("model_type", some(sorted(KNOWN.by_model_type), 8))
 def test_a_family_serves_the_classes_that_transformers_has(model_type: str) -> None:
     """No more and no less; what a type has besides, such as choices among several texts, is refused."""
-    family = tfkit.load(families(KNOWN)[model_type]).spec.family
+    family = tfkit.load(KNOWN.by_model_type[model_type]).spec.family
     assert family is not None
     assert {*family.classes} == {*classes(model_type).values(), family.architecture}
 

@@ -12,7 +12,7 @@ import transformers
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.tools.import_.importing import export_config, families, import_config
+from tfkit.tools.import_.importing import export_config, import_config
 
 from ..known import KNOWN
 from ..sampling import chosen, some
@@ -36,7 +36,7 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()} - NEEDED), 8))
 def test_sizes_alone(name: str, tmp_path: Path) -> None:
-    family = tfkit.load(families(KNOWN)[name]).spec.family
+    family = tfkit.load(KNOWN.by_model_type[name]).spec.family
     assert family is not None
     width = {"head_dim": 16} if "head_dim" in family.fields else {}
     fields = {**LLAMA, "model_type": name, "hidden_size": 64, "num_hidden_layers": 8, **width}

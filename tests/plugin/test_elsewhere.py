@@ -12,7 +12,7 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import available
 from tfkit.spec.tree import node_of
-from tfkit.tools.import_.importing import families, family_of
+from tfkit.tools.import_.importing import family_of
 
 FILE = Path(elsewhere.__file__).with_suffix(".toml")
 HEAD = """\
@@ -24,7 +24,7 @@ HEAD = """\
 def index() -> dict[str, dict[str, str]]:
     """The specs of the installed plugins, by plugin."""
     known = available().specs
-    types = {name: model_type for model_type, name in families(known).items()}
+    types = {name: model_type for model_type, name in known.by_model_type.items()}
     found: dict[str, dict[str, str]] = {}
     for name, spec in known.files.items():
         if spec.path.parent != own_specs():

@@ -6,8 +6,10 @@ any code; one that cannot returns folders from its hook `tfkit_specs`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError
@@ -16,6 +18,7 @@ from tfkit.plugin.import_code import folder_of
 
 FAMILIES = "families"
 """The folder of families, beside specs."""
+_CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,16 @@ class KnownSpecs:
     files: Mapping[str, SpecPath]
     families: Mapping[str, SpecPath]
     disabled: tuple[str, ...] = ()
+
+    @cached_property
+    def by_model_type(self) -> Mapping[str, str]:
+        """The first spec of each family, by its model type; it reads all files, once."""
+        found: dict[str, str] = {}
+        for name, spec in self.files.items():
+            match = _CHECKPOINT.search(spec.path.read_text(encoding="utf-8"))
+            if match and match[1] in self.families:
+                found.setdefault(match[1], name)
+        return found
 
 
 def own_specs() -> Path:

@@ -16,7 +16,6 @@ from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower
 from tfkit.tools.draw.shapes import Words
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.import_.importing import families
 from tfkit.tools.list_.gallery import shipped
 from tfkit.tools.params.count import count_params
 from tfkit.tools.show.steps import programs_of
@@ -305,7 +304,7 @@ def test_the_docs_keep_a_dozen_pictures_and_show_them() -> None:
 def test_the_page_of_all_pictures_shows_every_spec() -> None:
     page = draw_all.page(shipped())
     assert {Path(name).stem for name in re.findall(r'[("]([\w.-]+\.svg)[)"]', page)} == set(NAMES)
-    assert all(f"### {model_type}\n" in page for model_type in families(KNOWN))
+    assert all(f"### {model_type}\n" in page for model_type in KNOWN.by_model_type)
 
 
 def test_layers_that_differ_stand_in_their_order() -> None:

@@ -34,7 +34,6 @@ from tfkit.tools.import_.other_layers import other_layers
 from tfkit.tools.show.values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
-_FAMILY = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -156,23 +155,13 @@ def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str, Diagnostic
     return draft(config, near), str(near), other_layers(root)
 
 
-def families(known: KnownSpecs) -> dict[str, str]:
-    """The first spec of each known family, by its model type."""
-    found: dict[str, str] = {}
-    for name, spec in known.files.items():
-        match = _FAMILY.search(spec.path.read_text(encoding="utf-8"))
-        if match and match[1] in known.families:
-            found.setdefault(match[1], name)
-    return found
-
-
 def family_of(config: Mapping, known: KnownSpecs) -> str:
     """The spec that defines the fields of a config.json; raises SpecError if there is none."""
     node = config.items.get("model_type")
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         message = "the file has no `model_type`, so the meaning of its fields is unknown"
         raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
-    there = families(known)
+    there = known.by_model_type
     if node.value not in there:
         raise SpecError(_unknown_family(config, node.value, there, node.span, known))
     return there[node.value]
@@ -264,7 +253,7 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
 
     The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
     """
-    shipped, file = families(plugins.specs).get(family.model_type), graph.spec.file
+    shipped, file = plugins.specs.by_model_type.get(family.model_type), graph.spec.file
     if shipped is not None:
         tree, rules = _family(shipped, plugins)
         if family.head in rules.heads:
