@@ -99,7 +99,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("weighs_input", [False, True], ids=["output", "input"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way == "compiled")) for way in WAYS])
 def test_every_way_is_the_naive_one(way: str, weighs_input: bool) -> None:
     module = experts(weighs_input=weighs_input)
     x, weights, chosen = routing()

@@ -89,6 +89,7 @@ def test_a_component_that_cannot_be_exported_is_named_beforehand(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
     wanted = r"the pt2 file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
     with pytest.raises(tfkit.SpecError, match=wanted):

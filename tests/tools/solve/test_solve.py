@@ -176,6 +176,7 @@ def test_hidden_widths_are_rounded_as_published(d_ff: int, numerator: int, round
     assert Hidden((), d_ff).at(Fraction(numerator, 4)) == rounded
 
 
+@pytest.mark.slow
 def test_kept_sizes() -> None:
     one, other = sizes_of("gpt2", 1e9, keep=("d_model",))
     assert {one.d_model, other.d_model} == {768}
