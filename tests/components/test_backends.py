@@ -151,7 +151,7 @@ def test_torchscript(backend: AttentionBackend, feature: str) -> None:
         ("window", None),
         slow(("alibi", None)),
         # Uncompiled, torch's own FlexAttention with a soft-cap has wrong gradients inside its checkpointing.
-        pytest.param("gqa_window_softcap", "aot_eager", marks=pytest.mark.slow),
+        slow(("gqa_window_softcap", "aot_eager")),
     ],
 )
 def test_training_with_recomputed_layers(feature: str, compiler: str | None) -> None:

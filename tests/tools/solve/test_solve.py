@@ -53,15 +53,15 @@ def counted(spec: str, size: Size) -> int:
     ("family", "amount", "published", "sets"),
     [
         slow(("gpt2", 1.5576e9, "gpt2_xl", ())),
-        pytest.param("gpt2_xl", 124.4e6, "gpt2", (), marks=pytest.mark.slow),
-        pytest.param("llama_7b", 13.016e9, "llama_13b", (), marks=pytest.mark.slow),
-        pytest.param("llama3_8b", 8.03e9, "llama3_8b", (), marks=pytest.mark.slow),
+        slow(("gpt2_xl", 124.4e6, "gpt2", ())),
+        slow(("llama_7b", 13.016e9, "llama_13b", ())),
+        slow(("llama3_8b", 8.03e9, "llama3_8b", ())),
         ("llama3_8b", 70.55e9, "llama3_70b", ("decoder.attention.n_kv_heads=8",)),
-        pytest.param("t5_small", 222.9e6, "t5_base", (), marks=pytest.mark.slow),
-        pytest.param("t5_base", 60.5e6, "t5_small", (), marks=pytest.mark.slow),
-        pytest.param("bert_base", 335.174e6, "bert_large", (), marks=pytest.mark.slow),
-        pytest.param("deepseek_v3", 671e9, "deepseek_v3", (), marks=pytest.mark.slow),
-        pytest.param("gemma3_1b", 1e9, "gemma3_1b", (), marks=pytest.mark.slow),
+        slow(("t5_small", 222.9e6, "t5_base", ())),
+        slow(("t5_base", 60.5e6, "t5_small", ())),
+        slow(("bert_base", 335.174e6, "bert_large", ())),
+        slow(("deepseek_v3", 671e9, "deepseek_v3", ())),
+        slow(("gemma3_1b", 1e9, "gemma3_1b", ())),
     ],
 )
 def test_published_sizes_are_found(family: str, amount: float, published: str, sets: tuple[str, ...]) -> None:
