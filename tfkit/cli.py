@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import Command, Group
-from tfkit.console.completion import VARIABLE, answer
+from tfkit.console.completion import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import FirstLossWarning, LeftOutWarning, NotFiniteWarning, SpecError, quoted
@@ -54,7 +54,7 @@ SECTIONS = {
     With --json, standard output is always one JSON document: the result, or
     {"errors": [...]} with exit status 1. Warnings go to standard error.
 
-    In bash, the key Tab completes commands, specs and the paths of --set after
+    In bash, the key Tab completes commands, options and specs after
     eval "$(_TFKIT_COMPLETE=bash_source tfkit)"; zsh_source and fish_source exist.
     """,
 )
@@ -83,7 +83,7 @@ def _version(context: click.Context, option: click.Parameter, wanted: bool) -> N
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, that of the process unless given; returns the exit status."""
     if arguments is None and VARIABLE in os.environ:
-        return answer(cli, os.environ[VARIABLE])
+        return complete(cli, os.environ[VARIABLE])
     if arguments is None:
         gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  it was closed before the start

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 
 from tfkit.arguments import DTYPES
-from tfkit.console.completion import complete_change
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +125,6 @@ SETS = [
         "sets",
         multiple=True,
         metavar="PATH=VALUE",
-        shell_complete=complete_change,
         help="Change a value by its path; repeatable.",
     ),
 ]
