@@ -67,7 +67,10 @@ def test_kernels_that_run_later_belong_to_whoever_launched_them() -> None:
         )
     )
     assert microseconds(found.device) == {("a", "forward"): 90, ("b", "forward"): 78}
-    assert microseconds(found.own) == {("a", "forward"): 100, ("b", "forward"): 80}  # with the time before the kernels
+    assert microseconds(found.exclusive) == {
+        ("a", "forward"): 100,
+        ("b", "forward"): 80,
+    }  # with the time before the kernels
     assert found.idle == pytest.approx(32e-6)
     assert found.kernels[("of b", Owner("b", "forward"))] == [pytest.approx(78e-6)]
     assert found.calls == {"a": 1, "b": 1}
@@ -88,7 +91,7 @@ def test_a_device_that_waits_for_the_host() -> None:
             ]
         )
     )
-    assert microseconds(found.own) == {("a", "forward"): 100, ("b", "forward"): 100}
+    assert microseconds(found.exclusive) == {("a", "forward"): 100, ("b", "forward"): 100}
     assert microseconds(found.device) == {("a", "forward"): 5, ("b", "forward"): 5}
 
 
@@ -135,7 +138,7 @@ def test_kernels_side_by_side_count_once() -> None:
         )
     )
     assert microseconds(found.device) == {("a", "forward"): 90}
-    assert sum(found.own.values()) == pytest.approx(100e-6)
+    assert sum(found.exclusive.values()) == pytest.approx(100e-6)
 
 
 def test_the_last_operator_with_a_number_has_made_the_node() -> None:
@@ -154,7 +157,7 @@ def test_the_last_operator_with_a_number_has_made_the_node() -> None:
         ]
     )
     found = host_times(locate(trace, PATHS))
-    assert microseconds(found.own) == {
+    assert microseconds(found.exclusive) == {
         (None, "backward"): 50,
         ("a", "forward"): 10,
         ("b", "forward"): 10,
@@ -177,7 +180,7 @@ def test_between_two_nodes_the_first_one_gives_memory_back() -> None:
             span(f"{NODE}MmBackward0", 60, 90, sequence=1),
         ]
     )
-    found = microseconds(host_times(locate(trace, PATHS)).own)
+    found = microseconds(host_times(locate(trace, PATHS)).exclusive)
     assert found[("b", "backward")] == 30
     assert found[("a", "backward")] == 30
     assert found[("[loss]", "backward")] == 8
@@ -186,7 +189,7 @@ def test_between_two_nodes_the_first_one_gives_memory_back() -> None:
 
 def test_what_runs_outside_of_the_steps_does_not_count() -> None:
     trace = parse_trace([span("a", 0, 10), span("[step]", 20, 30), span("a", 22, 28), span("a", 40, 50)])
-    assert microseconds(host_times(locate(trace, PATHS)).own)[("a", "forward")] == 6
+    assert microseconds(host_times(locate(trace, PATHS)).exclusive)[("a", "forward")] == 6
 
 
 def test_memory_of_the_device_and_of_the_host_are_apart() -> None:

@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 )
 @json_option
 def diff(reader: Reader, before: str, after: str, family: str | None, json: bool) -> None:
-    published = [_is_published(reader, one) for one in (before, after)]
+    published = [_is_published(reader, name) for name in (before, after)]
     if family is not None and not any(published):
         raise click.UsageError("--family has no effect: neither A nor B has a config.json")
     if reader.sets and all(published):
         raise click.UsageError("--set has no effect: A and B are published models")
     graphs = [
-        _imported(reader, one, family) if theirs else reader.load(one)
-        for one, theirs in zip((before, after), published, strict=True)
+        _imported(reader, name, family) if theirs else reader.load(name)
+        for name, theirs in zip((before, after), published, strict=True)
     ]
     a, b = retitled(graphs, (before, after))
     from tfkit.tools.diff.differences import differences
     from tfkit.tools.params.count import count_params
 
-    found, counts = differences(a, b), [count_params(graph).total for graph in (a, b)]
+    changes, counts = differences(a, b), [count_params(graph).total for graph in (a, b)]
     if json:
-        print_json({"a": a.name, "b": b.name, "differences": found, "parameters": counts})
+        print_json({"a": a.name, "b": b.name, "differences": changes, "parameters": counts})
     else:
-        _show_differences(found, (a.name, b.name), counts)
+        _show_differences(changes, (a.name, b.name), counts)
 
 
 def _is_published(reader: Reader, name: str) -> bool:
@@ -79,16 +79,16 @@ def _imported(reader: Reader, config: str, family: str | None) -> Graph:
     return import_config(config, family=family, plugins=reader.plugins).graph
 
 
-def _show_differences(found: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    rows = [[_places(one), _or_dash(one.before), _or_dash(one.after)] for one in found]
+def _show_differences(changes: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:
+    rows = [[_places(change), _or_dash(change.before), _or_dash(change.after)] for change in changes]
     if not rows:
         show("no value differs", "")
     rows.append(["parameters", *(f"{count:,}" for count in counts)])
     show(table(["value", *names], rows, footer=1))
 
 
-def _places(one: Any) -> str:
-    return one.path if len(one.places) == 1 else f"{one.path} ({len(one.places)} places)"
+def _places(change: Any) -> str:
+    return change.path if len(change.places) == 1 else f"{change.path} ({len(change.places)} places)"
 
 
 def _or_dash(text: str | None) -> str:

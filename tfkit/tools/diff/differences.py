@@ -30,12 +30,12 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
     them has, the written values count, but not the defaults.
     """
     old, new = _values(before), _values(after)
-    found: dict[tuple[str, str | None, str | None], list[str]] = {}
+    paths: dict[tuple[str, str | None, str | None], list[str]] = {}
     for path in merged([list(old), list(new)]):
         texts = _text(old.get(path)), _text(new.get(path))
         if texts[0] != texts[1] and not (_follows(path, old, new) or _follows(path, new, old)):
-            found.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
-    return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in found.items()]
+            paths.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
+    return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in paths.items()]
 
 
 def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:

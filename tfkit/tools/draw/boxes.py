@@ -28,8 +28,8 @@ MISSING = "missing"
 
 def count_of(box: Box) -> str:
     """The parameters of a box in words."""
-    own = short(box.parameters) if box.parameters else ""
-    return " + ".join(text for text in ("tied" if box.tied else "", own) if text)
+    count = short(box.parameters) if box.parameters else ""
+    return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
 
 
 def runs(notes: Iterable[Note], differing: frozenset[str]) -> list[Run]:
@@ -143,7 +143,7 @@ def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
     """Inner boxes in rows, as many in each as fit."""
     rows: list[list[Box]] = []
     for part in parts:
-        if rows and sum(_need(one) + PART_GAP for one in rows[-1]) + _need(part) <= width:
+        if rows and sum(_need(box) + PART_GAP for box in rows[-1]) + _need(part) <= width:
             rows[-1].append(part)
         else:
             rows.append([part])

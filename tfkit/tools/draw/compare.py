@@ -17,15 +17,15 @@ def differences(a: Scene, b: Scene) -> tuple[Differences, Differences]:
     return _against(left, right), _against(right, left)
 
 
-def _against(own: Mapping[str, Said], other: Mapping[str, Said]) -> Differences:
-    found = {}
-    for key, content in own.items():
+def _against(contents: Mapping[str, Said], other: Mapping[str, Said]) -> Differences:
+    differences = {}
+    for key, content in contents.items():
         there = other.get(key)
         if there is None:
-            found[key] = frozenset([MISSING])
+            differences[key] = frozenset([MISSING])
         elif differing := {name for name in content.keys() | there.keys() if content.get(name) != there.get(name)}:
-            found[key] = frozenset(differing)
-    return found
+            differences[key] = frozenset(differing)
+    return differences
 
 
 def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:

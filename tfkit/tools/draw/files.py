@@ -25,11 +25,11 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
     try:
         import matplotlib
         import resvg_py
-    except ImportError as missing:
-        message = f"a PNG needs `{missing.name}`, which is not installed"
-        raise SpecError(Diagnostic(message, help="pip install resvg_py matplotlib, or write an SVG")) from missing
+    except ImportError as error:
+        message = f"a PNG needs `{error.name}`, which is not installed"
+        raise SpecError(Diagnostic(message, help="pip install resvg_py matplotlib, or write an SVG")) from error
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    made: bytes = resvg_py.svg_to_bytes(
+    png: bytes = resvg_py.svg_to_bytes(
         svg_string=to_svg(picture, "light" if theme == "auto" else theme),
         skip_system_fonts=True,
         font_files=[str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")],
@@ -37,7 +37,7 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
         font_family="DejaVu Sans",
         zoom=ZOOM,
     )
-    return bytes(made)
+    return bytes(png)
 
 
 FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, ".png": to_png, ".html": to_html}

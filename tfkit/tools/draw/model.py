@@ -21,10 +21,10 @@ SIZES = ("d_model", "vocab_size", "max_len")
 def scene_of(graph: Graph) -> Scene:
     """The contents of a model's picture. Its boxes' parameters add up to the model's."""
     counts = ParameterCounts(graph)
-    beside = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
+    side_inputs = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
-    lowest = {column[0] for column in columns} - beside.keys()
-    nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in beside.items()}
+    lowest = {column[0] for column in columns} - side_inputs.keys()
+    nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in side_inputs.items()}
     for node, key in zip(graph.nodes, _keys(graph), strict=True):
         if node.stack is not None:
             nodes[node.name] = tower(node, node.stack, key, counts)
@@ -40,7 +40,7 @@ def scene_of(graph: Graph) -> Scene:
         nodes=nodes,
         columns=columns,
         wires=tuple(_wires(graph, columns, nodes)),
-        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))} | beside,
+        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))} | side_inputs,
         outputs={name: _leaves(graph.node(name)) for name in graph.outputs},
     )
 
@@ -58,8 +58,8 @@ def _keys(graph: Graph) -> list[str]:
 
 def _facts(graph: Graph) -> Iterator[Note]:
     for name in SIZES:
-        given = (dict(node.config).get(name) for node in graph.nodes)
-        values = sorted({value for value in given if value is not None})
+        configured = (dict(node.config).get(name) for node in graph.nodes)
+        values = sorted({value for value in configured if value is not None})
         if values:
             text = " / ".join(f"{value:,}" for value in values)
             yield Note(name, f"{name.removesuffix('_size')} {text}")
@@ -76,7 +76,7 @@ def _beside(graph: Graph, node: Node) -> Iterator[str]:
     main = _main(node)
     for field, source in node.wires.items():
         if not isinstance(getattr(node.config, field), Mapping):
-            yield from (one for one in as_list(source) if one in graph.inputs and one != main)
+            yield from (name for name in as_list(source) if name in graph.inputs and name != main)
 
 
 def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
@@ -96,24 +96,24 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[st
     """The wires that lead further than from a node to the one above it."""
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
-        main, beside = _main(node), set(_beside(graph, node))
+        main, side_inputs = _main(node), set(_beside(graph, node))
         boxes = list(nodes[node.name].boxes())
         for field, source in node.wires.items():
             wire = wire_of(node, field)
-            for index, one in enumerate(as_list(source)):
-                if one in graph.inputs and one not in beside:
+            for index, name in enumerate(as_list(source)):
+                if name in graph.inputs and name not in side_inputs:
                     continue
                 if wire.value == "table":
                     user = next((box.key for box in boxes if box.tied), boxes[-1].key)
-                    yield Wire(_nearest(graph, columns, one, node.name), node.name, "tie", user)
-                elif one == main and field in ("input", "inputs") and index == 0:
+                    yield Wire(_nearest(graph, columns, name, node.name), node.name, "tie", user)
+                elif name == main and field in ("input", "inputs") and index == 0:
                     if node.name in lowest:
-                        yield Wire(one, node.name, "up")
+                        yield Wire(name, node.name, "up")
                 elif wire.whole and wire.mask:
                     crossed = [box.key for box in boxes if box.role == "cross_attention"] or [boxes[0].key]
-                    yield from (Wire(one, node.name, "memory", key) for key in crossed)
+                    yield from (Wire(name, node.name, "memory", key) for key in crossed)
                 else:
-                    yield Wire(one, node.name, "side", boxes[0].key)
+                    yield Wire(name, node.name, "side", boxes[0].key)
 
 
 def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:

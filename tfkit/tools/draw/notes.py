@@ -78,7 +78,7 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
         if isinstance(config, Component) and name == config.word_key:
             continue
         # Values shared by a whole model, or taken from another node, are shown there.
-        if any(marker(info, one) for one in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
+        if any(marker(info, kind) for kind in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
             continue
         if value is None or (not info.is_required() and value == info.get_default(call_default_factory=True)):
             continue
@@ -107,8 +107,8 @@ def _described(name: str, config: Config) -> str:
 def _values(config: Config, prefix: str) -> Iterator[tuple[str, str]]:
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
-        said = prefix and isinstance(config, Component) and name == config.word_key
-        if said or any(marker(info, one) for one in (PatchMarker, WireMarker)):
+        is_named = prefix and isinstance(config, Component) and name == config.word_key
+        if is_named or any(marker(info, kind) for kind in (PatchMarker, WireMarker)):
             continue
         yield from _value(f"{prefix}{name}", value)
 
@@ -118,7 +118,7 @@ def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, Component):
             yield name, value.kind_name()
         yield from _values(value, f"{name}.")
-    elif any(isinstance(one, Config) for one in _items(value)):
+    elif any(isinstance(item, Config) for item in _items(value)):
         return
     elif value is not None:
         text = text_of(value)

@@ -67,7 +67,7 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
-    y = min([pen - BETWEEN if below else 0.0, *(places.tops[one] - BETWEEN for one in reads)])
+    y = min([pen - BETWEEN if below else 0.0, *(places.tops[source] - BETWEEN for source in reads)])
     if below:
         canvas.way((cx, pen), (cx, y), arrow=True)
     elif name in scene.inputs:

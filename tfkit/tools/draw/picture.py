@@ -36,7 +36,7 @@ def draw(*graphs: AnySpec) -> Picture:
 def picture_of(scenes: Sequence[Scene]) -> Picture:
     """The picture of scenes, as `draw` makes it of models."""
     marked: Sequence[Differences] = differences(*scenes) if len(scenes) == 2 else [{}]
-    canvases = [Canvas(one) for one in marked]
+    canvases = [Canvas(marks) for marks in marked]
     right, top, titles = -APART, 0.0, []
     for scene, canvas in zip(scenes, canvases, strict=True):
         left = right + APART
@@ -46,7 +46,7 @@ def picture_of(scenes: Sequence[Scene]) -> Picture:
         top = min(top, highest - BELOW_TITLE - lines[-1].y)
     page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, 2 * MARGIN - top, 8, "page")
     inner = Rect(page.x + 0.5, page.y + 0.5, page.width - 1, page.height - 1, 8, "page")
-    kinds = zip(*((one.back, one.lines, one.front) for one in canvases), strict=True)
+    kinds = zip(*((canvas.back, canvas.lines, canvas.front) for canvas in canvases), strict=True)
     placed = [shape for kind in kinds for shapes in kind for shape in shapes]
     shapes = (inner, *placed, *(replace(line, y=line.y + top) for line in titles))
     title = " and ".join(scene.name for scene in scenes)

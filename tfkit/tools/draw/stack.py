@@ -32,18 +32,18 @@ def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower
         closing = norm_box(stack.final_norm, f"{key}/final_norm", counts.label(path), counts.take(path))
     order = tuple(names.index(layer.name) for layer in stack.layers)
     notes, rest = tuple(_notes(node, stack)), counts.take(node.name)
-    made = Tower(key, node.name, notes, layers, order, closing, rest, rest, tip_of(node.config))
+    drawn = Tower(key, node.name, notes, layers, order, closing, rest, rest, tip_of(node.config))
     inside = sum(box.total for layer in layers for box in layer.boxes())
-    return replace(made, parameters=inside + rest)
+    return replace(drawn, parameters=inside + rest)
 
 
 def _told_apart(layers: list[Layer], drawers: list[_Layers]) -> Iterator[Layer]:
     """The layers, with a note in those that look like another one: the values in which they differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
-        twin = next((other for other, seen in enumerate(layers[:index]) if _looks(seen) == _looks(layer)), None)
-        own: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
-        told = {name: value for name, value in own.items() if value != "false"} or own
-        notes = [Note(name, f"{name} {value}") for name, value in list(told.items())[:MOST]]
+        twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
+        values: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
+        notable = {name: value for name, value in values.items() if value != "false"} or values
+        notes = [Note(name, f"{name} {value}") for name, value in list(notable.items())[:MOST]]
         yield replace(layer, notes=(*layer.notes, *notes))
 
 
@@ -94,11 +94,11 @@ class _Layers:
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
         """The values of this layer in which another one differs, by their path in the layer."""
-        mine, others = self.layer.config, other.layer.config
-        fields = type(mine).model_fields.keys() & type(others).model_fields.keys()
-        theirs = set(tip_of(others))
-        own = ((name, value) for name, value in tip_of(mine)[1:] if (name, value) not in theirs)
-        return {name: value for name, value in own if name.partition(".")[0] in fields}
+        mine, other_config = self.layer.config, other.layer.config
+        fields = type(mine).model_fields.keys() & type(other_config).model_fields.keys()
+        theirs = set(tip_of(other_config))
+        values = ((name, value) for name, value in tip_of(mine)[1:] if (name, value) not in theirs)
+        return {name: value for name, value in values if name.partition(".")[0] in fields}
 
     def _segments(self) -> Iterator[Segment]:
         """The steps in groups that are added together."""
@@ -175,16 +175,16 @@ class _Layers:
     def _parts(self, name: str) -> tuple[Box, ...]:
         """The boxes inside a sublayer: the router, the chosen experts, the shared ones."""
         children = self.counts.children(f"{self.node.name}.layers.{self.indices[0]}.{name}")
-        made = []
+        boxes = []
         for child in children:
             key = f"{self.key}/{name}/{child}"
-            made.append(Box(key, "part", child.replace("_", " "), parameters=self._count(f"{name}.{child}")))
-        return tuple(made)
+            boxes.append(Box(key, "part", child.replace("_", " "), parameters=self._count(f"{name}.{child}")))
+        return tuple(boxes)
 
     def _with_shared(self, chip: Chip) -> Chip:
         """Positions with weights: those of these layers, or of all that share them, counted where they come first."""
         contexts = [self.stack.layers[index].context for index in self.indices]
-        return replace(chip, parameters=sum(self.counts.take(f"{self.node.name}.{one}") for one in contexts if one))
+        return replace(chip, parameters=sum(self.counts.take(f"{self.node.name}.{path}") for path in contexts if path))
 
     def _count(self, name: str) -> int:
         """The parameters of a module of one layer; those of all the others are taken too."""

@@ -63,10 +63,10 @@ def inline(picture: Picture) -> ET.Element:
 
 def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
     if isinstance(shape, Group):
-        inside = [element for one in shape.shapes for element in _elements(one, tips=tips)]
+        inside = [element for part in shape.shapes for element in _elements(part, tips=tips)]
         if tips and shape.tip:
-            told = "\n".join(f"{name}\t{value}" for name, value in shape.tip)
-            yield tag("g", *inside, class_="tipped", tabindex=0, data_title=shape.title, data_tip=told)
+            tip = "\n".join(f"{name}\t{value}" for name, value in shape.tip)
+            yield tag("g", *inside, class_="tipped", tabindex=0, data_title=shape.title, data_tip=tip)
         else:
             yield from inside
     elif isinstance(shape, Rect):
@@ -90,17 +90,17 @@ def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
 
 def _text(words: Words) -> ET.Element:
     """A line of text. What is bold has the accent, unless the look of the line is bold."""
-    given = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
+    attributes = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
     if words.anchor != "start":
-        given["text_anchor"] = words.anchor
+        attributes["text_anchor"] = words.anchor
     bold = all(run.bold for run in words.line)
     look = words.look
     if bold and "bold" not in look.split():
         look = f"{look} bold accent".strip().replace("muted", "")
     if look:
-        given["class"] = look
+        attributes["class"] = look
     parts = [tag("tspan", run.text, class_="bold accent") if run.bold and not bold else run.text for run in words.line]
-    return tag("text", *parts, **given)
+    return tag("text", *parts, **attributes)
 
 
 def _path(points: tuple[Point, ...]) -> str:

@@ -61,8 +61,8 @@ def _lines(explained: Explained) -> Iterator[str]:
     yield ""
     yield from _row("", ("params", "share", "FLOPs"))
     yield "Inputs"
-    for one in explained.inputs:
-        yield from _wrapped(one, INDENT)
+    for text in explained.inputs:
+        yield from _wrapped(text, INDENT)
     for node in explained.nodes:
         yield ""
         yield from _part(node, explained, 0)
@@ -99,10 +99,10 @@ def _part(part: Explanation, explained: Explained, depth: int) -> Iterator[str]:
     for step in part.steps:
         numbered = step[0].isdecimal()
         yield from _wrapped(step, inner + INDENT if numbered else inner, hanging="   " if numbered else "")
-    for one in part.parts:
+    for inner_part in part.parts:
         if depth == 0:
             yield ""
-        yield from _part(one, explained, depth + 1)
+        yield from _part(inner_part, explained, depth + 1)
 
 
 def _stop(text: str) -> str:
@@ -112,7 +112,7 @@ def _stop(text: str) -> str:
 def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
     """Parameters, their share and that of the FLOPs; for a node with everything inside it."""
     parts = list(part.walk()) if whole else [part]
-    parameters, flops = sum(one.parameters for one in parts), sum(one.flops for one in parts)
+    parameters, flops = sum(component.parameters for component in parts), sum(component.flops for component in parts)
     share = percent(parameters, explained.parameters) if parameters else ""
     return (short(parameters) if parameters else "", share, percent(flops, explained.flops) if flops else "")
 

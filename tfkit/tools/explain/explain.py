@@ -58,10 +58,10 @@ def explain(graph: AnySpec) -> Explained:
     built.
     """
     graph = as_graph(graph)
-    found = cost(graph)
-    costs = {node.name: [part for part in found.parts if part.node == node.name] for node in graph.nodes}
+    costs_of_model = cost(graph)
+    costs = {node.name: [part for part in costs_of_model.parts if part.node == node.name] for node in graph.nodes}
     nodes = tuple(_with_costs(_node(graph, node), costs[node.name]) for node in graph.nodes)
-    spec, total = graph.spec.model, found.total
+    spec, total = graph.spec.model, costs_of_model.total
     return Explained(
         name=graph.name,
         description=spec.description,
@@ -69,7 +69,7 @@ def explain(graph: AnySpec) -> Explained:
         parameters=total.parameters,
         active=total.active_parameters,
         flops=total.flops_forward,
-        length=found.length,
+        length=costs_of_model.length,
         inputs=tuple(_input(graph, name, signal) for name, signal in graph.inputs.items()),
         nodes=nodes,
         init=explain_component("init", spec.init),
@@ -114,13 +114,17 @@ def _with_costs(part: Explanation, costs: list[ComponentCost]) -> Explanation:
     """A node whose components have their costs; the remainder is the node's own."""
     left = list(costs)
 
-    def claimed(one: Explanation, layers: tuple[int, ...]) -> Explanation:
-        layers = one.layers or layers
-        mine = [] if one is part else [cell for cell in left if cell.component == one.name and _in(cell, layers)]
+    def claimed(component: Explanation, layers: tuple[int, ...]) -> Explanation:
+        layers = component.layers or layers
+        mine = (
+            []
+            if component is part
+            else [cell for cell in left if cell.component == component.name and _in(cell, layers)]
+        )
         for cell in mine:
             left.remove(cell)
-        inside = tuple(claimed(inner, layers) for inner in one.parts)
-        return replace(one, parameters=_parameters(mine), flops=_flops(mine), parts=inside)
+        inside = tuple(claimed(inner, layers) for inner in component.parts)
+        return replace(component, parameters=_parameters(mine), flops=_flops(mine), parts=inside)
 
     whole = claimed(part, ())
     return replace(whole, parameters=_parameters(left), flops=_flops(left))

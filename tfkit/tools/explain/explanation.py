@@ -66,13 +66,15 @@ def explain_component(
 ) -> Explanation:
     """A component with its settings, and with the components in its slots."""
     kind = config.kind_name() if isinstance(config, Component) else None
-    own, inside = list(facts), []
+    texts, inside = list(facts), []
     for field, value in _given(config, leave_out):
         if isinstance(value, Config):
             inside.append(_inside(config, field, value))
         else:
-            own.append(_fact(config, field, value))
-    return Explanation(name, kind, says=doc_of(config), papers=papers_of(config), facts=tuple(own), parts=tuple(inside))
+            texts.append(_fact(config, field, value))
+    return Explanation(
+        name, kind, says=doc_of(config), papers=papers_of(config), facts=tuple(texts), parts=tuple(inside)
+    )
 
 
 def _inside(config: Config, field: str, value: Config) -> Explanation:
@@ -157,10 +159,17 @@ def differing(part: Explanation, first: Explanation) -> Explanation:
     """A component of other layers, reduced to its differences from that of the first ones."""
     if part.kind != first.kind:
         return part
-    known: Mapping[tuple[str, str | None], Explanation] = {(one.name, one.kind): one for one in first.parts}
-    parts = [differing(one, known[one.name, one.kind]) if (one.name, one.kind) in known else one for one in part.parts]
+    counterparts: Mapping[tuple[str, str | None], Explanation] = {
+        (component.name, component.kind): component for component in first.parts
+    }
+    parts = [
+        differing(component, counterparts[component.name, component.kind])
+        if (component.name, component.kind) in counterparts
+        else component
+        for component in part.parts
+    ]
     facts = tuple(fact for fact in part.facts if fact not in first.facts)
-    kept = tuple(one for one in parts if one.facts or one.parts or one.says)
-    gone = [one.name for one in first.parts if one.name not in {other.name for other in part.parts}]
+    kept = tuple(component for component in parts if component.facts or component.parts or component.says)
+    gone = [component.name for component in first.parts if component.name not in {other.name for other in part.parts}]
     facts += tuple(f"without {name}" for name in gone)
     return replace(part, says="", papers=(), facts=facts, parts=kept)

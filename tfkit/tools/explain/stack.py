@@ -19,7 +19,7 @@ FEW = 28
 
 def explain_stack(node: Node, stack: Layers) -> Explanation:
     """A stack of layers."""
-    own = explain_component(node.name, node.config, leave_out=stack.told)
+    component = explain_component(node.name, node.config, leave_out=stack.told)
     roles = dict.fromkeys(step.role for layer in stack.layers for step in layer.steps)
     parts = [part for role in sorted(roles, key=rank) for part in _parts(role, stack)]
     return Explanation(
@@ -27,9 +27,9 @@ def explain_stack(node: Node, stack: Layers) -> Explanation:
         node.config.kind_name(),
         says=doc_of(node.config),
         papers=papers_of(node.config),
-        facts=(_size(node, stack), *_sharing(node.config, stack), *own.facts),
+        facts=(_size(node, stack), *_sharing(node.config, stack), *component.facts),
         steps=tuple(_programs(node.config, stack)),
-        parts=(*parts, *_norms(stack), *own.parts),
+        parts=(*parts, *_norms(stack), *component.parts),
     )
 
 
@@ -53,15 +53,15 @@ def _sharing(config: Config, stack: Layers) -> Iterator[str]:
 def _papers(config: Config, field: str) -> tuple[str, ...]:
     """The papers of a field of a config, or of a mapping in it."""
     inside = [value for _, value in config if isinstance(value, Config) and not isinstance(value, Component)]
-    return next((papers for one in (config, *inside) if (papers := field_papers(one, field, None))), ())
+    return next((papers for holder in (config, *inside) if (papers := field_papers(holder, field, None))), ())
 
 
 def _where(names: set[str], stack: Layers) -> str:
     """The layers of these variants: their numbers if those are few, else their variants; empty for all."""
-    found = sorted(index for name in names for index in stack.variants[name])
-    if len(found) == len(stack.layers):
+    layers = sorted(index for name in names for index in stack.variants[name])
+    if len(layers) == len(stack.layers):
         return ""
-    indices = [index * stack.repeats + run for index in found for run in range(stack.repeats)]
+    indices = [index * stack.repeats + run for index in layers for run in range(stack.repeats)]
     text = ranges(indices)
     sorts = " and ".join(sorted(names))
     what = f"layer{'' if len(indices) == 1 else 's'} {text}" if len(text) <= FEW else f"{len(indices)} layers"
@@ -75,17 +75,17 @@ def _firsts(stack: Layers) -> Iterator[Layer]:
 
 def _parts(role: str, stack: Layers) -> Iterator[Explanation]:
     """The components of a role, each once for all layers that have it; of further ones the differences."""
-    found: list[tuple[Explanation, set[str]]] = []
+    groups: list[tuple[Explanation, set[str]]] = []
     for layer in _firsts(stack):
         for part in dict.fromkeys(_explained(layer, role)):
-            same = next((names for known, names in found if known == part), None)
+            same = next((names for component, names in groups if component == part), None)
             if same is not None:
                 same.add(layer.name)
             else:
-                found.append((part, {layer.name}))
-    found.sort(key=lambda one: -sum(len(stack.variants[name]) for name in one[1]))
-    for index, (part, names) in enumerate(found):
-        shown = differing(part, found[0][0]) if index else part
+                groups.append((part, {layer.name}))
+    groups.sort(key=lambda group: -sum(len(stack.variants[name]) for name in group[1]))
+    for index, (part, names) in enumerate(groups):
+        shown = differing(part, groups[0][0]) if index else part
         layers = tuple(sorted(number for name in names for number in stack.variants[name]))
         everywhere = len(layers) == len(stack.layers)
         yield replace(shown, where=_where(names, stack), layers=() if everywhere else layers)

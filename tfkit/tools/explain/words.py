@@ -29,8 +29,8 @@ def sentence(text: str) -> str:
 
 def doc_of(config: Config | type[Config]) -> str:
     """The description of a component, a sentence of its own or of its class; empty if there is none."""
-    if isinstance(config, Config) and (own := config.in_words()) is not None:
-        return own
+    if isinstance(config, Config) and (text := config.in_words()) is not None:
+        return text
     cls = config if isinstance(config, type) else type(config)
     return sentence(vars(cls).get("__doc__") or "")
 
@@ -38,15 +38,15 @@ def doc_of(config: Config | type[Config]) -> str:
 def papers_of(config: Config) -> tuple[str, ...]:
     """The papers of a component."""
     cls = type(config)
-    own = [link for _, link in _links(cls.__doc__ or "")]
-    if own:
-        return tuple(own)
+    links = [link for _, link in _links(cls.__doc__ or "")]
+    if links:
+        return tuple(links)
     word = str(cls.model_fields[cls.word_key].default) if cls.word_key in cls.model_fields else ""
-    known = _links(_module_doc(cls))
+    module_links = _links(_module_doc(cls))
     stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(cls.slot if issubclass(cls, Component) else "-")
     names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
-    named = [link for label, link in known if _names(label, names)]
-    whole = [link for label, link in known if not label] if isinstance(config, Component) else []
+    named = [link for label, link in module_links if _names(label, names)]
+    whole = [link for label, link in module_links if not label] if isinstance(config, Component) else []
     return tuple(named or whole[:1])
 
 
@@ -57,13 +57,13 @@ def field_words(config: Config, name: str) -> str:
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
     """The papers of a field's value: the links of its own text, or else those at its name or value in a module's."""
-    own = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
+    links = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
-    for cls in [] if own else type(config).__mro__:
+    for cls in [] if links else type(config).__mro__:
         if issubclass(cls, Config) and name in vars(cls).get("__annotations__", {}):
-            own = [link for label, link in _links(_module_doc(cls)) if _names(label, words)]
+            links = [link for label, link in _links(_module_doc(cls)) if _names(label, words)]
             break
-    return tuple(own)
+    return tuple(links)
 
 
 def _module_doc(cls: type) -> str:

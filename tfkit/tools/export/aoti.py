@@ -38,9 +38,9 @@ class Aoti(Format):
         return refusals(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        made = programs(model, inputs)
+        exported = programs(model, inputs)
         with quiet():
-            write_libraries(path, made, metadata(model))
+            write_libraries(path, exported, metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Compiled(path, model)
@@ -59,10 +59,10 @@ class _Compiled(Programs):
         """The argument names of a program."""
         return arguments_of(self._libraries[name])
 
-    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+    def run(self, name: str, inputs: dict[str, Any]) -> list[Tensor]:
         """The results of a program."""
         # The code assumes the memory layout of its inputs at compile time, and ignores strides.
-        dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in given.items()}
+        dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in inputs.items()}
         with torch.no_grad():
             return as_tensors(self._libraries[name](**dense))
 

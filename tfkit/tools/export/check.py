@@ -89,8 +89,8 @@ def _check_cached(
     for number, piece in enumerate(sequences.pieces):
         rest: dict[str, Any] = dict(piece)
         tokens, mask = rest.pop(main), rest.pop(f"{main}_mask", None)
-        found, want = as_tensors(reader(tokens, mask, **rest)), as_tensors(cached(tokens, mask, **rest))
-        difference = _distance(model, piece, found, want)
+        results, expected = as_tensors(reader(tokens, mask, **rest)), as_tensors(cached(tokens, mask, **rest))
+        difference = _distance(model, piece, results, expected)
         if not difference <= tolerance:
             first = _first_cached(model, opened, sequences, number, tolerance)
             raise _differs(model, format, first, _amount(Check(sequences.words, difference), tolerance))
@@ -117,12 +117,12 @@ def _first_cached(
 
 def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, Call], dict[str, Tensor]]:
     """The arguments and results of each module, in the order in which they returned."""
-    given: dict[str, Call] = {}
+    arguments: dict[str, Call] = {}
     returned: dict[str, Tensor] = {}
 
     def before(path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-        given[path] = Call(*copied)  # a cache is changed after it is read
+        arguments[path] = Call(*copied)  # a cache is changed after it is read
 
     def after(path: str, _: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
@@ -134,36 +134,36 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
                 hooks.enter_context(module.register_forward_pre_hook(partial(before, path), with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(partial(after, path)))
         run()
-    return {path: given[path] for path in returned}, returned
+    return {path: arguments[path] for path in returned}, returned
 
 
-def _first(found: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: float) -> str | None:
+def _first(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> str | None:
     """The first module with another output in the file."""
-    for path, output in want.items():
-        if path in found and found[path].shape == output.shape and not _gap(found[path], output) <= tolerance:
+    for path, output in expected.items():
+        if path in outputs and outputs[path].shape == output.shape and not _gap(outputs[path], output) <= tolerance:
             return path
     return None
 
 
-def _distance(model: fx.GraphModule, inputs: Inputs, found: list[Tensor], want: list[Tensor]) -> float:
+def _distance(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference of outputs, outside padding."""
     graph, largest = graph_of(model), 0.0
-    for name, one, other in zip(graph.outputs, found, want, strict=True):
+    for name, result, reference in zip(graph.outputs, results, expected, strict=True):
         mask = inputs.get(str(graph.node(name).output.mask))
-        if one.shape != other.shape:
+        if result.shape != reference.shape:
             return math.inf
-        tokens = mask if mask is not None and mask.shape == other.shape[:2] else ...
-        largest = max(largest, _gap(one[tokens], other[tokens]))
+        tokens = mask if mask is not None and mask.shape == reference.shape[:2] else ...
+        largest = max(largest, _gap(result[tokens], reference[tokens]))
     return largest
 
 
-def _gap(found: Tensor, want: Tensor) -> float:
+def _gap(result: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value if that is above 1; infinite for NaN on one side."""
-    if not want.numel():
+    if not expected.numel():
         return 0.0
-    same = (found == want) | (found.isnan() & want.isnan())
-    gap = (found.double() - want.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
-    return float(gap.max() / want.double().abs().nan_to_num(1.0, 1.0).max().clamp(min=1))
+    same = (result == expected) | (result.isnan() & expected.isnan())
+    gap = (result.double() - expected.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+    return float(gap.max() / expected.double().abs().nan_to_num(1.0, 1.0).max().clamp(min=1))
 
 
 def _amount(check: Check, tolerance: float) -> str:

@@ -26,10 +26,10 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     from tfkit.tools.export.formats import formats_of
 
     try:
-        known = formats_of(reader_of(context).found).named
+        names = formats_of(reader_of(context).found).named
     except SpecError:  # the command says what is wrong
         return []
-    return [name for name in known if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 @command(
@@ -73,14 +73,14 @@ def export(
     from tfkit.tools.common.atomic_files import check_file
     from tfkit.tools.export.formats import formats_of
 
-    known = formats_of(reader.plugins)
-    warn(known.faults)
+    available = formats_of(reader.plugins)
+    warn(available.faults)
     if formats:
-        _show_formats(known, json=json)
+        _show_formats(available, json=json)
         return
     if spec is None or output is None:
         raise click.UsageError("a SPEC and `--output FILE` are needed")
-    chosen = known.choose(output, format)
+    chosen = available.choose(output, format)
     check_file(output, device=False)
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
@@ -105,9 +105,10 @@ def export(
         _show(exported)
 
 
-def _show_formats(known: Formats, *, json: bool) -> None:
+def _show_formats(available: Formats, *, json: bool) -> None:
     rows = [
-        (one.name, " ".join(one.suffixes), known.plugins[name], one.description) for name, one in known.named.items()
+        (format.name, " ".join(format.suffixes), available.plugins[name], format.description)
+        for name, format in available.named.items()
     ]
     columns = ["format", "suffixes", "from", "description"]
     if json:
@@ -119,5 +120,5 @@ def _show_formats(known: Formats, *, json: bool) -> None:
 def _show(exported: Exported) -> None:
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
     head = f"wrote {printable(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
-    others = [f"wrote {printable(file)}" for file in exported.files[1:]]
-    show(head, *others, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"]))
+    further = [f"wrote {printable(file)}" for file in exported.files[1:]]
+    show(head, *further, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"]))

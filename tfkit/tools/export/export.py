@@ -82,24 +82,24 @@ def export(
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
-    made = formats_of(plugins or load_plugins()).choose(path, format)
+    chosen = formats_of(plugins or load_plugins()).choose(path, format)
     check_file(path, device=False)
     if broken := not_finite(model.state_dict()):
         raise SpecError(Diagnostic(f"the model has {BROKEN}", notes=(broken,), help="`tfkit.save` writes it as it is"))
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
     with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")
-        with _readable(path, made.name):
+        with _readable(path, chosen.name):
             _check_room(model, new.parent)
-            made.write(model, example(model), new)
+            chosen.write(model, example(model), new)
         stage("comparing it with the model")
-        with _readable(path, made.name, "read again"):
-            checks = check(model, made.open(new, model), made)
+        with _readable(path, chosen.name, "read again"):
+            checks = check(model, chosen.open(new, model), chosen)
         parts = sorted(file.relative_to(new.parent) for file in extras_of(new).rglob("*"))
     files = [path, *(path.parent / part for part in parts)]
     size = sum(file.stat().st_size for file in files)
-    largest = max((one.difference for one in checks), default=0.0)
-    return Exported(graph_of(model).name, made.name, tuple(map(str, files)), size, checks, largest)
+    largest = max((result.difference for result in checks), default=0.0)
+    return Exported(graph_of(model).name, chosen.name, tuple(map(str, files)), size, checks, largest)
 
 
 def check_format(graph: Graph, format: Format) -> None:
@@ -132,7 +132,7 @@ def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
     except SpecError:
         raise
     except Exception as error:
-        said = getattr(error, "strerror", None) or str(error)
-        cause = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+        text = getattr(error, "strerror", None) or str(error)
+        cause = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
         words = f" as {format}" if format else ""
         raise SpecError(Diagnostic(f"{quoted(str(path))} cannot be {what}{words}: {cause}")) from error

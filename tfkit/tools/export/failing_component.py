@@ -60,12 +60,12 @@ def using(program: ExportedProgram, error: Exception) -> str | None:
     named = re.search(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", str(error))
     if named is None:
         return None
-    wanted = ".".join((named[1] or named[2]).split(".")[:2])
+    operation = ".".join((named[1] or named[2]).split(".")[:2])
     with quiet():
-        made_of = decomposed(program)
-    for node in (*program.graph.nodes, *made_of.graph.nodes):
+        core = decomposed(program)
+    for node in (*program.graph.nodes, *core.graph.nodes):
         stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
-        if stack and str(node.target).startswith(f"{wanted}."):
+        if stack and str(node.target).startswith(f"{operation}."):
             return stack[-1]
     return None
 
@@ -76,8 +76,8 @@ def reason(error: Exception) -> str:
     _, _, summary = text.partition("## Exception summary")
     quoted = re.findall(r"<class '[\w.]*?(\w+)'>: ([^\n]+)", summary)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = quoted[0][1] if quoted else next(iter(lines), type(error).__name__)
-    return found.rstrip(".")
+    line = quoted[0][1] if quoted else next(iter(lines), type(error).__name__)
+    return line.rstrip(".")
 
 
 @contextmanager

@@ -38,25 +38,25 @@ class Formats:
 
     def choose(self, path: Path, name: str | None = None) -> Format:
         """The format of that name, or the one that the suffix of a file stands for; raises SpecError without one."""
-        found = self.named.get(name) if name is not None else self._suffixes().get(path.suffix)
-        if found is None:
+        format = self.named.get(name) if name is not None else self._suffixes().get(path.suffix)
+        if format is None:
             raise SpecError(self._unknown_suffix(path) if name is None else self._unknown(name))
-        return found()
+        return format()
 
     def _suffixes(self) -> dict[str, type[Format]]:
-        return {suffix: one for one in self.named.values() for suffix in one.suffixes}
+        return {suffix: format for format in self.named.values() for suffix in format.suffixes}
 
     def _unknown(self, name: str) -> Diagnostic:
         help = similar("a format", name, self.named)
         return Diagnostic(f"unknown format {quoted(name)}", notes=self._known(listing(self.named)), help=help)
 
     def _unknown_suffix(self, path: Path) -> Diagnostic:
-        known = listing((f"{suffix} ({one.name})" for suffix, one in self._suffixes().items()), 20)
+        suffixes = listing((f"{suffix} ({format.name})" for suffix, format in self._suffixes().items()), 20)
         message = f"the suffix of {quoted(path.name)} does not name a format"
-        return Diagnostic(message, notes=self._known(known), help=f"--format {listing(self.named, 20)}")
+        return Diagnostic(message, notes=self._known(suffixes), help=f"--format {listing(self.named, 20)}")
 
     def _known(self, text: str) -> tuple[str, ...]:
-        return (f"known: {text}", *(f"left out: {one.message}" for one in self.faults))
+        return (f"known: {text}", *(f"left out: {fault.message}" for fault in self.faults))
 
 
 def formats_of(plugins: Plugins) -> Formats:
@@ -66,15 +66,15 @@ def formats_of(plugins: Plugins) -> Formats:
     owners: dict[str, str] = {}
     suffixes: dict[str, str] = {}
     clashes = []
-    for plugin, found in answers.given:
-        for one in found:
-            if one.name in named:
-                clashes.append(_clash(f"two formats have the name `{one.name}`", owners[one.name], plugin))
+    for plugin, formats in answers.given:
+        for format in formats:
+            if format.name in named:
+                clashes.append(_clash(f"two formats have the name `{format.name}`", owners[format.name], plugin))
                 continue
-            for suffix in [suffix for suffix in one.suffixes if suffix in suffixes]:
+            for suffix in [suffix for suffix in format.suffixes if suffix in suffixes]:
                 clashes.append(_clash(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin))
-            named[one.name], owners[one.name] = one, plugin
-            suffixes |= dict.fromkeys(one.suffixes, plugin)
+            named[format.name], owners[format.name] = format, plugin
+            suffixes |= dict.fromkeys(format.suffixes, plugin)
     if clashes:
         raise SpecError(*clashes)
     return Formats(named, owners, answers.faults)
@@ -84,24 +84,24 @@ def _classes(returned: object) -> list[type[Format]]:
     """The reader of the hook."""
     if not isinstance(returned, Iterable) or isinstance(returned, str):
         raise TypeError(f"returned {type(returned).__name__}, not a list of subclasses of tfkit.Format")
-    return [_class(one) for one in returned]
+    return [_class(item) for item in returned]
 
 
-def _class(one: object) -> type[Format]:
+def _class(item: object) -> type[Format]:
     from tfkit.tools.export.format import Format
 
-    if not (isinstance(one, type) and issubclass(one, Format)):
-        hint = ": return the class, not an object" if isinstance(one, Format) else ""
-        raise TypeError(f"returned `{one!r}`, not a subclass of tfkit.Format{hint}")
-    if missing := sorted(one.__abstractmethods__):
-        raise TypeError(f"returned `{one.__name__}`, which does not define {listing(f'`{name}`' for name in missing)}")
-    texts = [vars(one).get(name) for name in ("name", "description")]
+    if not (isinstance(item, type) and issubclass(item, Format)):
+        hint = ": return the class, not an object" if isinstance(item, Format) else ""
+        raise TypeError(f"returned `{item!r}`, not a subclass of tfkit.Format{hint}")
+    if missing := sorted(item.__abstractmethods__):
+        raise TypeError(f"returned `{item.__name__}`, which does not define {listing(f'`{name}`' for name in missing)}")
+    texts = [vars(item).get(name) for name in ("name", "description")]
     if not all(isinstance(text, str) and text for text in texts):
-        raise TypeError(f"returned `{one.__name__}`, which needs a `name` and a `description`")
-    suffixes: object = one.suffixes
+        raise TypeError(f"returned `{item.__name__}`, which needs a `name` and a `description`")
+    suffixes: object = item.suffixes
     if not isinstance(suffixes, tuple) or not all(str(suffix).startswith(".") for suffix in suffixes):
-        raise TypeError(f"returned `{one.__name__}`, whose `suffixes` are not like ('.onnx',)")
-    return one
+        raise TypeError(f"returned `{item.__name__}`, whose `suffixes` are not like ('.onnx',)")
+    return item
 
 
 def _clash(message: str, *both: str) -> Diagnostic:

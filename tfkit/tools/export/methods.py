@@ -60,7 +60,7 @@ def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
         reading = reading_module(model, graph, parts)
         methods["read"] = _forward_of(reading, "read")
         lines.append(f"made = self.read({_passed(inputs_of(reading), {})})")
-        values |= {one: f"made[{index}]" for index, one in enumerate(made_once(parts))}
+        values |= {name: f"made[{index}]" for index, name in enumerate(made_once(parts))}
     kept = {name: values[name] for name in inputs_of(stepping) if name in values}
     lines += [f"keep_value(state, {name!r}, {value})" for name, value in kept.items()]
     methods["start"] = _start(model, parts, [*lines, *_caches(parts, values)])
@@ -71,14 +71,14 @@ def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
 def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
     like = _attribute(next(name for name, _ in model.named_parameters()))
     body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
-    given = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
-    return _method(f"{type(model).__name__} start", given, STATE, body)
+    parameters = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
+    return _method(f"{type(model).__name__} start", parameters, STATE, body)
 
 
 def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
     """The method that runs a step; `kept` comes from the state, as the masks and lengths do in every step."""
-    inputs, given, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
-    given.setdefault(f"{main}_mask", OPTIONAL)
+    inputs, parameters, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
+    parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
     for name in kept:
         always = name.endswith("_mask") or (name in inputs and inputs[name].type == "lengths")
@@ -88,7 +88,7 @@ def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept:
         f"move_on(state, {main}, {main}_mask)",
         "return result",
     ]
-    return _method(f"{type(model).__name__} step", {"state": STATE} | given | {"keep": "int = 0"}, "", body)
+    return _method(f"{type(model).__name__} step", {"state": STATE} | parameters | {"keep": "int = 0"}, "", body)
 
 
 def _forward_of(module: fx.GraphModule, name: str) -> Any:
@@ -102,7 +102,7 @@ def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """The lines that make the caches, equal ones in one call."""
     for name, (node, pieces) in parts.again.items():
         for layer, count in _runs(pieces.caches):
-            slots = [f"{'length' if one.window is None else f'min(length, {one.window})'} + 1" for one in layer]
+            slots = [f"{'length' if cache.window is None else f'min(length, {cache.window})'} + 1" for cache in layer]
             yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, slots)}, like)"
         for layer, count in _runs(pieces.memory_caches):
             slots = [f"{values[str(node.wires['memory'])]}.size(1)"] * len(layer)
@@ -115,7 +115,7 @@ def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
 
 def _sizes(layer: Layer, slots: Sequence[str]) -> str:
     """Heads, slots and width of the caches of a layer, as an argument."""
-    sizes = [f"({one.heads}, {n}, {one.width})" for one, n in zip(layer, slots, strict=True)]
+    sizes = [f"({cache.heads}, {n}, {cache.width})" for cache, n in zip(layer, slots, strict=True)]
     return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
 
 
@@ -126,15 +126,15 @@ def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:
 
 def _attribute(path: str) -> str:
     """`self.a.layers` as an expression, a number in it as TorchScript reads it."""
-    found = "self"
+    expression = "self"
     for part in path.split("."):
-        found = f'getattr({found}, "{part}")' if part.isdigit() else f"{found}.{part}"
-    return found
+        expression = f'getattr({expression}, "{part}")' if part.isdigit() else f"{expression}.{part}"
+    return expression
 
 
-def _method(name: str, given: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
+def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
     """A method from its text, which TorchScript looks up again."""
-    signature = ", ".join(["self", *(f"{one}: {annotation}" for one, annotation in given.items())])
+    signature = ", ".join(["self", *(f"{parameter}: {annotation}" for parameter, annotation in parameters.items())])
     arrow = f" -> {returns}" if returns else ""
     *lines, last = body
     text = [f"def method({signature}){arrow}:", "    with torch.no_grad():", *(f"        {line}" for line in lines)]

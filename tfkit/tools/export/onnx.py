@@ -59,13 +59,13 @@ class Onnx(Format):
         _check_installed()
         import onnx_ir as ir
 
-        made = programs(model, inputs, in_place=False)
-        size = sum(tensor.nbytes for tensor in made[MODEL].state_dict.values())
-        parts = extras_of(path) if len(made) > 1 or size > MOST_IN_A_GRAPH else None
+        exported = programs(model, inputs, in_place=False)
+        size = sum(tensor.nbytes for tensor in exported[MODEL].state_dict.values())
+        parts = extras_of(path) if len(exported) > 1 or size > MOST_IN_A_GRAPH else None
         if parts is not None:
             parts.mkdir()
         written: dict[Any, Any] = {}
-        for name, program in made.items():
+        for name, program in exported.items():
             outputs = graph_of(model).outputs if name != READ else made_once(split_for_decoding(graph_of(model)))
             try:
                 graph = translated(program, outputs)
@@ -74,11 +74,11 @@ class Onnx(Format):
             graph.metadata_props.update(metadata(model) | ({PARTS: parts.name} if parts and name == MODEL else {}))
             for key, value in graph.graph.initializers.items():
                 value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
-            beside = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
-            ir.save(graph, path if name == MODEL else extras_of(path) / f"{name}.onnx", external_data=beside)
-            if name == MODEL and len(made) > 1:
+            external = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
+            ir.save(graph, path if name == MODEL else extras_of(path) / f"{name}.onnx", external_data=external)
+            if name == MODEL and len(exported) > 1:
                 tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
-                written = {_content(one): one for one in tensors if isinstance(one, ir.ExternalTensor)}
+                written = {_content(tensor): tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Sessions(path, model)
@@ -95,25 +95,25 @@ def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     from tfkit.tools.export.operations import TRANSLATIONS
 
     assert program.example_inputs is not None
-    _, given = program.example_inputs
+    _, arguments = program.example_inputs
     _prepare(program)
     with quiet():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
-            kwargs=given,
+            kwargs=arguments,
             output_names=[*outputs, *_new_caches(program)],
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            dynamic_shapes={name: _sizes(name, value) for name, value in given.items()},
+            dynamic_shapes={name: _sizes(name, value) for name, value in arguments.items()},
             custom_translation_table=TRANSLATIONS,
         )
-    assert made is not None
-    for node in made.model.graph:
+    assert exported is not None
+    for node in exported.model.graph:
         scopes = node.metadata_props.get(SCOPES, "[]")
         node.metadata_props.clear()
         node.metadata_props[SCOPES] = scopes
-    return made.model
+    return exported.model
 
 
 def _prepare(program: ExportedProgram) -> None:
@@ -199,25 +199,25 @@ class _Sessions(Programs):
 
     def takes(self, name: str) -> list[str]:
         """The argument names of a program."""
-        return ["cache", *(one.name for one in self.session(name).get_inputs())]
+        return ["cache", *(argument.name for argument in self.session(name).get_inputs())]
 
-    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
-        """The results of a program; the caches of `given` are changed."""
-        cache: Cache = given.get("cache", {})
+    def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
+        """Run a program and return its results. The caches in `arguments` are updated in place."""
+        cache: Cache = arguments.get("cache", {})
         places = {
             _place(name, layer, i): (tensors, i)
             for name, layers in cache.items()
             for layer, tensors in enumerate(layers)
             for i in range(len(tensors))
         }
-        feeds = {key: value for key, value in given.items() if key != "cache"}
+        feeds = {key: value for key, value in arguments.items() if key != "cache"}
         feeds |= {key: tensors[i] for key, (tensors, i) in places.items()}
         session = self.session(name)
-        found = session.run(None, {one.name: feeds[one.name].numpy() for one in session.get_inputs()})
+        values = session.run(None, {slot.name: feeds[slot.name].numpy() for slot in session.get_inputs()})
         results = []
-        for one, value in zip(session.get_outputs(), found, strict=True):
-            if one.name.removeprefix("new_") in places:
-                tensors, i = places[one.name.removeprefix("new_")]
+        for slot, value in zip(session.get_outputs(), values, strict=True):
+            if slot.name.removeprefix("new_") in places:
+                tensors, i = places[slot.name.removeprefix("new_")]
                 tensors[i] = torch.from_numpy(value)
             else:
                 results.append(torch.from_numpy(value))
@@ -226,11 +226,11 @@ class _Sessions(Programs):
     def weights(self) -> Mapping[str, Tensor]:
         import onnx_ir as ir
 
-        found = ir.load(self._path).graph.initializers
+        initializers = ir.load(self._path).graph.initializers
         return {
             key: torch.from_numpy(tensor.numpy().copy())
             for key in self._names
-            if key in found and (tensor := found[key].const_value) is not None
+            if key in initializers and (tensor := initializers[key].const_value) is not None
         }
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
@@ -240,21 +240,21 @@ class _Sessions(Programs):
         outside, results = object(), set(model.graph.outputs)
         inside: dict[Any, Mapping[str, str]] = {outside: {}}
         for node in model.graph:
-            inside[node] = {one: one for one in ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))[:-1]}
+            inside[node] = {scope: scope for scope in ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))[:-1]}
 
         def users(node: Any) -> list[Any]:
             return [outside] if node is outside or results & set(node.outputs) else list(node.successors())
 
-        found = {node: paths for node, paths in returned(inside, users).items() if paths and len(node.outputs) == 1}
-        wanted = {node.outputs[0]: paths for node, paths in found.items()}
-        model.graph.outputs.extend(value for value in wanted if value not in results)
+        reached = {node: paths for node, paths in returned(inside, users).items() if paths and len(node.outputs) == 1}
+        targets = {node.outputs[0]: paths for node, paths in reached.items()}
+        model.graph.outputs.extend(value for value in targets if value not in results)
         session = _session(ir.to_proto(model).SerializeToString(), self._path.parent)
-        given = complete(self.graph, inputs, [one.name for one in session.get_inputs()])
-        names = [value.name for value in wanted]
-        values = session.run(names, {key: value.numpy() for key, value in given.items()})
+        arguments = complete(self.graph, inputs, [scope.name for scope in session.get_inputs()])
+        names = [value.name for value in targets]
+        values = session.run(names, {key: value.numpy() for key, value in arguments.items()})
         return {
             path: torch.from_numpy(value)
-            for value, paths in zip(values, wanted.values(), strict=True)
+            for value, paths in zip(values, targets.values(), strict=True)
             for path in paths
         }
 

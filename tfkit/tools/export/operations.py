@@ -63,9 +63,9 @@ def attention(
 def _repeated(x: Any, query: Any) -> Any:
     """Heads [b, g, k, d] repeated in place, so that there are as many as query heads."""
     n = query.shape[1] // x.shape[1]
-    beside = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
+    expanded = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
     shape = op.Concat(op.Shape(query, end=2), op.Shape(x, start=2), axis=0)
-    return op.Reshape(beside, shape)
+    return op.Reshape(expanded, shape)
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {

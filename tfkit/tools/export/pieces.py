@@ -36,8 +36,8 @@ class PieceReader:
         """Forget all sequences, and read the inputs that are given once for new ones."""
         parts, values = self._caches.parts, dict(inputs)
         if parts.once:
-            given = complete(self._graph, inputs, self._programs.takes(READ))
-            values |= given | dict(zip(made_once(parts), self._programs.run(READ, given), strict=True))
+            arguments = complete(self._graph, inputs, self._programs.takes(READ))
+            values |= arguments | dict(zip(made_once(parts), self._programs.run(READ, arguments), strict=True))
         self._first = {name: values[name] for name in self._caches.first}
         memory = next((value.size(1) for value in self._first.values()), 1)
         again = (*parts.given_again, *(f"{name}_mask" for name in parts.given_again))
@@ -52,42 +52,44 @@ class PieceReader:
         if self._used + tokens.size(1) > self._length:
             raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} have been read")
         main = self._caches.parts.given_again[0]
-        known = is_token(mask, f"{main}_mask")
-        mask = torch.ones_like(tokens, dtype=torch.bool) if known is None else known
-        given = {main: tokens, f"{main}_mask": mask, **inputs}
-        results = self._prefill(given) if self._lengths is None else self._decode(given, mask)
+        real = is_token(mask, f"{main}_mask")
+        mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        arguments = {main: tokens, f"{main}_mask": mask, **inputs}
+        results = self._prefill(arguments) if self._lengths is None else self._decode(arguments, mask)
         read = mask.sum(dim=1)
         self._lengths = read if self._lengths is None else self._lengths + read
         self._used += tokens.size(1)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _prefill(self, given: dict[str, Tensor]) -> list[Tensor]:
-        taken = complete(self._graph, given | self._always | self._first, self._programs.takes(PREFILL))
+    def _prefill(self, arguments: dict[str, Tensor]) -> list[Tensor]:
+        taken = complete(self._graph, arguments | self._always | self._first, self._programs.takes(PREFILL))
         return self._programs.run(PREFILL, taken)
 
-    def _decode(self, given: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+    def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
         """The results of several tokens, read one after the other."""
         columns = []
         for i in range(mask.size(1)):
             assert self._lengths is not None
-            one = {name: value[:, i : i + 1].contiguous() for name, value in given.items()}
-            one |= self._always | {"past": self._lengths + mask[:, :i].sum(dim=1)}
-            columns.append(self._programs.run(DECODE, complete(self._graph, one, self._programs.takes(DECODE))))
+            column_inputs = {name: value[:, i : i + 1].contiguous() for name, value in arguments.items()}
+            column_inputs |= self._always | {"past": self._lengths + mask[:, :i].sum(dim=1)}
+            columns.append(
+                self._programs.run(DECODE, complete(self._graph, column_inputs, self._programs.takes(DECODE)))
+            )
         return [torch.cat(column, dim=1) for column in zip(*columns, strict=True)]
 
 
-def complete(graph: Graph, inputs: Inputs, wanted: Iterable[str]) -> dict[str, Tensor]:
+def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
     """All arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
-    found = dict(inputs)
-    wanted = list(wanted)
-    for name in wanted:
-        if name in graph.inputs and name not in found:
-            found[name] = torch.zeros_like(found[_beside(graph, name)])
-    for name in wanted:
-        if name.endswith("_mask") and name not in found and name.removesuffix("_mask") in found:
-            hidden = found[name.removesuffix("_mask")]
-            found[name] = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-    return {name: found[name] for name in wanted if name in found}
+    arguments = dict(inputs)
+    names = list(names)
+    for name in names:
+        if name in graph.inputs and name not in arguments:
+            arguments[name] = torch.zeros_like(arguments[_beside(graph, name)])
+    for name in names:
+        if name.endswith("_mask") and name not in arguments and name.removesuffix("_mask") in arguments:
+            hidden = arguments[name.removesuffix("_mask")]
+            arguments[name] = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return {name: arguments[name] for name in names if name in arguments}
 
 
 def _beside(graph: Graph, name: str) -> str:
@@ -109,7 +111,7 @@ class Programs(Opened):
         """The argument names of a program."""
 
     @abstractmethod
-    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+    def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
         """The results of a program; the tensors in `cache` are changed."""
 
     def forward(self, inputs: Inputs) -> list[Tensor]:

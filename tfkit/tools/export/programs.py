@@ -49,29 +49,30 @@ class Caches:
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
-        own = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
+        layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
         self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
         given_once = [name for name in self.parts.read_once if name in graph.inputs]
         lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
         self.first = tuple(name for name in self.parts.read_once if name not in lengths)
         self.limit = max_len(graph)
         places = [
-            ((name, layer, i), one)
-            for name, layers in own.items()
+            ((name, layer, i), cache)
+            for name, layers in layers_by_node.items()
             for layer, cached in enumerate(layers)
-            for i, one in enumerate(cached)
+            for i, cache in enumerate(cached)
         ]
-        windows = [one.window for _, one in places if one.window]
+        windows = [cache.window for _, cache in places if cache.window]
         self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
             self.least = min(self.least, self.limit)
-        self.full = next((place for place, one in places if one.tokens(self.least) == self.least), None)
+        self.full = next((place for place, cache in places if cache.tokens(self.least) == self.least), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
         """Caches of zeros for `length` tokens and a memory of that length; one more slot takes writes of padding."""
-        wanted = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
+        shapes_by_node = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
         return {
-            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers] for name, layers in wanted.items()
+            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers]
+            for name, layers in shapes_by_node.items()
         }
 
     def room(self, cache: Cache) -> int:
@@ -125,19 +126,19 @@ def refusals(model: fx.GraphModule) -> list[Diagnostic]:
 
 def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:
     graph = graph_of(model)
-    made = {MODEL: exported(model, dict(inputs), fixed=fixed_lengths(graph))}
+    exported_programs = {MODEL: exported(model, dict(inputs), fixed=fixed_lengths(graph))}
     if (caches := caches_of(graph)) is None:
-        return made
+        return exported_programs
     values, parts = dict(inputs), caches.parts
     if parts.once:
         reading = reading_module(model, graph, parts)
-        given = {name: inputs[name] for name in inputs_of(reading)}
-        made[READ] = exported(reading, given, fixed=fixed_lengths(graph))
+        arguments = {name: inputs[name] for name in inputs_of(reading)}
+        exported_programs[READ] = exported(reading, arguments, fixed=fixed_lengths(graph))
         with torch.no_grad():
-            values |= zip(made_once(parts), reading(**given), strict=True)
+            values |= zip(made_once(parts), reading(**arguments), strict=True)
     for name in (PREFILL, DECODE):
-        made[name] = _piece(model, caches, values, decode=name == DECODE, in_place=in_place)
-    return made
+        exported_programs[name] = _piece(model, caches, values, decode=name == DECODE, in_place=in_place)
+    return exported_programs
 
 
 def _piece(
@@ -145,19 +146,19 @@ def _piece(
 ) -> ExportedProgram:
     """The program of the first step of a sequence, or of each further token."""
     step, parts = stepping_module(model, graph_of(model), caches.parts), caches.parts
-    given: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
+    arguments: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
     first = caches.first
     memory = next((values[name].size(1) for name in first), 1)
     if decode:
-        pieces = [name for name in given if name.removesuffix("_mask") in parts.given_again]
-        given |= {name: given[name][:, :1].contiguous() for name in pieces}
-        given = {name: value for name, value in given.items() if name not in first}
-    one = values[parts.given_again[0]]
+        pieces = [name for name in arguments if name.removesuffix("_mask") in parts.given_again]
+        arguments |= {name: arguments[name][:, :1].contiguous() for name in pieces}
+        arguments = {name: value for name, value in arguments.items() if name not in first}
+    tokens = values[parts.given_again[0]]
     like = next(model.parameters(), torch.empty(0))
-    given["cache"] = caches.make(one.size(0), one.size(1), memory, like)
-    given["past"] = torch.ones(one.size(0), dtype=torch.int64, device=one.device)
+    arguments["cache"] = caches.make(tokens.size(0), tokens.size(1), memory, like)
+    arguments["past"] = torch.ones(tokens.size(0), dtype=torch.int64, device=tokens.device)
     _rewrite(step, caches, gone=first if decode else (), decode=decode, in_place=in_place)
-    return exported(step, given, caches)
+    return exported(step, arguments, caches)
 
 
 def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
@@ -179,7 +180,9 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
             output.args = ((output.args[0], graph.call_function(_without, (copies, memory))),)
     fixed = {arguments["keep"]: 0} | {arguments[name]: None for name in gone}
     for node in graph.nodes:
-        node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: fixed.get(one, one))
+        node.args, node.kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda node_argument: fixed.get(node_argument, node_argument)
+        )
     for node in (past, *fixed):
         graph.erase_node(node)
     step.recompile()
@@ -212,13 +215,13 @@ def _without(cache: Cache, names: Collection[str]) -> Cache:
 
 
 def exported(
-    module: fx.GraphModule, given: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
+    module: fx.GraphModule, arguments: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
 ) -> ExportedProgram:
     """The program of a module and its arguments; the batch and all lengths above 1 are free.
 
     Those of the `fixed` inputs are not.
     """
-    kwargs = {name: given[name] for name in inputs_of(module) if name in given}
+    kwargs = {name: arguments[name] for name in inputs_of(module) if name in arguments}
     shapes: dict[str, Any] = {
         name: {i: Dim.DYNAMIC for i in range(1 if name in fixed else min(x.dim(), 2)) if x.size(i) > 1}
         for name, x in kwargs.items()

@@ -56,19 +56,19 @@ class _Loaded(Programs):
         """The argument names of a program."""
         return arguments_of(self._programs[name])
 
-    def run(self, name: str, given: dict[str, Any]) -> list[Tensor]:
+    def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
         """The results of a program."""
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():
-            return as_tensors(self._modules[name](**given))
+            return as_tensors(self._modules[name](**arguments))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._programs[MODEL].state_dict
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        given = complete(self.graph, inputs, self.takes(MODEL))
+        arguments = complete(self.graph, inputs, self.takes(MODEL))
         watched = Watched(self._programs[MODEL])
         with torch.no_grad():
-            watched.run(*given.values())
+            watched.run(*arguments.values())
         return watched.outputs

@@ -48,5 +48,5 @@ class _Built(Opened):
         return self._model.state_dict()
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        found = {path: self._model.get_submodule(path)(*call.args, **call.kwargs) for path, call in calls.items()}
-        return {path: value for path, value in found.items() if isinstance(value, Tensor)}
+        results = {path: self._model.get_submodule(path)(*call.args, **call.kwargs) for path, call in calls.items()}
+        return {path: value for path, value in results.items() if isinstance(value, Tensor)}

@@ -32,8 +32,8 @@ class TorchScript(Format):
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
         try:
             scripted(model)
-        except SpecError as wrong:
-            return wrong.diagnostics
+        except SpecError as error:
+            return error.diagnostics
         return []
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
@@ -59,20 +59,20 @@ class _Loaded(Opened):
         return None if parts is None else _Reader(self._module, length, parts.given_again[0])
 
     def weights(self) -> Mapping[str, Tensor]:
-        found: Mapping[str, Tensor] = self._module.state_dict()
-        return found
+        tensors: Mapping[str, Tensor] = self._module.state_dict()
+        return tensors
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
         modules = dict(self._module.named_modules())
-        found = {}
+        results = {}
         for path in calls.keys() & modules.keys():
             try:
                 result = modules[path](*calls[path].args, **calls[path].kwargs)
             except RuntimeError:  # TorchScript takes fewer argument types from Python than from itself
                 continue
             if isinstance(result, Tensor):
-                found[path] = result
-        return found
+                results[path] = result
+        return results
 
 
 class _Reader:
@@ -86,8 +86,8 @@ class _Reader:
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
         if self._state is None:
             self.start(tokens.size(0))
-        given = inputs if mask is None else {f"{self._main}_mask": mask, **inputs}
-        return self._module.step(self._state, tokens, **given)
+        arguments = inputs if mask is None else {f"{self._main}_mask": mask, **inputs}
+        return self._module.step(self._state, tokens, **arguments)
 
 
 def scripted(model: fx.GraphModule) -> Any:

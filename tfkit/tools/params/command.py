@@ -106,15 +106,15 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
     from rich.padding import Padding
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
-        some = counts[start : start + SIDE_BY_SIDE]
-        parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in some]
+        group = counts[start : start + SIDE_BY_SIDE]
+        parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in group]
         rows = []
         for name in merged([list(part) for part in parts]):
             labels = {part[name][0] for part in parts if name in part}
             cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
             rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
-        rows.append(["total", *(text for count in some for text in _total(count)[1:])])
-        columns = [some[0].by, *(text for count in some for text in (count.name, "share"))]
+        rows.append(["total", *(text for count in group for text in _total(count)[1:])])
+        columns = [group[0].by, *(text for count in group for text in (count.name, "share"))]
         show(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
     for count in counts:
         show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))

@@ -80,8 +80,13 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
         name=graph.name,
         by=by,
         rows=tuple(
-            Row(name, label, sum(one.count for one in own), sum(one.count for one in own if not one.embedding))
-            for name, label, own in in_rows(weights, by)
+            Row(
+                name,
+                label,
+                sum(weight.count for weight in owned),
+                sum(weight.count for weight in owned if not weight.embedding),
+            )
+            for name, label, owned in in_rows(weights, by)
         ),
         total=sum(weight.count for weight in weights),
         non_embedding=sum(weight.count for weight in weights if not weight.embedding),

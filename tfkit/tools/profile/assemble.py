@@ -45,12 +45,12 @@ def assemble_profile(
     named = {} if settings.compile else named_parts(model)
     all_steps = steps_of(run.timed)
     chosen = undisturbed(all_steps)
-    located = [one for one in locate(run.timed, named) if one.step in chosen]
+    located = [event for event in locate(run.timed, named) if event.step in chosen]
     on_device = settings.device.type != "cpu"
     times = device_times(run.timed, located) if on_device else host_times(located)
     last = len(steps_of(run.detailed)) - 1
     usage = memory_of(locate(run.detailed, named), last, run.held.at_start, on_device=on_device)
-    ran = times.calls.keys() | {owner.path for owner, seconds in times.own.items() if seconds > 0}
+    ran = times.calls.keys() | {owner.path for owner, seconds in times.exclusive.items() if seconds > 0}
     owners = {path: part for path, part in (named | OWN).items() if path in ran}
     works = works_of(predicted, compiled=settings.compile)
     parts = tuple(
@@ -67,7 +67,7 @@ def assemble_profile(
         batch=settings.batch,
         length=settings.length,
         compiled=settings.compile,
-        parameters=sum(one.numel() for one in model.parameters()),
+        parameters=sum(event.numel() for event in model.parameters()),
         steps=steps,
         plain_steps=tuple(run.plain_steps),
         parts=parts,
@@ -93,8 +93,8 @@ def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) 
         node=part.node,
         layer=part.layer,
         calls=round(times.calls[path] / n_steps),
-        forward=times.own[forward] / n_steps,
-        backward=times.own[backward] / n_steps,
+        forward=times.exclusive[forward] / n_steps,
+        backward=times.exclusive[backward] / n_steps,
         device=(times.device[forward] + times.device[backward]) / n_steps,
         allocated=usage.allocated[path],
         at_peak=usage.at_peak[path],

@@ -40,7 +40,7 @@ class Located(NamedTuple):
     row: Event
     owner: Owner
     step: int
-    own: list[Stretch]
+    exclusive: list[Stretch]
     """The time of a span without the spans inside it."""
 
 
@@ -48,7 +48,7 @@ class Located(NamedTuple):
 class Times:
     """Seconds and counts of all steps together."""
 
-    own: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
+    exclusive: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
     """The time of an owner; on an accelerator that of its kernels, and of the host while none runs."""
     device: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
     """Of this, its kernels."""
@@ -122,17 +122,17 @@ class _Thread:
             self.ended = self.running.pop()
             self._give(self.ended, self.ended.row.end)
 
-    def begin(self, one: Located) -> None:
+    def begin(self, event: Located) -> None:
         """Begin a span; before a node of the backward, the time since the previous node belongs to that."""
-        between = one.row.name.startswith(NODE) and self.in_backward
+        between = event.row.name.startswith(NODE) and self.in_backward
         if self.running:
-            self._give((between and self.ended) or self.running[-1], one.row.start)
-        self.reached, self.ended = one.row.start, None
-        self.running.append(one)
+            self._give((between and self.ended) or self.running[-1], event.row.start)
+        self.reached, self.ended = event.row.start, None
+        self.running.append(event)
 
-    def _give(self, one: Located, end: float) -> None:
+    def _give(self, event: Located, end: float) -> None:
         if end > self.reached:
-            one.own.append(Stretch(self.reached, end))
+            event.exclusive.append(Stretch(self.reached, end))
             self.reached = end
 
 
@@ -156,17 +156,17 @@ def _owner(span: Span, thread: _Thread, names: Collection[str], makers: dict[int
 def host_times(located: Sequence[Located]) -> Times:
     """The times of the owners on the CPU."""
     times = Times()
-    for one in located:
-        if not isinstance(one.row, Span):
+    for event in located:
+        if not isinstance(event.row, Span):
             continue
-        seconds = sum(stretch.seconds for stretch in one.own)
-        times.own[one.owner] += seconds
-        is_range = one.row.name == one.owner.path
-        if is_range and one.owner.phase == "forward":
-            times.calls[one.row.name] += 1
-        if one.owner.path is not None:
-            name = PYTHON if is_range else one.row.name.removeprefix(NODE)
-            times.kernels[name, one.owner].append(seconds)
+        seconds = sum(stretch.seconds for stretch in event.exclusive)
+        times.exclusive[event.owner] += seconds
+        is_range = event.row.name == event.owner.path
+        if is_range and event.owner.phase == "forward":
+            times.calls[event.row.name] += 1
+        if event.owner.path is not None:
+            name = PYTHON if is_range else event.row.name.removeprefix(NODE)
+            times.kernels[name, event.owner].append(seconds)
     return times
 
 
@@ -177,8 +177,10 @@ def device_times(trace: Trace, located: Sequence[Located]) -> Times:
     time belongs to the host's work until the launch, and from then on to the owner of that kernel.
     """
     times = Times(calls=host_times(located).calls)
-    launches = {one.row.correlation: one for one in located if isinstance(one.row, Launch)}
-    work = [(own, one.owner) for one in located if one.owner.path is not None for own in one.own]  # no waiting threads
+    launches = {event.row.correlation: event for event in located if isinstance(event.row, Launch)}
+    work = [
+        (stretch, event.owner) for event in located if event.owner.path is not None for stretch in event.exclusive
+    ]  # no waiting threads
     work.sort(key=_start)
     steps = steps_of(trace)
     ends = [step.start for step in steps]  # of the last kernel in each step
@@ -189,15 +191,15 @@ def device_times(trace: Trace, located: Sequence[Located]) -> Times:
         free, owner = ends[launch.step], launch.owner
         launched = max(free, min(launch.row.start, kernel.start))
         start, end = max(free, kernel.start), max(free, kernel.end)
-        _share(work, Stretch(free, launched), times.own)
-        times.own[owner] += end - launched
+        _share(work, Stretch(free, launched), times.exclusive)
+        times.exclusive[owner] += end - launched
         times.device[owner] += end - start
         times.kernels[kernel.name, owner].append(kernel.seconds)
         times.idle += start - free
         ends[launch.step] = end
-    for step in {one.step for one in located}:
+    for step in {event.step for event in located}:
         rest = Stretch(ends[step], max(ends[step], steps[step].end))
-        _share(work, rest, times.own)
+        _share(work, rest, times.exclusive)
         times.idle += rest.seconds
     return times
 
@@ -205,8 +207,8 @@ def device_times(trace: Trace, located: Sequence[Located]) -> Times:
 def _share(work: Sequence[tuple[Stretch, Owner]], stretch: Stretch, times: defaultdict[Owner, float]) -> None:
     """Divide a stretch of time among the owners of the host's work in it."""
     first = max(0, bisect_right(work, stretch.start, key=_start) - 1)
-    for own, owner in work[first : bisect_left(work, stretch.end, key=_start)]:
-        times[owner] += own.overlap(stretch)
+    for busy, owner in work[first : bisect_left(work, stretch.end, key=_start)]:
+        times[owner] += busy.overlap(stretch)
 
 
 def _start(work: tuple[Stretch, Owner]) -> float:

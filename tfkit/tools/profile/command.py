@@ -92,21 +92,21 @@ def profile(
     from tfkit.tools.profile.tables import show_profiles
 
     chosen, kind = _device(device), getattr(torch, dtype)
-    with progress() as told:
-        found = profile_models(
+    with progress() as on_progress:
+        profiles = profile_models(
             graphs,
             device=chosen,
             allow_change=allow_change,
             dtype=kind,
             directory=output,
             weights=sources,
-            on_step=lambda done, of: told(done, of, "steps"),
+            on_step=lambda done, of: on_progress(done, of, "steps"),
             **options,
         )
     if json:
-        print_json([to_dict(one) for one in found])
+        print_json([to_dict(result) for result in profiles])
         return
-    show_profiles(found, by)
+    show_profiles(profiles, by)
     if output is not None:
         shown = printable(str(output))
         show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")

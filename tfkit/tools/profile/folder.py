@@ -27,28 +27,28 @@ def check_folder(folder: Path) -> None:
                 "tensorboard is missing, but a log is to be written", help="pip install tensorboard torch-tb-profiler"
             )
         )
-    known = {DATA, REPORT, *_folders(folder / DATA)}
-    if others := [name for name in names_in(folder) or [] if name not in known]:
-        message = f"{quoted(str(folder))} holds other files than a profile's: {listing(others, 4)}"
+    expected = {DATA, REPORT, *_folders(folder / DATA)}
+    if extra := [name for name in names_in(folder) or [] if name not in expected]:
+        message = f"{quoted(str(folder))} holds other files than a profile's: {listing(extra, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
 
 
 def _folders(data: Path) -> list[str]:
     """The folders that a former profile lists as its own."""
     try:
-        return [str(one["folder"]) for one in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
+        return [str(entry["folder"]) for entry in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
 def folders_of(names: Sequence[str]) -> list[str]:
     """A folder for each model; a repeated name gets a number."""
-    made: list[str] = []
+    folders: list[str] = []
     for name in names:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "model"
-        others = (f"{safe}_{number}" for number in count(2))
-        made.append(next(one for one in chain([safe], others) if one not in made))
-    return made
+        numbered = (f"{safe}_{number}" for number in count(2))
+        folders.append(next(name for name in chain([safe], numbered) if name not in folders))
+    return folders
 
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
@@ -57,8 +57,8 @@ def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Pa
 
     for profile, name in zip(profiles, names, strict=True):
         _write_scalars(profile, target / name)
-    found = [{"folder": name, **to_dict(profile)} for profile, name in zip(profiles, names, strict=True)]
-    text = json.dumps({"profiles": found}, indent=2, ensure_ascii=False)
+    documents = [{"folder": name, **to_dict(profile)} for profile, name in zip(profiles, names, strict=True)]
+    text = json.dumps({"profiles": documents}, indent=2, ensure_ascii=False)
     (target / DATA).write_text(f"{text}\n", encoding="utf-8")
     (target / REPORT).write_text(report(profiles), encoding="utf-8", errors="replace")
 

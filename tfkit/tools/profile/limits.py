@@ -23,13 +23,13 @@ COPIED = 2**26
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
     """FLOP/s of matrix products in a type, and bytes per second between memory and chip."""
     name = device_name(device)
-    known = device_of_driver(name) if device.type == "cuda" else None
+    listed = device_of_driver(name) if device.type == "cuda" else None
     words = name_of(dtype)
-    if known is not None and words in known.tera_flops:
+    if listed is not None and words in listed.tera_flops:
         tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-        return Limits(name, known.flops("tf32" if tf32 else words), known.bandwidth, known.source)
-    one, other = (torch.rand(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
-    product = _best(lambda: one @ other, device)
+        return Limits(name, listed.flops("tf32" if tf32 else words), listed.bandwidth, listed.source)
+    left, right = (torch.rand(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+    product = _best(lambda: left @ right, device)
     block = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
     copy = _best(lambda: target.copy_(block), device)
@@ -54,14 +54,14 @@ def _processor() -> str:
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
     """The shortest time of several runs."""
-    found: list[float] = []
+    seconds: list[float] = []
     end = time.perf_counter() + PATIENCE
-    while len(found) < 3 or time.perf_counter() < end:
+    while len(seconds) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         run()
         synchronize(device)
-        found.append(time.perf_counter() - start)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def synchronize(device: torch.device) -> None:

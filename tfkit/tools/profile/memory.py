@@ -30,13 +30,13 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
 
     It must not be the first step: on the CPU the profiler does not see older memory being freed.
     """
-    rows = [one for one in located if one.step == step and _counts(one, on_device)]
+    rows = [event for event in located if event.step == step and _counts(event, on_device)]
     total = peak = at_start
     peak_at, owner = -1, Owner(None, "forward")
     allocated: Counter[str | None] = Counter()
     highest: dict[str | None, int] = {}
-    for index, one in enumerate(rows):
-        size, running = one.row.size if isinstance(one.row, Allocation) else 0, one.owner
+    for index, event in enumerate(rows):
+        size, running = event.row.size if isinstance(event.row, Allocation) else 0, event.owner
         total += size
         allocated[running.path] += max(0, size)
         highest[running.path] = max(total, highest.get(running.path, 0))
@@ -45,19 +45,19 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
     return Usage(peak, owner, allocated, _living(rows[: peak_at + 1]), highest)
 
 
-def _counts(one: Located, on_device: bool) -> bool:
-    return isinstance(one.row, Span) or (isinstance(one.row, Allocation) and one.row.on_device == on_device)
+def _counts(event: Located, on_device: bool) -> bool:
+    return isinstance(event.row, Span) or (isinstance(event.row, Allocation) and event.row.on_device == on_device)
 
 
 def _living(rows: Sequence[Located]) -> Counter[str | None]:
     """The allocations in these rows that were not freed."""
     held: dict[int, tuple[str | None, int]] = {}
-    for one in rows:
-        row = one.row
+    for event in rows:
+        row = event.row
         if not isinstance(row, Allocation):
             continue
         if row.size > 0:
-            held[row.address] = (one.owner.path, row.size)
+            held[row.address] = (event.owner.path, row.size)
         else:
             held.pop(row.address, None)
     living: Counter[str | None] = Counter()

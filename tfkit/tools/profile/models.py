@@ -103,9 +103,9 @@ def profile_models(
     total = sum(map(count_steps, settings))
     profiles: list[Profile] = []
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
-        for graph, own, name in zip(models, settings, names, strict=True):
+        for graph, setting, name in zip(models, settings, names, strict=True):
             gc.collect()  # the model before this one
-            profiles.append(measure(graph, own, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
+            profiles.append(measure(graph, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)

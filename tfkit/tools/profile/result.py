@@ -152,7 +152,7 @@ class Profile:
     @property
     def plain_step(self) -> float:
         """Seconds of a step without the profiler: the mean of those that took no longer than their median."""
-        return fmean(one for one in self.plain_steps if one <= median(self.plain_steps))
+        return fmean(seconds for seconds in self.plain_steps if seconds <= median(self.plain_steps))
 
     @property
     def tokens(self) -> int:
@@ -171,15 +171,18 @@ def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
     In a row of several parts `path` is the name of the row, and so is `label` if theirs differ; `highest` is the
         greatest of theirs.
     """
-    made = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
-    return tuple(sorted(made, key=lambda row: row.component in STEP_ROWS))
+    sums = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
+    return tuple(sorted(sums, key=lambda row: row.component in STEP_ROWS))
 
 
 def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, str]:
     """The label of each row that a profile has, by its name; the name if the models have different labels for it."""
-    made = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
-    found = {name: {one[name] for one in made if name in one} for name in merged([list(one) for one in made])}
-    return {name: labels.pop() if len(labels) == 1 else name for name, labels in found.items()}
+    labels_by_profile = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
+    names = {
+        name: {labels[name] for labels in labels_by_profile if name in labels}
+        for name in merged([list(labels) for labels in labels_by_profile])
+    }
+    return {name: labels.pop() if len(labels) == 1 else name for name, labels in names.items()}
 
 
 _SUMMED = ("calls", "forward", "backward", "device", "allocated", "at_peak")
@@ -189,6 +192,6 @@ _PREDICTED = ("flops", "bytes", "floor")
 def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
     sums: dict[str, Any] = {field: sum(getattr(part, field) for part in group) for field in _SUMMED}
     for field in _PREDICTED:
-        known = [value for part in group if (value := getattr(part, field)) is not None]
-        sums[field] = sum(known) if known else None
+        values = [value for part in group if (value := getattr(part, field)) is not None]
+        sums[field] = sum(values) if values else None
     return replace(group[0], path=name, label=label, highest=max(part.highest for part in group), **sums)

@@ -84,7 +84,7 @@ class Step:
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         weights = size_of(self._model)
         optimizer = _bytes(value for state in states for value in state.values())
-        gradients = _bytes(one.grad for one in self._model.parameters())
+        gradients = _bytes(parameter.grad for parameter in self._model.parameters())
         cache = self._cached.nbytes if self._cached is not None else 0
         total = weights + optimizer + gradients + cache + _bytes(self._inputs.values())
         if self._device.type == "cuda":
@@ -155,9 +155,9 @@ def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Pi
     """The inputs read once, the first `length` tokens, and the next token: each with the inputs beside it."""
     once = {name: inputs[name] for name in parts.given_once}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
-    main, *others = parts.given_again
-    prompt: Piece = inputs[main][:, :length], {name: inputs[name][:, :length] for name in others}
-    token: Piece = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in others}
+    main, *rest = parts.given_again
+    prompt: Piece = inputs[main][:, :length], {name: inputs[name][:, :length] for name in rest}
+    token: Piece = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in rest}
     return once, prompt, token
 
 
@@ -166,7 +166,7 @@ def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
     try:
         ends = find_ends(model)
     except ValueError:
-        return lambda given: _squares(model(**given))
+        return lambda values: _squares(model(**values))
     loss = Loss(model)
     if ends.tokens is not None:
         return loss
@@ -174,12 +174,14 @@ def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
         rows = loss.read(inputs).hidden.shape[:-1]
     targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0), device="cpu")
     targets = targets.to(next(iter(inputs.values())).device)
-    return lambda given: loss(given, targets)
+    return lambda values: loss(values, targets)
 
 
 def _squares(outputs: Any) -> Tensor:
-    every = [one for one in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(one, Tensor)]
-    return torch.stack([one.float().square().mean() for one in every]).sum()
+    tensors = [
+        tensor for tensor in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(tensor, Tensor)
+    ]
+    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
 
 
 def _bytes(values: Iterable[Any]) -> int:

@@ -101,8 +101,8 @@ def _memory(profile: Profile, by: By) -> Table:
 def _kernels(profile: Profile) -> Table:
     columns = ["operator" if profile.device == "cpu" else "kernel", "of", "calls", "ms", "share"]
     lines = [
-        [_name(one), _of(one, profile), f"{one.calls:g}", _ms(one.time), _share(one.time, profile)]
-        for one in profile.kernels[:KERNELS]
+        [_name(kernel), _of(kernel, profile), f"{kernel.calls:g}", _ms(kernel.time), _share(kernel.time, profile)]
+        for kernel in profile.kernels[:KERNELS]
     ]
     return table(columns, lines, right=columns[2:])
 
@@ -119,12 +119,12 @@ def _of(kernel: KernelTime, profile: Profile) -> str:
 def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
     of = [{row.path: row.time for row in rows(profile, by)} for profile in profiles]
     lines = [
-        [label, *_pair([one.get(name) for one in of], profiles)] for name, label in labels_of(profiles, by).items()
+        [label, *_pair([times.get(name) for times in of], profiles)] for name, label in labels_of(profiles, by).items()
     ]
-    lines.append(["not attributed", *_pair([one.unattributed for one in profiles], profiles)])
-    lines.append(["step", *_pair([one.step for one in profiles], profiles)])
-    one, other = (profile.name for profile in profiles)
-    columns = [by, f"{one} ms", "share", f"{other} ms", "share ", "ratio"]
+    lines.append(["not attributed", *_pair([profile.unattributed for profile in profiles], profiles)])
+    lines.append(["step", *_pair([profile.step for profile in profiles], profiles)])
+    first, second = (profile.name for profile in profiles)
+    columns = [by, f"{first} ms", "share", f"{second} ms", "share ", "ratio"]
     show(table(columns, lines, right=columns[1:], footer=1))
     for profile in profiles:
         show("", *_summary(profile))
@@ -135,5 +135,5 @@ def _pair(times: Sequence[float | None], profiles: Sequence[Profile]) -> list[st
     cells: list[str] = []
     for seconds, profile in zip(times, profiles, strict=True):
         cells += ["-", "-"] if seconds is None else [_ms(seconds), _share(seconds, profile)]
-    one, other = times
-    return [*cells, f"{other / one:.2f}" if one and other else "-"]
+    first, second = times
+    return [*cells, f"{second / first:.2f}" if first and second else "-"]

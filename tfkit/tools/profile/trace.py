@@ -86,15 +86,17 @@ def parse_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     host: list[Event] = []
     kernels = []
     for event in events:
-        kind, given = event.get("cat"), event.get("args", {})
+        kind, arguments = event.get("cat"), event.get("args", {})
         if event.get("name") == "[memory]":
-            host.append(Allocation(*_on_host(event), given["Addr"], given["Bytes"], given["Device Type"] != 0))
+            host.append(
+                Allocation(*_on_host(event), arguments["Addr"], arguments["Bytes"], arguments["Device Type"] != 0)
+            )
         elif kind in _ON_HOST:
-            host.append(Span(*_on_host(event), given.get("Sequence number")))
-        elif kind in LAUNCHES and "correlation" in given:
-            host.append(Launch(*_on_host(event), given["correlation"]))
-        elif kind in _KERNELS and "correlation" in given:
-            kernels.append(Kernel(*_times(event), event["name"], given["correlation"]))
+            host.append(Span(*_on_host(event), arguments.get("Sequence number")))
+        elif kind in LAUNCHES and "correlation" in arguments:
+            host.append(Launch(*_on_host(event), arguments["correlation"]))
+        elif kind in _KERNELS and "correlation" in arguments:
+            kernels.append(Kernel(*_times(event), event["name"], arguments["correlation"]))
     return Trace(sorted(host, key=lambda row: (row.start, -row.end)), sorted(kernels, key=lambda row: row.start))
 
 

@@ -24,7 +24,7 @@ class Program:
 
 def programs_of(graph: Graph) -> list[Program]:
     """The steps of the layers of every stack."""
-    return [one for node in graph.nodes if node.stack is not None for one in _programs(node.name, node.stack)]
+    return [program for node in graph.nodes if node.stack is not None for program in _programs(node.name, node.stack)]
 
 
 def _programs(node: str, stack: Layers) -> Iterator[Program]:
@@ -76,7 +76,7 @@ def as_sentences(layer: Layer) -> Iterator[str]:
         words = [_words(part, step, layer) for part in branch if isinstance(part, Call | Dropout)]
         factors = [_factor(part) for part in reversed(branch) if isinstance(part, Learned | Scale)]
         onto = "the normalized value" if step.residual.onto == "normed" else "the stream"
-        words.append(f"add {''.join(f'{one} times ' for one in factors)}{'it ' if factors else ''}to {onto}")
+        words.append(f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}")
         words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
         yield ", ".join(words)
 

@@ -44,8 +44,8 @@ def values_of(graph: Graph) -> list[Value]:
     """
     walk = _Walk(graph.spec.provenance)
     values = list(walk.config(graph.spec.model, (), None))
-    known = {value.path: value for value in values}
-    kept = [value.path for value in values if not _repeats(value, known, walk.variants)]
+    by_path = {value.path: value for value in values}
+    kept = [value.path for value in values if not _repeats(value, by_path, walk.variants)]
     around = {path[:length] for path in kept for length in range(1, len(path) + 1)}
     return [value for value in values if value.path in around and not _of_the_map(value.path)]
 
@@ -55,11 +55,11 @@ def _of_the_map(path: Path) -> bool:
     return path[0] == "checkpoint" and len(path) > 1
 
 
-def _repeats(value: Value, known: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
+def _repeats(value: Value, by_path: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
     """True if a value of a variant is its stack's; `variants` has the path of the stack for each variant."""
     for variant, stack in variants.items():
         if value.path[: len(variant)] == variant and value.path != variant:
-            twin = known.get((*stack, *value.path[len(variant) :]))
+            twin = by_path.get((*stack, *value.path[len(variant) :]))
             return twin is not None and replace(twin, path=value.path) == value
     return False
 
@@ -89,19 +89,19 @@ class _Walk:
         elif _is_plain(value):
             yield _value(path, text_of(value), origin)
         else:
-            items = value if isinstance(value, Mapping) else {str(i): one for i, one in enumerate(value)}
+            items = value if isinstance(value, Mapping) else {str(i): item for i, item in enumerate(value)}
             yield _value(path, None, origin)
-            for key, one in items.items():
-                yield from self._any(one, (*path, str(key)), None if origin.how == "given" else origin)
+            for key, item in items.items():
+                yield from self._any(item, (*path, str(key)), None if origin.how == "given" else origin)
 
     def _origin(self, path: Path, outer: Origin | None) -> Origin:
         """Its own origin, unless it came with a config that was inherited or is a default as a whole."""
-        own = self.origins.get(path)
-        if own is None and path in self.provenance.spans:
-            own = Origin("given", self.provenance.spans[path])
-        if outer is None or own is None or own.how != "given":
-            return own or DEFAULT
-        return DEFAULT if outer.how == "default" else Origin(outer.how, own.span)
+        origin = self.origins.get(path)
+        if origin is None and path in self.provenance.spans:
+            origin = Origin("given", self.provenance.spans[path])
+        if outer is None or origin is None or origin.how != "given":
+            return origin or DEFAULT
+        return DEFAULT if outer.how == "default" else Origin(outer.how, origin.span)
 
     def _part(self, config: Config, path: Path, origin: Origin) -> Value:
         if not isinstance(config, Component):
@@ -129,7 +129,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {text_of(item)}' for key, item in value.items())}}}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(text_of, value))}]"
     return str(value)

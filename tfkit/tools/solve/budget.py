@@ -60,8 +60,8 @@ class Budget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_of(self.dtype))
         defaults = {field.name: field.default for field in fields(self)}
-        given = [name for name in NEEDS if getattr(self, name) != defaults[name]]
-        for name in given:
+        changed = [name for name in NEEDS if getattr(self, name) != defaults[name]]
+        for name in changed:
             if self.of not in NEEDS[name]:
                 raise ValueError(f"`{name}` has no effect on a budget of {self.of}: omit it")
             if name in ("optimizer", "recompute") and self.mode != "train":
@@ -81,9 +81,9 @@ class Budget:
         if self.of in ("params", "active"):
             count, active = parameters_of(graph)
             return Measured(active if self.of == "active" else count, count)
-        found = self.cost(graph)
-        total = found.total
-        return Measured(total.flops if self.of == "flops" else found.peak, total.parameters)
+        costs = self.cost(graph)
+        total = costs.total
+        return Measured(total.flops if self.of == "flops" else costs.peak, total.parameters)
 
     def cost(self, graph: Graph) -> Cost:
         """The costs of a step of that model."""

@@ -43,7 +43,9 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _FLOPS = {**_COUNTS, "p": 1e15, "e": 1e18, "z": 1e21, "y": 1e24}
-_BYTES = {f"{one}{unit}": step**n for n, one in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))}
+_BYTES = {
+    f"{prefix}{unit}": step**n for n, prefix in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))
+}
 
 
 @command(
@@ -81,15 +83,15 @@ _BYTES = {f"{one}{unit}": step**n for n, one in enumerate(("", *"kmgt")) for uni
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
-def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **given: Any) -> None:
+def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **options: Any) -> None:
     from tfkit.tools.common.atomic_files import check_file
 
-    _check(given)
+    _check(options)
     if output is not None:
         check_file(output)
     from tfkit.tools.solve.solve import solve as find
 
-    budget = _budget(given)
+    budget = _budget(options)
     with stages() as stage:
         stage("looking for sizes")
         solved = find(spec, budget, sets=reader.sets, keep=[keep] if keep else [], plugins=reader.plugins)
@@ -109,30 +111,30 @@ def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, jso
         _show(spec, solved, output)
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(options: dict[str, Any]) -> None:
     """Refuse all but one budget, and options that do not apply to it."""
-    of = [name for name in BUDGETS if given[name] is not None]
+    of = [name for name in BUDGETS if options[name] is not None]
     if len(of) != 1:
         raise click.UsageError("give one budget: --params, --active, --flops or --memory")
     for name, budgets in NEEDS.items():
-        if given[name] is not None and of[0] not in budgets:
+        if options[name] is not None and of[0] not in budgets:
             raise click.UsageError(f"--{name} has no effect with --{of[0]}")
     for name in ("optimizer", "recompute"):
-        if given[name] is not None and given["mode"] not in (None, "train"):
+        if options[name] is not None and options["mode"] not in (None, "train"):
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
 
 
-def _budget(given: dict[str, Any]) -> Budget:
+def _budget(options: dict[str, Any]) -> Budget:
     import torch
 
     from tfkit.tools.solve.budget import Budget
 
-    of = next(name for name in BUDGETS if given[name] is not None)
+    of = next(name for name in BUDGETS if options[name] is not None)
     names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")
-    further = {name: given[name] for name in names if given[name] is not None}
-    if given["dtype"] is not None:
-        further["dtype"] = getattr(torch, given["dtype"])
-    return Budget(of, given[of], **further)
+    further = {name: options[name] for name in names if options[name] is not None}
+    if options["dtype"] is not None:
+        further["dtype"] = getattr(torch, options["dtype"])
+    return Budget(of, options[of], **further)
 
 
 def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:

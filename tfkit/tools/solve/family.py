@@ -81,17 +81,19 @@ class Family:
     ) -> None:
         self.tree, self.file, self.plugins = tree, file, plugins
         self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-        every = list(sets)
-        given = {one: self._path(one) for one in every}
+        changes = list(sets)
+        paths = {change: self._path(change) for change in changes}
         written = dict(_numbers(self.tree, ()))
-        self._kept = {path: one for one, path in given.items() if path[-1] in ("d_model", "n_layers")}
-        self._kept = {path: one for path, one in self._kept.items() if path in written}
-        self.sets = tuple(one for one in every if given[one] not in self._kept)
+        self._kept = {path: change for change, path in paths.items() if path[-1] in ("d_model", "n_layers")}
+        self._kept = {path: change for path, change in self._kept.items() if path in written}
+        self.sets = tuple(change for change in changes if paths[change] not in self._kept)
         self.own = self.load(())
         self.tree = without(self.tree, {"checkpoint"})  # long, and without effect on sizes
-        fixed = [given[one] for one in self.sets]
-        changed = functools.reduce(lambda tree, one: assign(tree, one, self._fields), self.sets, self.tree)
-        numbers = {path: n for path, n in _numbers(changed, ()) if not any(path[: len(one)] == one for one in fixed)}
+        fixed = [paths[change] for change in self.sets]
+        changed = functools.reduce(lambda tree, change: assign(tree, change, self._fields), self.sets, self.tree)
+        numbers = {
+            path: n for path, n in _numbers(changed, ()) if not any(path[: len(change)] == change for change in fixed)
+        }
         self.stacks = self._stacks(numbers) if "n_layers" not in keep else ()
         self.widths = self._widths(numbers)
         self.hidden = self._hidden(numbers)
@@ -122,12 +124,12 @@ class Family:
 
     def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Stack, ...]:
         """The numbers of layers that grow."""
-        found = []
+        stacks = []
         for node in self.own.nodes:
             path = ("graph", node.name, "n_layers")
             if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
-                found.append(Stack(path, numbers[path], node.stack.period, node.stack.least))
-        return tuple(found)
+                stacks.append(Stack(path, numbers[path], node.stack.period, node.stack.least))
+        return tuple(stacks)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
         """The numbers that grow in proportion: d_model, heads, and inputs of features as wide as d_model."""
@@ -150,8 +152,10 @@ class Family:
     def _step(self) -> Fraction:
         """The least factor of all widths whose multiples keep every ratio in whole numbers."""
         ratios = [Fraction(number) for number in self.widths.values()]
-        found = parts((), self.own.spec.model)
-        for path, attention in ((path, one) for path, one in found if isinstance(one, AttentionConfig)):
+        components = parts((), self.own.spec.model)
+        for path, attention in (
+            (path, component) for path, component in components if isinstance(component, AttentionConfig)
+        ):
             grows, kv_grows = (self._grows((*path, name)) for name in HEADS)
             if grows and not kv_grows and 1 < attention.kv_heads < attention.n_heads:
                 ratios.append(Fraction(attention.n_heads, attention.kv_heads))
@@ -212,23 +216,23 @@ class Family:
     def all_widths(self) -> range:
         """All widths that a spec can have."""
         counts = [Fraction(n, MAX_HEADS) for path, n in self.widths.items() if path[-1] in HEADS]
-        dims = [Fraction(n, MAX_DIM) for n in (*self.widths.values(), *(one.d_ff for one in self.hidden))]
+        dims = [Fraction(n, MAX_DIM) for n in (*self.widths.values(), *(hidden.d_ff for hidden in self.hidden))]
         return range(1, int(1 / (max((*counts, *dims), default=Fraction(1)) * self.step)) + 1)
 
     def changes(self, depth: int, width: int, hidden: Iterable[int] | None = None) -> tuple[str, ...]:
         """The changes to the spec, beside `sets`, for that size, without those that have no effect."""
         scale = width * self.step
-        values = {one.path: one.n_layers // self.depth * depth for one in self.stacks}
+        values = {item.path: item.n_layers // self.depth * depth for item in self.stacks}
         values |= {path: self._given(path) for path in self._kept if path[-1] == "n_layers"}
         values |= {path: int(number * scale) for path, number in self.widths.items()}
         d_ffs = self.hidden_at(width) if hidden is None else hidden
-        values |= {path: d_ff for one, d_ff in zip(self.hidden, d_ffs, strict=True) for path in one.paths}
-        own = dict(_numbers(self.tree, ()))
-        return tuple(f"{self._name(path)}={n}" for path, n in values.items() if own.get(path) != n)
+        values |= {path: d_ff for item, d_ff in zip(self.hidden, d_ffs, strict=True) for path in item.paths}
+        numbers = dict(_numbers(self.tree, ()))
+        return tuple(f"{self._name(path)}={n}" for path, n in values.items() if numbers.get(path) != n)
 
     def hidden_at(self, width: int) -> list[int]:
         """The hidden widths at that width."""
-        return [one.at(width * self.step) for one in self.hidden]
+        return [hidden.at(width * self.step) for hidden in self.hidden]
 
     def load(self, changes: Iterable[str]) -> Graph:
         """The graph of the spec with `sets` and further changes; raises SpecError."""

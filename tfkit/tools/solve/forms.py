@@ -44,24 +44,24 @@ class Form:
         self.family = family
         depths = family.depths
         self.first, self.stride = depths.start, depths.step
-        self.rounded = [one.d_ff * family.step % one.rounding != 0 for one in family.hidden]
+        self.rounded = [hidden.d_ff * family.step % hidden.rounding != 0 for hidden in family.hidden]
         self.base = self._plane(measure, self.first)
         self.next = self._plane(measure, self.first + self.stride) if len(depths) > 1 else self.base
 
     def _hidden(self, width: int) -> list[int]:
         """The hidden widths that are not in proportion to d_model, because they are rounded."""
-        every = self.family.hidden_at(width)
-        return [d_ff for d_ff, rounded in zip(every, self.rounded, strict=True) if rounded]
+        d_ffs = self.family.hidden_at(width)
+        return [d_ff for d_ff, rounded in zip(d_ffs, self.rounded, strict=True) if rounded]
 
     def _plane(self, measure: Measure, depth: int) -> _Plane:
         start = self.family.width
-        own = self.family.hidden_at(start)
+        d_ffs = self.family.hidden_at(start)
         places = [index for index, rounded in enumerate(self.rounded) if rounded]
 
         @functools.cache
         def at(step: int, more: int | None = None) -> int:
             exact = self.family.hidden_at(start + step)
-            mine = [o if rounded else e for o, e, rounded in zip(own, exact, self.rounded, strict=True)]
+            mine = [o if rounded else e for o, e, rounded in zip(d_ffs, exact, self.rounded, strict=True)]
             return measure(depth, start + step, tuple(d_ff + (index == more) for index, d_ff in enumerate(mine)))
 
         value = at(0)

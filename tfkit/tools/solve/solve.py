@@ -16,7 +16,7 @@ from tfkit.tools.params.count import count_params
 from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.forms import Form
-from tfkit.tools.solve.search import Found, Grid, nearest
+from tfkit.tools.solve.search import Candidate, Grid, nearest
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
 
@@ -97,24 +97,24 @@ def sizes_of(family: Family, budget: Budget) -> Solved:
     least = grid.least()
     if least.value * factor > budget.amount:
         raise _out_of_reach(family, budget, least, "small")
-    found = nearest(grid, budget.amount / factor)
-    most = max(found, key=lambda one: one.value)
+    candidates = nearest(grid, budget.amount / factor)
+    most = max(candidates, key=lambda candidate: candidate.value)
     if 2 * most.value * factor < budget.amount:
         raise _out_of_reach(family, budget, most, "large")
-    return Solved(family.own.name, budget, tuple(_fitting(family, budget, one) for one in found))
+    return Solved(family.own.name, budget, tuple(_fitting(family, budget, candidate) for candidate in candidates))
 
 
-def _fitting(family: Family, budget: Budget, found: Found) -> Size:
+def _fitting(family: Family, budget: Budget, candidate: Candidate) -> Size:
     """The size as it is built, with fewer layers if a limit proves to be exceeded: a peak need not be a sum."""
-    size = _size(family, budget, found)
-    while budget.at_most and size.difference > 0 and found.depth > family.depths[0]:
-        found = replace(found, depth=found.depth - family.depths.step)
-        size = _size(family, budget, found)
+    size = _size(family, budget, candidate)
+    while budget.at_most and size.difference > 0 and candidate.depth > family.depths[0]:
+        candidate = replace(candidate, depth=candidate.depth - family.depths.step)
+        size = _size(family, budget, candidate)
     return size
 
 
-def _size(family: Family, budget: Budget, found: Found) -> Size:
-    changes = family.changes(found.depth, found.width)
+def _size(family: Family, budget: Budget, candidate: Candidate) -> Size:
+    changes = family.changes(candidate.depth, candidate.width)
     graph = family.load(changes)
     measured = budget.measure(graph)
     value = measured.value * budget.factor(graph)
@@ -141,7 +141,7 @@ def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
     return next(attention, None), next(ffn, None)
 
 
-def _out_of_reach(family: Family, budget: Budget, end: Found, what: str) -> SpecError:
+def _out_of_reach(family: Family, budget: Budget, end: Candidate, what: str) -> SpecError:
     """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
     graph = family.load(family.changes(end.depth, end.width))
     stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]

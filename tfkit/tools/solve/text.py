@@ -20,20 +20,20 @@ from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **known: Any) -> str:
+def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
     """The YAML text of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
 
-    `known` are further values at the top of the spec.
+    `values` are further values at the top of the spec.
     """
     base = read_tree(spec, plugins.specs)
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed = base
-    for one in sets:
-        changed = assign(changed, one, fields)
+    for change in sets:
+        changed = assign(changed, change, fields)
     tree = _difference(base, changed, ())
     name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
     head = node_of(
-        {"tfkit": 1, "extends": _reference(spec, path.parent, plugins.specs), "name": name, **known}, base.span
+        {"tfkit": 1, "extends": _reference(spec, path.parent, plugins.specs), "name": name, **values}, base.span
     )
     assert isinstance(head, Mapping)
     return schema_line(path.parent) + render_tree(

@@ -86,12 +86,12 @@ def side_by_side(
     """
     names = [name for profile in profiles[1:] for name in (profile.name, "ratio")]
     rows: list[list[Child]] = []
-    for name, ((cell, value), *others) in lines:
-        ratios = [child for other, amount in others for child in (other, ratio_text(amount, value))]
+    for name, ((cell, value), *rest) in lines:
+        ratios = [child for other, amount in rest for child in (other, ratio_text(amount, value))]
         rows.append([name, cell, *ratios])
     return table([first, profiles[0].name, *names], rows)
 
 
 def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:
     """The contents of each model, below its name if there are several."""
-    return [child for one in profiles for child in (heading(one.name, len(profiles) > 1), *content(one))]
+    return [child for profile in profiles for child in (heading(profile.name, len(profiles) > 1), *content(profile))]

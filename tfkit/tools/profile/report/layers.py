@@ -36,8 +36,8 @@ def _layers(profile: Profile) -> list[Child]:
     stacks: dict[str, list[Layer]] = {}
     for whole in rows(profile, "layer"):
         if match := _LAYER.fullmatch(whole.layer):
-            own = replace(profile, parts=tuple(part for part in profile.parts if part.layer == whole.layer))
-            layer = Layer(int(match["index"]), whole, {row.component: row for row in rows(own)})
+            part_profile = replace(profile, parts=tuple(part for part in profile.parts if part.layer == whole.layer))
+            layer = Layer(int(match["index"]), whole, {row.component: row for row in rows(part_profile)})
             stacks.setdefault(match["stack"], []).append(layer)
     if not stacks:
         return [remark("This model has no stack of layers.")]
@@ -62,8 +62,8 @@ def _picture(name: str, stack: Sequence[Layer], labels: Mapping[str, str], slowe
             cells = [_cell(layer.index, label, layer.parts.get(component), cell) for layer in stack]
             total = tag("div", time_text(sum(times)), class_="sum")
             grid.extend([tag("div", label, class_="name strip"), *cells, total])
-    every = -(-len(stack) // NUMBERS)
-    numbers = [str(layer.index) if place % every == 0 else "" for place, layer in enumerate(stack)]
+    spacing = -(-len(stack) // NUMBERS)
+    numbers = [str(layer.index) if place % spacing == 0 else "" for place, layer in enumerate(stack)]
     grid.extend([tag("div", "layer", class_="name index"), *(tag("div", text, class_="index") for text in numbers)])
     return grid
 

@@ -15,18 +15,18 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
         return [remark("There is no prediction: the work of this model was not counted.")]
-    longest = max(row.time for one in of for row in one.values())
+    longest = max(row.time for components in of for row in components.values())
     several = len(profiles) > 1
-    made: list[Child] = []
+    children: list[Child] = []
     for name, label in labels_of(profiles).items():
         bars = [
-            _bullet(profile.name if several else label, one[name], longest)
-            for profile, one in zip(profiles, of, strict=True)
-            if name in one
+            _bullet(profile.name if several else label, components[name], longest)
+            for profile, components in zip(profiles, of, strict=True)
+            if name in components
         ]
-        made += [heading(label, several), *bars] if bars else []
+        children += [heading(label, several), *bars] if bars else []
     words = "The bar is measured; its dark section is the floor, the least time by the limits of the device."
-    return [*made, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
+    return [*children, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
 
 
 def _bullet(label: str, row: ComponentTime, longest: float) -> Child:

@@ -18,12 +18,12 @@ def memory(profiles: Sequence[Profile]) -> list[Child]:
     """The memory in use at the peak, to one scale, and a table by component."""
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
-    made: list[Child] = []
+    children: list[Child] = []
     for profile, pieces in zip(profiles, of, strict=True):
-        made += [heading(profile.name, len(profiles) > 1), _moment(profile)]
-        made.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
+        children += [heading(profile.name, len(profiles) > 1), _moment(profile)]
+        children.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
     names = {piece.name: piece.text for pieces in of for piece in pieces if piece.value > 0}
-    return [*made, legend(names), *by_model(profiles, _by_component)]
+    return [*children, legend(names), *by_model(profiles, _by_component)]
 
 
 def _moment(profile: Profile) -> Child:
@@ -72,17 +72,17 @@ def kernels(profiles: Sequence[Profile]) -> list[Child]:
 def _kernels(profile: Profile) -> Iterator[Child]:
     lines: list[list[Child]] = [
         [
-            tag("code", one.name, title=one.name),
-            tag("span", swatch(one.component), one.label),
-            one.phase,
-            amount_text(one.calls, ""),
-            time_text(one.time),
-            share_text(one.time, profile.step),
+            tag("code", kernel.name, title=kernel.name),
+            tag("span", swatch(kernel.component), kernel.label),
+            kernel.phase,
+            amount_text(kernel.calls, ""),
+            time_text(kernel.time),
+            share_text(kernel.time, profile.step),
         ]
-        for one in profile.kernels[:KERNELS]
+        for kernel in profile.kernels[:KERNELS]
     ]
     kind = "operator" if profile.device == "cpu" else "kernel"
     head = [kind, "launched by", "phase", "calls", "time", "share"]
     yield table(head, lines, text=3)
     if rest := profile.kernels[KERNELS:]:
-        yield remark(f"{len(rest):,} more take {time_text(sum(one.time for one in rest))} together.")
+        yield remark(f"{len(rest):,} more take {time_text(sum(kernel.time for kernel in rest))} together.")

@@ -44,9 +44,9 @@ def share_text(part: float | None, whole: float | None) -> str:
     return NONE if part is None or not whole else f"{100 * part / whole:.1f}%"
 
 
-def ratio_text(one: float | None, other: float | None) -> str:
-    """`1.42×`: the quotient of `one` and `other`."""
-    return NONE if one is None or not other else f"{_digits(one / other)}×"
+def ratio_text(value: float | None, base: float | None) -> str:
+    """Format the ratio of two values, as in `1.42×`."""
+    return NONE if value is None or not base else f"{_digits(value / base)}×"
 
 
 def _digits(number: float) -> str:

@@ -53,17 +53,17 @@ class Point:
 
 def roofline(profiles: Sequence[Profile]) -> list[Child]:
     """One picture for all profiles; a sentence if the FLOPs of their models are not known."""
-    limits = list(dict.fromkeys(one.limits for one in profiles))
-    points = [point for index, one in enumerate(profiles) for point in _points(index, one)]
+    limits = list(dict.fromkeys(profile.limits for profile in profiles))
+    points = [point for index, profile in enumerate(profiles) for point in _points(index, profile)]
     if not points:
         return [remark("There is no roofline: the work of this model was not counted.")]
     words = "Further right: more work for each byte. Higher: faster. On the line: as fast as the device can be."
     size = "The area of a point is its share of the step"
     rings = f"; filled is {profiles[0].name}, hollow is {profiles[1].name}" if len(profiles) > 1 else ""
-    said = f"{words} {size}{rings}."
-    if any(row.floor and row.time < row.floor for one in profiles for row in rows(one)):
-        said += " A component above its limit had more of the device than the measurement of the limit."
-    return [_picture(points, limits), remark(said)]
+    caption = f"{words} {size}{rings}."
+    if any(row.floor and row.time < row.floor for profile in profiles for row in rows(profile)):
+        caption += " A component above its limit had more of the device than the measurement of the limit."
+    return [_picture(points, limits), remark(caption)]
 
 
 def _points(series: int, profile: Profile) -> Iterator[Point]:
@@ -78,15 +78,17 @@ def _points(series: int, profile: Profile) -> Iterator[Point]:
 
 
 def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
-    ridges = [math.log10(one.flops / one.bandwidth) for one in limits]
+    ridges = [math.log10(limit.flops / limit.bandwidth) for limit in limits]
     across = _axis([*(point.intensity for point in points), *ridges], LEFT, WIDTH - RIGHT)
-    up = _axis([*(point.rate for point in points), *(math.log10(one.flops) for one in limits)], HEIGHT - BOTTOM, TOP)
+    up = _axis(
+        [*(point.rate for point in points), *(math.log10(limit.flops) for limit in limits)], HEIGHT - BOTTOM, TOP
+    )
     box = f"0 0 {WIDTH} {HEIGHT}"
     picture = tag("svg", viewBox=box, class_="roofline", role="img", aria_label="roofline of the components")
     picture.extend(_grid(across, up))
     taken: list[Box] = []
-    for one in limits:
-        picture.extend(_roof(one, across, up, taken))
+    for limit in limits:
+        picture.extend(_roof(limit, across, up, taken))
     largest = sorted(points, key=lambda point: -point.share)
     places = [(point, across(point.intensity), up(point.rate)) for point in largest]
     taken += [_around(x, y, point.radius) for point, x, y in places]
@@ -165,4 +167,4 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
     left, top, right, bottom = box
     if left < LEFT or right > WIDTH - RIGHT or top < TOP or bottom > HEIGHT - BOTTOM:
         return False
-    return not any(left < one[2] and one[0] < right and top < one[3] and one[1] < bottom for one in taken)
+    return not any(left < box[2] and box[0] < right and top < box[3] and box[1] < bottom for box in taken)

@@ -44,7 +44,8 @@ def summary(profiles: Sequence[Profile]) -> list[Child]:
         return [tag("div", *map(_tile, figures[0]), class_="tiles")]
     lines = zip(*figures, strict=True)
     cells = (
-        (line[0].name, [(tag("span", one.text, tag("small", one.note)), one.value) for one in line]) for line in lines
+        (line[0].name, [(tag("span", figure.text, tag("small", figure.note)), figure.value) for figure in line])
+        for line in lines
     )
     return [side_by_side("", profiles, cells)]
 
@@ -70,14 +71,14 @@ def _figures(profile: Profile) -> tuple[Figure, ...]:
     )
 
 
-def _tile(one: Figure) -> Element:
-    style = f"width:{100 * min(1.0, one.share or 0):.1f}%"
+def _tile(figure: Figure) -> Element:
+    style = f"width:{100 * min(1.0, figure.share or 0):.1f}%"
     return tag(
         "div",
-        tag("div", one.name, class_="what"),
-        tag("div", one.text, class_="figure"),
-        tag("div", tag("i", style=style), class_="gauge") if one.share else None,
-        tag("div", one.note),
+        tag("div", figure.name, class_="what"),
+        tag("div", figure.text, class_="figure"),
+        tag("div", tag("i", style=style), class_="gauge") if figure.share else None,
+        tag("div", figure.note),
         class_="tile",
     )
 
@@ -89,13 +90,13 @@ def measured(profiles: Sequence[Profile]) -> list[Child]:
 
 def _measured(profile: Profile) -> list[Child]:
     limits = profile.limits
-    said = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
+    peaks = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
     facts = {
         "model": f"{profile.name}, {profile.parameters:,} parameters",
         "run": setting(profile),
         "device": f"{profile.device_name} ({profile.device})",
         "steps": f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it",
-        "limits": f"{said} ({limits.source})",
+        "limits": f"{peaks} ({limits.source})",
         "torch": torch.__version__,
     }
     return [terms(facts), tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")]

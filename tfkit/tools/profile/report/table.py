@@ -33,9 +33,9 @@ def _tree(profile: Profile) -> list[Child]:
 
 def _branch(profile: Profile, row: ComponentTime) -> Element:
     """A component, its layers below it, and the modules of each below that; a leaf if there are none."""
-    own = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
-    layers = [_layer(own, layer) for layer in rows(own, "layer")]
-    alone = len(own.parts) == 1 and own.parts[0].path == row.path
+    component = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
+    layers = [_layer(component, layer) for layer in rows(component, "layer")]
+    alone = len(component.parts) == 1 and component.parts[0].path == row.path
     return _line(profile, row, row.label, [] if alone else layers, name=row.component)
 
 
@@ -66,22 +66,22 @@ def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[El
 
 def _row(name: str, *cells: str, share: float = 0.0) -> Element:
     """A row; a component has its colour before it, and a bar for its share of the step."""
-    made = [tag("span", cell) for cell in cells]
+    children = [tag("span", cell) for cell in cells]
     if name:
-        made[0] = tag("span", swatch(name), cells[0])
-        made[2].append(
+        children[0] = tag("span", swatch(name), cells[0])
+        children[2].append(
             tag("i", class_=f"meter c-{'rest' if name == 'rest' else 'share'}", style=f"width:{100 * share:.1f}%")
         )
-    return tag("div", *made, class_="row")
+    return tag("div", *children, class_="row")
 
 
 def _total(profile: Profile) -> Element:
-    every = rows(profile)
-    forward = sum(row.forward for row in every if row.component not in UPDATE)
-    backward = sum(row.backward for row in every)
-    flops = sum(row.flops or 0 for row in every) or None
+    components = rows(profile)
+    forward = sum(row.forward for row in components if row.component not in UPDATE)
+    backward = sum(row.backward for row in components)
+    flops = sum(row.flops or 0 for row in components) or None
     rate = flops / profile.step if flops else None
-    held = sum(row.at_peak for row in every)
+    held = sum(row.at_peak for row in components)
     times = (time_text(profile.step), share_text(1, 1), time_text(forward), time_text(backward) if backward else "")
     rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(held or None))
     return tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
@@ -91,7 +91,8 @@ def _comparison(profiles: Sequence[Profile]) -> Element:
     """The time by component of each profile, and its ratio to that of the first."""
     of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
     lines: list[tuple[Child, list[float | None]]] = [
-        (tag("span", swatch(name), label), [one.get(name) for one in of]) for name, label in labels_of(profiles).items()
+        (tag("span", swatch(name), label), [times.get(name) for times in of])
+        for name, label in labels_of(profiles).items()
     ]
     lines.append((tag("span", swatch("rest"), REST), [profile.unattributed for profile in profiles]))
     lines.append(("step", [profile.step for profile in profiles]))

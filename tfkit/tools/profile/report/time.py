@@ -19,17 +19,17 @@ def time_bars(profiles: Sequence[Profile]) -> list[Child]:
     of = [_phases(profile) for profile in profiles]
     several = len(profiles) > 1
     longest = max(_length(segments) for phases in of for segments in phases.values())
-    made: list[Child] = []
+    children: list[Child] = []
     for phase in of[0]:
         if not any(_length(phases[phase]) for phases in of):
             continue
-        made.append(heading(phase, several))
+        children.append(heading(phase, several))
         for profile, phases in zip(profiles, of, strict=True):
             time = _length(phases[phase])
             text = f"{time_text(time)} · {share_text(time, profile.step)}"
-            made.append(labelled(profile.name if several else phase, phases[phase], longest, text))
-    made += [_idle(profile) for profile in profiles if profile.idle]
-    return [*made, legend(labels_of(profiles) | {"rest": REST})]
+            children.append(labelled(profile.name if several else phase, phases[phase], longest, text))
+    children += [_idle(profile) for profile in profiles if profile.idle]
+    return [*children, legend(labels_of(profiles) | {"rest": REST})]
 
 
 def _idle(profile: Profile) -> Child:
