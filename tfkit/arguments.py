@@ -89,19 +89,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     try:
-        given = signature.bind(*args, **kwargs).arguments
-    except TypeError as wrong:
-        raise TypeError(_misfit(name, signature, args, kwargs) or f"`{name}`: {wrong}") from None
-    for field, value in given.items():
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(_misfit(name, signature, args, kwargs) or f"`{name}`: {error}") from None
+    for field, value in bound.items():
         parameter = signature.parameters[field]
         if parameter.annotation is inspect.Parameter.empty:
             continue
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            for one in value:
-                check_argument(name, field, one, parameter.annotation)
+            for item in value:
+                check_argument(name, field, item, parameter.annotation)
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            for key, one in value.items():
-                check_argument(name, key, one, parameter.annotation)
+            for key, item in value.items():
+                check_argument(name, key, item, parameter.annotation)
         else:
             check_argument(name, field, value, parameter.annotation)
 
@@ -118,18 +118,26 @@ def check_argument(function: str, name: str, value: object, hint: Any) -> None:
 
 def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """The error of arguments that do not match a signature; None where Python words it best."""
-    parameters = {field: one for field, one in signature.parameters.items() if field != "self"}
-    named = [field for field, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    parameters = {field: parameter for field, parameter in signature.parameters.items() if field != "self"}
+    named = [
+        field
+        for field, parameter in parameters.items()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if unknown := [field for field in kwargs if field not in named and not open_ended]:
         return unknown_argument(name, unknown[0], named)
-    placed = [field for field, one in parameters.items() if one.kind in _PLACED]
+    placed = [field for field, parameter in parameters.items() if parameter.kind in _PLACED]
     count = len(args) - ("self" in signature.parameters)
     if count > len(placed):
         left = [field for field in named if field not in placed]
         help = f": give the others by name, as in `{left[0]}=...`" if left else ""
         return f"`{name}` takes {len(placed)} argument{'s' * (len(placed) != 1)} without a name, not {count}{help}"
-    must = [field for field, one in parameters.items() if one.default is one.empty and one.kind not in _VARIADIC]
+    must = [
+        field
+        for field, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+    ]
     missing = [field for field in must if field not in kwargs and field not in placed[:count]]
     return f"`{name}` needs `{missing[0]}`" if missing else None
 
@@ -138,10 +146,10 @@ _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def unknown_argument(function: str, name: str, known: Collection[str]) -> str:
+def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
     """The error of an argument that a function does not have, with those that it has."""
-    near = closest(name, known)
-    help = f"one with a similar name is `{near}`" if near else f"it has {listing(known, 20) or 'none by name'}"
+    near = closest(name, names)
+    help = f"one with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
     what = f"`{function}`" if function.isidentifier() else function
     return f"{what} has no argument {quoted(name)}: {help}"
 
@@ -150,14 +158,14 @@ def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
     """True if a value matches an annotation; with `kind_only`, if its type does."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        limits = [] if kind_only else [one for one in args[1:] if isinstance(one, Limit)]
-        classes = tuple(one for one in args[1:] if isinstance(one, type))
+        limits = [] if kind_only else [argument for argument in args[1:] if isinstance(argument, Limit)]
+        classes = tuple(argument for argument in args[1:] if isinstance(argument, type))
         inner = isinstance(value, classes) if classes else fits(value, args[0], kind_only=kind_only)
         return inner and all(limit.holds(cast(float, value)) for limit in limits)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one, kind_only=kind_only) for one in args)
+        return any(fits(value, argument, kind_only=kind_only) for argument in args)
     if origin is Literal:
-        same = any(type(value) is type(one) and value == one for one in args)
+        same = any(type(value) is type(argument) and value == argument for argument in args)
         return same or (kind_only and isinstance(value, str))
     if origin is None:
         return _is_a(value, hint, kind_only)
@@ -186,7 +194,7 @@ def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
     """`fits` for lists and the like; items of an iterator, which can be read only once, are not checked."""
     if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
         return False
-    return not isinstance(value, Collection) or not args or all(fits(one, args[0]) for one in value)
+    return not isinstance(value, Collection) or not args or all(fits(item, args[0]) for item in value)
 
 
 _WORDS: dict[Any, str] = {
@@ -206,11 +214,11 @@ def in_words(hint: Any) -> str:
     if hint in _WORDS:
         return _WORDS[hint]
     if origin is Annotated:
-        own = [one for one in args[1:] if isinstance(one, str)]
-        return own[0] if own else " of ".join([in_words(args[0]), *map(str, args[1:])])
+        texts = [argument for argument in args[1:] if isinstance(argument, str)]
+        return texts[0] if texts else " of ".join([in_words(args[0]), *map(str, args[1:])])
     if origin in (Union, types.UnionType):
-        every = list(dict.fromkeys(in_words(one) for one in args))
-        return " or ".join([", ".join(every[:-1]), every[-1]]) if len(every) > 1 else every[0]
+        words = list(dict.fromkeys(in_words(argument) for argument in args))
+        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     if origin is Literal:
         return f"one of {', '.join(map(repr, args))}" if len(args) > 1 else repr(args[0])
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
@@ -225,8 +233,10 @@ def in_words(hint: Any) -> str:
 def _options(hint: Any) -> list[str]:
     """The words that an annotation allows."""
     if get_origin(hint) is Literal:
-        return [one for one in get_args(hint) if isinstance(one, str)]
-    return [word for one in get_args(hint) if get_origin(one) or one is hint for word in _options(one)]
+        return [argument for argument in get_args(hint) if isinstance(argument, str)]
+    return [
+        word for argument in get_args(hint) if get_origin(argument) or argument is hint for word in _options(argument)
+    ]
 
 
 def shown(value: object) -> str:

@@ -184,18 +184,18 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     return best if best is not None and likeness[best] >= NEAR else None
 
 
-def similar(what: str, word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+def similar(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
     """Help for a name that nothing has: the nearest of those that are known, if one is similar."""
-    near = closest(word, known)
+    near = closest(word, names)
     return f"{what} with a similar name exists: `{near}`" if near else otherwise
 
 
 def listing(words: Iterable[str], limit: int = 12) -> str:
     """`a, b, c` in the given order; beyond `limit` words `a, b, ... (31 in all)`."""
-    every = list(words)
-    if len(every) <= limit:
-        return ", ".join(every)
-    return ", ".join([*every[:limit], f"... ({len(every)} in all)"])
+    items = list(words)
+    if len(items) <= limit:
+        return ", ".join(items)
+    return ", ".join([*items[:limit], f"... ({len(items)} in all)"])
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -226,12 +226,12 @@ def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """The errors without repetitions: only the first one about a place and text, or place and path."""
     seen: set[tuple[object, ...]] = set()
     kept = []
-    for one in diagnostics:
-        marks = {("message", one.span or one.path, one.message)}
-        if one.span and one.path:
-            marks.add(("path", one.span, one.path))
+    for diagnostic in diagnostics:
+        marks = {("message", diagnostic.span or diagnostic.path, diagnostic.message)}
+        if diagnostic.span and diagnostic.path:
+            marks.add(("path", diagnostic.span, diagnostic.path))
         if not marks & seen:
-            kept.append(one)
+            kept.append(diagnostic)
         seen |= marks
     return kept
 
@@ -239,10 +239,10 @@ def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
     names = list(dict.fromkeys(d.span.source.name for d in diagnostics if d.span))
 
-    def place(one: Diagnostic) -> tuple[int, int, int]:
-        if one.span is None:
+    def place(diagnostic: Diagnostic) -> tuple[int, int, int]:
+        if diagnostic.span is None:
             return len(names), 0, 0
-        return names.index(one.span.source.name), one.span.line, one.span.column
+        return names.index(diagnostic.span.source.name), diagnostic.span.line, diagnostic.span.column
 
     return tuple(sorted(diagnostics, key=place))
 

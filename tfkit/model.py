@@ -44,12 +44,12 @@ class Model(WrittenGraph):
 
 def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
     """The error to raise for a call that failed: that of its inputs; or the given one, with a note of its module."""
-    wrong = wrong_call(model, args, kwargs)
-    if wrong is None:
+    input_error = wrong_call(model, args, kwargs)
+    if input_error is None:
         name_layer(error, model)
         return error
-    wrong.__cause__ = error
-    return wrong
+    input_error.__cause__ = error
+    return input_error
 
 
 def name_layer(error: BaseException, model: nn.Module) -> None:
@@ -68,45 +68,45 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
     names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
     if len(args) > len(names):
         return TypeError(f"`{graph.name}` reads {listing(names)}, but was given {len(args)} inputs")
-    given = dict(zip(names, args, strict=False))
+    inputs = dict(zip(names, args, strict=False))
     for name in kwargs:
         if name not in names:
             return TypeError(unknown_argument(graph.name, name, names))
-        if name in given:
+        if name in inputs:
             return TypeError(f"`{name}` of `{graph.name}` was given twice")
-    given |= kwargs
-    missing = [name for name, signal in graph.inputs.items() if not signal.optional and given.get(name) is None]
+    inputs |= kwargs
+    missing = [name for name, signal in graph.inputs.items() if not signal.optional and inputs.get(name) is None]
     if missing:
         return TypeError(f"`{graph.name}` needs {' and '.join(f'`{name}`' for name in missing)}")
-    there = {name: value for name, value in given.items() if value is not None}
+    there = {name: value for name, value in inputs.items() if value is not None}
     return next(wrong_inputs(graph, there, next(model.parameters(), None)), None)
 
 
-def wrong_inputs(graph: Graph, given: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
+def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
     """The error in the values of given inputs and masks; `weight` is one of the model's."""
-    for name, value in given.items():
+    for name, value in inputs.items():
         if not isinstance(value, Tensor):
             yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
             return
-    for name, value in given.items():
+    for name, value in inputs.items():
         signal = graph.inputs.get(name)
-        yield from _wrong_mask(name, value, given) if signal is None else _wrong_input(graph, name, signal, value)
+        yield from _wrong_mask(name, value, inputs) if signal is None else _wrong_input(graph, name, signal, value)
         if weight is not None and value.device != weight.device:
             yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
-    yield from _wrong_rows(graph, given)
-    features = [name for name in given if name in graph.inputs and graph.inputs[name].type == "sequence"]
+    yield from _wrong_rows(graph, inputs)
+    features = [name for name in inputs if name in graph.inputs and graph.inputs[name].type == "sequence"]
     for name in features if weight is not None else ():
         assert weight is not None
-        if given[name].dtype != weight.dtype:
-            yield ValueError(f"`{name}` is {given[name].dtype}, but the model is {weight.dtype}")
+        if inputs[name].dtype != weight.dtype:
+            yield ValueError(f"`{name}` is {inputs[name].dtype}, but the model is {weight.dtype}")
 
 
 def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
-    wanted, dtype = _SHAPES[signal.type], value.dtype
+    expected, dtype = _SHAPES[signal.type], value.dtype
     if value.is_nested or value.layout != torch.strided:
-        yield ValueError(f"`{name}` must be a dense tensor, {wanted}")
+        yield ValueError(f"`{name}` must be a dense tensor, {expected}")
     elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type == "sequence"):
-        yield ValueError(f"`{name}` must be {wanted}, not {dtype} {list(value.shape)}")
+        yield ValueError(f"`{name}` must be {expected}, not {dtype} {list(value.shape)}")
     elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")
     elif signal.type != "lengths" and value.size(1) == 0:
@@ -114,8 +114,8 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
     elif signal.length is not None and value.size(1) != signal.length:
         yield ValueError(f"`{name}` must have {signal.length} positions, not {list(value.shape)}")
     elif signal.type == "tokens":
-        wrong = wrong_tokens(graph, name, value)
-        yield from [] if wrong is None else [wrong]
+        error = wrong_tokens(graph, name, value)
+        yield from [] if error is None else [error]
 
 
 def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
@@ -125,24 +125,24 @@ def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
         return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
     if rows is None or not tokens.numel() or tokens.is_meta:
         return None
-    least, most = (int(one) for one in tokens.aminmax())
+    least, most = (int(bound) for bound in tokens.aminmax())
     if least >= 0 and most < rows:
         return None
-    wrong = least if least < 0 else most
-    return ValueError(f"{wrong} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
+    token = least if least < 0 else most
+    return ValueError(f"{token} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
 
 
-def _wrong_mask(name: str, mask: Tensor, given: Mapping[str, Tensor]) -> Iterator[Exception]:
-    hidden = given.get(name.removesuffix("_mask"))
+def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
+    hidden = inputs.get(name.removesuffix("_mask"))
     if hidden is not None:
-        wanted = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
-        if wanted != [*mask.shape]:
-            yield ValueError(f"`{name}` must be bool {wanted}, not {mask.dtype} {list(mask.shape)}")
+        expected = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
+        if expected != [*mask.shape]:
+            yield ValueError(f"`{name}` must be bool {expected}, not {mask.dtype} {list(mask.shape)}")
 
 
-def _wrong_rows(graph: Graph, given: Mapping[str, Tensor]) -> Iterator[Exception]:
+def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
     """The error in inputs with different batch sizes; or with different lengths, if one node reads both."""
-    inputs = {name: value for name, value in given.items() if name in graph.inputs}
+    inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:
         yield ValueError(f"the inputs have different batch sizes: {_listed(counts)}")

@@ -18,14 +18,14 @@ AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'c
 
 def dtype_of(dtype: AnyDtype) -> torch.dtype:
     """The type of that name; raises ValueError if weights cannot be of it."""
-    found = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if found is None:
+    resolved = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if resolved is None:
         near = closest(str(dtype), DTYPES)
         help = f": a similar one is '{near}'" if near else ""
         raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {shown(dtype)}{help}")
-    if found not in TYPES.values():
-        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {found}")
-    return found
+    if resolved not in TYPES.values():
+        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {resolved}")
+    return resolved
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -36,16 +36,16 @@ def name_of(dtype: torch.dtype) -> str:
 def device_of(device: AnyDevice) -> torch.device:
     """The device of that name; raises ValueError if it is not available."""
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError:
         raise ValueError(f"{quoted(str(device))} is not a device: cpu, cuda, cuda:1, mps, meta") from None
-    if found.type not in ("cpu", "meta"):
+    if resolved.type not in ("cpu", "meta"):
         try:
-            torch.empty(1, device=found)
-        except (RuntimeError, AssertionError, NotImplementedError) as wrong:
-            reason = str(wrong).partition("\n")[0].partition(". ")[0]
-            raise ValueError(f"`{found}` cannot be used here: {reason}") from None
-    return found
+            torch.empty(1, device=resolved)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise ValueError(f"`{resolved}` cannot be used here: {reason}") from None
+    return resolved
 
 
 @contextmanager

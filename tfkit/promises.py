@@ -50,17 +50,17 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
     Runs one forward over a few tokens, and only for models with components from plugins: tfkit's own tests prove the
     built-in ones. A forward that fails is ignored here: its first use will raise the error.
     """
-    if all(type(one).__module__.partition(".")[0] == "tfkit" for one in model.meta["components"].values()):
+    if all(type(component).__module__.partition(".")[0] == "tfkit" for component in model.meta["components"].values()):
         return
     watch, like = Watch(model), next(model.parameters(), torch.empty(0))
-    made: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     for name, shape in input_shapes(graph, batch=BATCH, length=min(LENGTH, max_len(graph) or LENGTH)).items():
         real = graph.spec.model.inputs[name].type == "features"
-        made[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
+        inputs[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
     with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch.watching():
-        model(**made)
+        model(**inputs)
     if watch.broken:
-        raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
+        raise SpecError(*(component.diagnostic(graph) for component in watch.broken))
 
 
 def check_layers(model: fx.GraphModule, graph: Graph) -> None:
@@ -69,11 +69,11 @@ def check_layers(model: fx.GraphModule, graph: Graph) -> None:
         if node.stack is not None:
             names = {name for name, _ in model.get_submodule(node.name).named_modules()}
             missing, further = sorted(node.stack.modules() - names), f"layers.{len(node.stack.layers)}"
-            wrong = f"describes layers with modules that it does not have: {listing(missing)}" if missing else None
+            fault = f"describes layers with modules that it does not have: {listing(missing)}" if missing else None
             if further in names:
-                wrong = f"has a module `{further}`, but its `stack` leaves it out"
-            if wrong is not None:
-                raise SpecError(Broken(node.name, node.config, wrong).diagnostic(graph))
+                fault = f"has a module `{further}`, but its `stack` leaves it out"
+            if fault is not None:
+                raise SpecError(Broken(node.name, node.config, fault).diagnostic(graph))
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Broken:
 
     path: str
     component: Component
-    wrong: str
+    fault: str
 
     def diagnostic(self, graph: Graph) -> Diagnostic:
         """The error, with the place of the component in the spec."""
         place = place_of(graph, self.path.partition(".")[0], self.component)
         name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
         provenance = graph.spec.provenance
-        message, help = f"{name} {self.wrong}", fault_of(type(self.component))
+        message, help = f"{name} {self.fault}", fault_of(type(self.component))
         return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)), help=help)
 
 
@@ -124,19 +124,21 @@ class Watch:
             for handle in handles:
                 handle.remove()
 
-    def _hooks(self, path: str, component: Component, module: nn.Module, wrong: Callable[..., str | None]) -> list[Any]:
+    def _hooks(self, path: str, component: Component, module: nn.Module, check: Callable[..., str | None]) -> list[Any]:
         versions: list[list[tuple[Tensor, int]]] = []
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.running.append(path)
-            versions.append([(one, version_of(one)) for one in tensors_in((args, kwargs)) if not one.is_inference()])
+            versions.append(
+                [(tensor, version_of(tensor)) for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()]
+            )
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.running.pop()
-            changed = any(version_of(one) != version for one, version in versions.pop())
-            given = self._model.meta["given"].get(path, ())
+            changed = any(version_of(tensor) != version for tensor, version in versions.pop())
+            arguments = self._model.meta["given"].get(path, ())
             self._note(path, component, "changes its input in place" if changed else None)
-            self._note(path, component, None if self._misled(args) else wrong(given, args, output))
+            self._note(path, component, None if self._misled(args) else check(arguments, args, output))
             if "." not in path:
                 self.shapes[path] = tuple((output[0] if isinstance(output, tuple) else output).shape)
 
@@ -145,13 +147,13 @@ class Watch:
 
     def _misled(self, args: Any) -> bool:
         """True after a component that returned another type: what it was given is not the model's."""
-        given = {one.dtype for one in tensors_in(args) if one.is_floating_point()}
-        return bool(self.broken and given - {one.dtype for one in self._model.parameters()})
+        dtypes = {tensor.dtype for tensor in tensors_in(args) if tensor.is_floating_point()}
+        return bool(self.broken and dtypes - {tensor.dtype for tensor in self._model.parameters()})
 
-    def _note(self, path: str, component: Component, wrong: str | None) -> None:
-        if wrong is not None and (id(component), wrong) not in self._seen:
-            self._seen.add((id(component), wrong))
-            self.broken.append(Broken(path, component, wrong))
+    def _note(self, path: str, component: Component, fault: str | None) -> None:
+        if fault is not None and (id(component), fault) not in self._seen:
+            self._seen.add((id(component), fault))
+            self.broken.append(Broken(path, component, fault))
 
 
 def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
@@ -160,7 +162,9 @@ def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, C
     if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
         with torch.device("meta"):
             kind = _name(position.build_rotation(component))
-        yield from ((name, position, one) for name, one in module.named_modules() if _name(one) == kind and name)
+        yield from (
+            (name, position, rotation) for name, rotation in module.named_modules() if _name(rotation) == kind and name
+        )
 
 
 def _name(module: nn.Module) -> tuple[str, str]:
@@ -170,32 +174,32 @@ def _name(module: nn.Module) -> tuple[str, str]:
 # ---- the fault in a component's result, or None ----
 
 
-def _wrong(component: Component, given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """The fault in the result of a component of any slot; `given` are the arguments that it was built with."""
+def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+    """The fault in the result of a component of any slot; `arguments` are those that it was built with."""
     if component.slot in KEEPING:
-        return _not_kept(given, args, output)
-    if not given:
+        return _not_kept(arguments, args, output)
+    if not arguments:
         return None
     if isinstance(component, BlockConfig):
-        return _wrong_block(component, given[0], args, output)
+        return _wrong_block(component, arguments[0], args, output)
     if isinstance(component, InputPositionConfig):
         batch, length = args[0].shape
-        return _other(output, ((batch, 1), length, given[0]), "positions [batch or 1, length, width]")
+        return _other(output, ((batch, 1), length, arguments[0]), "positions [batch or 1, length, width]")
     if isinstance(component, ScoreBiasConfig):
         queries, keys = args[:2]
         batch = max(queries.size(0), keys.size(0))
-        shape: Shape = ((batch, 1), given[0].n_heads, queries.size(1), keys.size(1))
+        shape: Shape = ((batch, 1), arguments[0].n_heads, queries.size(1), keys.size(1))
         return _other(output, shape, "scores [batch or 1, heads, queries, keys]")
     if isinstance(component, RopeScalingConfig):
-        return _other(output, (given[0] // 2,), "frequencies [width / 2]")
+        return _other(output, (arguments[0] // 2,), "frequencies [width / 2]")
     return None
 
 
-def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
     """The fault in a result that must have the shape and type of the first argument."""
     x: Tensor = args[0]
-    if (wrong := _other(output, tuple(x.shape), "the shape of its input")) is not None:
-        return wrong
+    if (fault := _other(output, tuple(x.shape), "the shape of its input")) is not None:
+        return fault
     if output.dtype != x.dtype:
         return f"returns {name_of(output.dtype)} for {name_of(x.dtype)}: it must keep the type of its input"
     return None
@@ -203,35 +207,37 @@ def _not_kept(given: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str
 
 def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
     """The fault in a block's output or inputs, compared with what the block declares."""
-    sizes = {tuple(one.shape) for one in tensors_in(args[0])} if block.alike and args else set()
+    sizes = {tuple(shape.shape) for shape in tensors_in(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
-        return f"takes tensors of one shape, but got {' and '.join(str(list(one)) for one in sorted(sizes))}"
-    said = block.output(signals)
+        return f"takes tensors of one shape, but got {' and '.join(str(list(shape)) for shape in sorted(sizes))}"
+    signal = block.output(signals)
     value = output[0] if isinstance(output, tuple) and output else output
     x = next(tensors_in(args), None)
     batch = None if x is None else x.size(0)
-    if said.type == "logits" and isinstance(value, Tensor):
-        return _other(value, (batch, *[None] * max(0, value.dim() - 2), said.width), said.in_words())
+    if signal.type == "logits" and isinstance(value, Tensor):
+        return _other(value, (batch, *[None] * max(0, value.dim() - 2), signal.width), signal.in_words())
     read: Signal | None = signals.get("input")
-    goes_on = x is not None and read is not None and said.mask is not None and said.mask == read.mask
-    length = x.size(1) if x is not None and goes_on else said.length
-    return _other(value, (batch, said.width) if said.type == "vector" else (batch, length, said.width), said.in_words())
+    goes_on = x is not None and read is not None and signal.mask is not None and signal.mask == read.mask
+    length = x.size(1) if x is not None and goes_on else signal.length
+    return _other(
+        value, (batch, signal.width) if signal.type == "vector" else (batch, length, signal.width), signal.in_words()
+    )
 
 
-def _other(found: Any, wanted: Shape, what: str) -> str | None:
+def _other(result: Any, expected: Shape, what: str) -> str | None:
     """The fault in a result that does not have the wanted shape."""
-    if not isinstance(found, Tensor):
-        return f"returns {type(found).__name__}, not a tensor"
-    sizes = tuple(found.shape)
-    if len(sizes) == len(wanted) and all(_fits(*pair) for pair in zip(sizes, wanted, strict=True)):
+    if not isinstance(result, Tensor):
+        return f"returns {type(result).__name__}, not a tensor"
+    sizes = tuple(result.shape)
+    if len(sizes) == len(expected) and all(_fits(*pair) for pair in zip(sizes, expected, strict=True)):
         return None
-    shape = ", ".join("any" if one is None else _in_words(one) for one in wanted)
+    shape = ", ".join("any" if size is None else _in_words(size) for size in expected)
     return f"returns {list(sizes)} instead of [{shape}]: {what}"
 
 
-def _fits(size: int, wanted: Size) -> bool:
-    return wanted is None or size == wanted or (isinstance(wanted, tuple) and size in wanted)
+def _fits(size: int, allowed: Size) -> bool:
+    return allowed is None or size == allowed or (isinstance(allowed, tuple) and size in allowed)
 
 
-def _in_words(wanted: int | tuple[int, ...]) -> str:
-    return str(wanted) if isinstance(wanted, int) else " or ".join(map(str, dict.fromkeys(wanted)))
+def _in_words(size: int | tuple[int, ...]) -> str:
+    return str(size) if isinstance(size, int) else " or ".join(map(str, dict.fromkeys(size)))

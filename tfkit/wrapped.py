@@ -49,19 +49,19 @@ def unwrapped(model: object) -> fx.GraphModule:
 
 def is_sharded(module: nn.Module) -> bool:
     """True if `torch.distributed.fsdp.fully_shard` was called with this module."""
-    return any(one.__name__ == "FSDPModule" for one in type(module).__mro__)
+    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def whole(model: object) -> fx.GraphModule:
     """`unwrapped`, with all values of its parameters; raises `ValueError` if they are elsewhere, or nowhere."""
-    found = unwrapped(model)
-    check_values(found)
-    if any(is_sharded(module) for module in found.modules()):
+    built = unwrapped(model)
+    check_values(built)
+    if any(is_sharded(module) for module in built.modules()):
         raise ValueError(
             "the parameters of this model are sharded: gather them with "
             "`torch.distributed.checkpoint.state_dict.get_model_state_dict`, and load them into a model that is not"
         )
-    return found
+    return built
 
 
 def check_values(model: nn.Module) -> None:
@@ -72,10 +72,10 @@ def check_values(model: nn.Module) -> None:
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
     """The type in which sharded modules compute, if their policy states another one than the parameters'."""
-    found = {computes_in(module) for module in model.modules() if is_sharded(module)}
-    if len(found) > 1:
+    dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)}
+    if len(dtypes) > 1:
         raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
-    return found.pop() if found else None
+    return dtypes.pop() if dtypes else None
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:
@@ -99,7 +99,7 @@ def _is_built(model: object) -> bool:
 
 def _names(module: object) -> Iterator[str]:
     """Package and name of each class of a module, to recognize it without an import."""
-    return (f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(module).__mro__)
+    return (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(module).__mro__)
 
 
 def _unknown(module: object) -> str:
@@ -108,5 +108,5 @@ def _unknown(module: object) -> str:
         return f"{name} flattens the parameters of a model: use `torch.distributed.fsdp.fully_shard`"
     text = f"this module was not built by `tfkit.build`, or it has been wrapped: it is {name}"
     parts = module.named_modules() if isinstance(module, nn.Module) else ()
-    path = next((path for path, one in parts if _is_built(one)), None)
+    path = next((path for path, part in parts if _is_built(part)), None)
     return f"{text}; pass the model itself" + ("" if path is None else f", which it has as `{path}`")

@@ -146,7 +146,7 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
     """The signal of wire `field`, checked for its type, its width and its number of positions; raises `Invalid`."""
     signal: Signal = inputs[field]
     if signal.type not in types:
-        takes = " or ".join(Signal(cast(Any, one)).in_words() for one in types)
+        takes = " or ".join(Signal(cast(Any, type_name)).in_words() for type_name in types)
         help = "put an `embedding` between the two" if signal.type == "tokens" and "sequence" in types else None
         raise Invalid(field, f"`{field}` takes {takes}, not {signal.in_words()}", help=help)
     if signal.optional:
@@ -159,10 +159,10 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
             help="set d_model of one of the two nodes, or put a `linear` node between them",
         )
     if length is not None and signal.length != length:
-        found = "of any length" if signal.length is None else f"of {signal.length} positions"
+        description = "of any length" if signal.length is None else f"of {signal.length} positions"
         raise Invalid(
             field,
-            f"`{field}` takes sequences of exactly {length} positions, but these are {found}",
+            f"`{field}` takes sequences of exactly {length} positions, but these are {description}",
             help=f"an input states its fixed length: `length: {length}`",
         )
     return signal

@@ -53,13 +53,13 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 @cache
 def _parts(field: FieldInfo) -> tuple[Any, ...]:
     """The parts of a field's annotation, at any depth; configs are read and written field by field, many times."""
-    found: list[Any] = []
+    parts: list[Any] = []
     pending: list[Any] = [*field.metadata, field.annotation]
     while pending:
         part = pending.pop()
-        found.append(part)
+        parts.append(part)
         pending += [*getattr(part, "__metadata__", ()), *get_args(part)]
-    return tuple(found)
+    return tuple(parts)
 
 
 Shared = Annotated[T, SharedMarker()]
@@ -167,5 +167,5 @@ class Make(Protocol):
     recompute: bool
     """If true, a layer keeps only its arguments for the backward, in which it runs a second time."""
 
-    def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
+    def __call__(self, config: Component, /, *args: Any, **arguments: Any) -> nn.Module:
         """Build `config`; further arguments are those of its slot's `build`."""

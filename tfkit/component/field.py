@@ -87,7 +87,7 @@ class Writing(Protocol):
     def compute(self, text: str) -> int | float:
         """Arithmetic over the fields; raises `Invalid`."""
 
-    def says(self, path: str, wanted: Any) -> bool:
+    def says(self, path: str, value: Any) -> bool:
         """True if the spec's value at a path equals that of a spec's text, or the head leaves its node out."""
 
     def layers(self, stack: str) -> list[str]:

@@ -139,8 +139,8 @@ class AttentionConfig(Component):
 
     def material(self) -> Mapping[str, Any]:
         """The fields, with the heads' width even if it follows from the others."""
-        found = super().material()
-        return {**found, "d_head": self.head_width} if "d_head" in found else found
+        values = super().material()
+        return {**values, "d_head": self.head_width} if "d_head" in values else values
 
     @property
     def head_width(self) -> int:
@@ -333,8 +333,8 @@ class InitConfig(Component):
 
 def divisors(number: int, limit: int = 16) -> str:
     """The divisors of `number` in words, at most `limit` of them."""
-    found = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
-    return ", ".join(map(str, found[:limit])) + (", ..." if len(found) > limit else "")
+    numbers = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
+    return ", ".join(map(str, numbers[:limit])) + (", ..." if len(numbers) > limit else "")
 
 
 AttentionConfig.model_rebuild()

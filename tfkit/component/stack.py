@@ -185,7 +185,7 @@ class Layers:
     """The least number of layers that the pattern fits."""
     prefix: str | None = None
     """The input of lengths that says how many first tokens all others read."""
-    told: frozenset[str] = frozenset()
+    described: frozenset[str] = frozenset()
     """The fields of the block that these layers explain already."""
 
     @property
@@ -196,15 +196,15 @@ class Layers:
     @property
     def variants(self) -> dict[str, list[int]]:
         """The numbers of the layers of each variant, in the order of their first layers."""
-        found: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for number, layer in enumerate(self.layers):
-            found.setdefault(layer.name, []).append(number)
-        return found
+            indices.setdefault(layer.name, []).append(number)
+        return indices
 
     def modules(self) -> set[str]:
         """The paths of the modules in the block that the layers name."""
-        own = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
-        return own | {"final_norm"} if self.final_norm is not None else own
+        paths = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
+        return paths | {"final_norm"} if self.final_norm is not None else paths
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class StackConfig(LayerConfig, BlockConfig):
             period=period,
             least=least,
             prefix=self.prefix_input,
-            told=frozenset({*LayerConfig.model_fields, "layers", "final_norm"}),
+            described=frozenset({*LayerConfig.model_fields, "layers", "final_norm"}),
         )
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:

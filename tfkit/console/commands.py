@@ -68,15 +68,15 @@ class Group(_Help, click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.own:
             return None
-        made: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
-        return made
+        command: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
+        return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         lines = {title: [(name, _first_line(name)) for name in names] for title, names in self.sections.items()}
         try:
-            lines["Plugins"] = [(one.name, _summary(one, self.own)) for one in self._of_plugins().values()]
-        except SpecError as wrong:  # help must not fail
-            click.echo(str(wrong), err=True)
+            lines["Plugins"] = [(command.name, _summary(command, self.own)) for command in self._of_plugins().values()]
+        except SpecError as error:  # help must not fail
+            click.echo(str(error), err=True)
         width = max(len(name) for rows in lines.values() for name, _ in rows)
         for title, rows in lines.items():
             if rows:
@@ -90,7 +90,9 @@ class Group(_Help, click.Group):
         lines = {name: _first_line(name) for name in self.own if name.startswith(incomplete)}
         with suppress(SpecError):  # the command says what is wrong
             of_plugins = self._of_plugins().values()
-            lines |= {one.name: one.summary for one in of_plugins if one.name.startswith(incomplete)} | lines
+            lines |= {
+                command.name: command.summary for command in of_plugins if command.name.startswith(incomplete)
+            } | lines
         options = click.Command.shell_complete(self, context, incomplete)
         return [*(CompletionItem(name, help=line) for name, line in lines.items()), *options]
 
@@ -100,14 +102,14 @@ class Group(_Help, click.Group):
         name = args[0]
         if name in self.own or name.startswith("-"):
             return super().resolve_command(context, args)
-        found = self._of_plugins(args[1:])
-        if name in found:
-            return name, found[name].load(), args[1:]
+        commands = self._of_plugins(args[1:])
+        if name in commands:
+            return name, commands[name].load(), args[1:]
         if context.resilient_parsing:
             return None, None, args[1:]
-        known = [*self.own, *found]
-        near = closest(name, known)
-        hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(known)}"
+        names = [*self.own, *commands]
+        near = closest(name, names)
+        hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(names)}"
         return context.fail(f"there is no command '{name}'{hint}")
 
     def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
@@ -116,13 +118,13 @@ class Group(_Help, click.Group):
 
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
         options = click.Command(None, params=plugin_options(), context_settings=free)
-        given = options.make_context("", list(args), resilient_parsing=True).params
-        return plugin_commands(given["plugin_dir"] or (), not given["no_plugins"], given["disable"] or (), self.own)
+        values = options.make_context("", list(args), resilient_parsing=True).params
+        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], values["disable"] or (), self.own)
 
 
-def _summary(one: PluginCommand, own: Collection[str]) -> str:
-    what = "hidden by tfkit's own command" if one.name in own else one.summary
-    return f"{what} ({one.plugin.removeprefix('tfkit, ')})".strip()
+def _summary(command: PluginCommand, built_in: Collection[str]) -> str:
+    what = "hidden by tfkit's own command" if command.name in built_in else command.summary
+    return f"{what} ({command.plugin.removeprefix('tfkit, ')})".strip()
 
 
 def plugin_options() -> list[click.Parameter]:
@@ -160,25 +162,25 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
             reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins", "disable")))
             try:
                 function(reader, *args, **kwargs)
-            except SpecError as wrong:
-                fail(wrong, json=kwargs.get("json", False))
+            except SpecError as error:
+                fail(error, json=kwargs.get("json", False))
 
-        own = run.__dict__.pop("__click_params__", [])
+        options = run.__dict__.pop("__click_params__", [])
         for option in reversed(SETS + PLUGINS if sets else PLUGINS):
             option(run)
-        run.__dict__["__click_params__"] += own
+        run.__dict__["__click_params__"] += options
         help = sys.modules[function.__module__].__doc__
         return click.command(name, cls=Command, help=help, examples=examples, notes=notes)(run)
 
     return decorate
 
 
-def fail(wrong: SpecError, *, json: bool) -> None:
+def fail(error: SpecError, *, json: bool) -> None:
     """Print the errors of a spec and end with status 1."""
     if json:
         from tfkit.console.output import print_json
 
-        print_json({"errors": [diagnostic.to_dict() for diagnostic in wrong.diagnostics]})
+        print_json({"errors": [diagnostic.to_dict() for diagnostic in error.diagnostics]})
     else:
-        click.echo(str(wrong), err=True)
+        click.echo(str(error), err=True)
     raise click.exceptions.Exit(1)

@@ -23,10 +23,10 @@ class FiniteRange(click.FloatRange):
     """A number within bounds that is neither infinite nor NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{found} is not in the range {self._describe_range()}.", param, ctx)
-        return found
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 def device_of(name: str) -> torch.device:
@@ -35,8 +35,8 @@ def device_of(name: str) -> torch.device:
 
     try:
         return placement.device_of(name)
-    except ValueError as wrong:
-        raise click.BadParameter(str(wrong), param_hint="--device") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from None
 
 
 def weights_option(what: str = "Safetensors", *, otherwise: str | None = None) -> Decorator:

@@ -58,15 +58,15 @@ def show(*parts: RenderableType) -> None:
 @contextmanager
 def said(*categories: type[Warning]) -> Iterator[None]:
     """Print warnings of these kinds like any other text for the user, after the progress message has ended."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         for category in categories:
             warnings.simplefilter("always", category)
         yield
-    for one in found:
-        if issubclass(one.category, categories):
-            click.echo(f"warning: {one.message}", err=True)
+    for warning in caught:
+        if issubclass(warning.category, categories):
+            click.echo(f"warning: {warning.message}", err=True)
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def table(
@@ -76,19 +76,22 @@ def table(
     from rich.box import Box
     from rich.table import Table
 
-    made = Table(box=Box(RULES), show_edge=False, pad_edge=False, header_style="bold")
+    result = Table(box=Box(RULES), show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    every = list(rows)
-    for index, row in enumerate(every):
-        made.add_row(*row, end_section=footer > 0 and index == len(every) - footer - 1)
-    return made
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    all_rows = list(rows)
+    for index, row in enumerate(all_rows):
+        result.add_row(*row, end_section=footer > 0 and index == len(all_rows) - footer - 1)
+    return result
 
 
 def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """The names of models side by side: their own; for different models of one name, the arguments of the command."""
     pairs = list(zip(names, arguments, strict=True))
-    return [given if len({one for other, one in pairs if other == name}) > 1 else name for name, given in pairs]
+    return [
+        argument if len({pair_argument for other, pair_argument in pairs if other == name}) > 1 else name
+        for name, argument in pairs
+    ]
 
 
 def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
@@ -124,7 +127,7 @@ def layers_in_one(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str
     for label, contents, item in rows:
         groups.setdefault((LAYER.sub("layers.*", label), contents), []).append((label, item))
     for (label, _), members in groups.items():
-        numbers = [int(match[1]) for one, _ in members if (match := LAYER.search(one))]
+        numbers = [int(match[1]) for member, _ in members if (match := LAYER.search(member))]
         yield label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label, [item for _, item in members]
 
 

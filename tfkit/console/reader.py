@@ -56,8 +56,8 @@ class Reader:
     @property
     def options(self) -> list[str]:
         """The options of a command that give this reader."""
-        given = {"set": self.sets, "plugin-dir": self.plugin_dir, "disable": self.disable}
-        chosen = [f"--{name}={value}" for name, values in given.items() for value in values]
+        values = {"set": self.sets, "plugin-dir": self.plugin_dir, "disable": self.disable}
+        chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
     def load(self, spec: str) -> Graph:
@@ -72,23 +72,23 @@ class Reader:
         warn(read.notes)
         return expand(read)
 
-    def weights(self, spec: str, given: Path | None, *, allow_change: bool = False) -> Path | None:
+    def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """The weights given to a command, or those in the folder that the spec is; None for random ones."""
         from tfkit.spec.find import weights_beside
 
-        found = given if given is not None else weights_beside(spec, self.plugins.specs)
-        if found is None and allow_change:
+        folder = path if path is not None else weights_beside(spec, self.plugins.specs)
+        if folder is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
-        return found
+        return folder
 
 
 def warn(diagnostics: Iterable[Diagnostic]) -> None:
     """Print warnings on standard error."""
-    for one in diagnostics:
-        click.echo(f"{one.render('warning')}\n", err=True)
+    for diagnostic in diagnostics:
+        click.echo(f"{diagnostic.render('warning')}\n", err=True)
 
 
 def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
-    for one in broken:
-        message, place = f"plugin `{one.name}` is left out: {one.cause}", (one.where,) if one.where else ()
-        warn([Diagnostic(message, notes=place, help=f"--disable {one.name} hides this")])
+    for plugin in broken:
+        message, place = f"plugin `{plugin.name}` is left out: {plugin.cause}", (plugin.where,) if plugin.where else ()
+        warn([Diagnostic(message, notes=place, help=f"--disable {plugin.name} hides this")])

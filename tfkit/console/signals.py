@@ -25,21 +25,21 @@ def ending() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    every = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
-    ours = [one for one in every if signal.getsignal(one) is signal.SIG_DFL]
+    numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+    ours = [caught for caught in numbers if signal.getsignal(caught) is signal.SIG_DFL]
 
     def end(number: int, frame: FrameType | None) -> None:
-        for one in ours:
-            signal.signal(one, signal.SIG_IGN)
+        for caught in ours:
+            signal.signal(caught, signal.SIG_IGN)
         raise Ended(number)
 
-    for one in ours:
-        signal.signal(one, end)
+    for caught in ours:
+        signal.signal(caught, end)
     try:
         yield
     finally:
-        for one in ours:
-            signal.signal(one, signal.SIG_DFL)
+        for caught in ours:
+            signal.signal(caught, signal.SIG_DFL)
 
 
 class Asked:
@@ -63,13 +63,13 @@ def asked_to_end() -> Iterator[Asked]:
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.number = number
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
-    for one in before:
-        signal.signal(one, note)
+    for caught in before:
+        signal.signal(caught, note)
     try:
         yield asked
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

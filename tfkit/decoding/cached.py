@@ -86,8 +86,8 @@ class CachedModel:
         Raises:
             ValueError: an input is missing, unknown, or of another batch.
         """
-        wanted = self._parts.given_once
-        _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
+        names = self._parts.given_once
+        _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         fixed = fixed_lengths(self._graph)
         for name, value in inputs.items():
             if value.dim() == 0:
@@ -102,11 +102,11 @@ class CachedModel:
         values = dict(inputs)
         if self._reading is not None:
             taken = inputs_of(self._reading)
-            given = {name: value for name, value in inputs.items() if name in taken}
+            arguments = {name: value for name, value in inputs.items() if name in taken}
             with self._explained(inputs):
-                made = called(self.model, partial(self._reading, **given))
-            values |= {n: value for n, value in zip(made_once(self._parts), made, strict=True) if value is not None}
-        lengths = [name for name in wanted if self._graph.inputs[name].type == "lengths"]
+                outputs = called(self.model, partial(self._reading, **arguments))
+            values |= {n: value for n, value in zip(made_once(self._parts), outputs, strict=True) if value is not None}
+        lengths = [name for name in names if self._graph.inputs[name].type == "lengths"]
         self._batch, self.used, self._lengths = batch, 0, None
         self._always = {n: x for n, x in values.items() if n in self._takes and (n.endswith("_mask") or n in lengths)}
         self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
@@ -135,41 +135,41 @@ class CachedModel:
         self._check_piece(tokens, mask, inputs)
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
-        given = self._always | inputs | (self._first if self.used == 0 else {})
+        arguments = self._always | inputs | (self._first if self.used == 0 else {})
         main = self._parts.given_again[0]
-        given[main] = tokens
+        arguments[main] = tokens
         if mask is not None and f"{main}_mask" in self._takes:
-            given[f"{main}_mask"] = mask
+            arguments[f"{main}_mask"] = mask
         with self._explained({main: tokens, **inputs}):
-            result = self._step(given, tokens.size(1), keep)
+            result = self._step(arguments, tokens.size(1), keep)
         self.used += tokens.size(1)
         if self._lengths is not None:
             self._lengths = self._lengths + (tokens.size(1) if mask is None else mask.sum(dim=1))
         return result
 
     @contextmanager
-    def _explained(self, given: Mapping[str, Any]) -> Iterator[None]:
+    def _explained(self, inputs: Mapping[str, Any]) -> Iterator[None]:
         """Explain a failure by the inputs if they are its cause, and otherwise by the place where it happens."""
         try:
             yield
         except Exception as error:
-            for wrong in wrong_inputs(self._graph, given, next(self.model.parameters(), None)):
-                raise wrong from error
+            for input_error in wrong_inputs(self._graph, inputs, next(self.model.parameters(), None)):
+                raise input_error from error
             name_layer(error, self.model)
             raise
 
-    def _step(self, given: dict[str, Tensor], t: int, keep: int) -> Any:
+    def _step(self, arguments: dict[str, Tensor], t: int, keep: int) -> Any:
         if self._compiled is None or t > 1 or self.used == 0:
             past = Past(self.used, self.length, self._lengths)
             if t == 1 and self._batch != self._asked_for:
                 ask_once(self.model, self._batch)
                 self._asked_for = self._batch
-            step = partial(self.stepping, **given, past=past, cache=self._cache, keep=keep)
+            step = partial(self.stepping, **arguments, past=past, cache=self._cache, keep=keep)
             with decoding:
                 return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may return memory that it will use again.
-        return map_nested(torch.clone, self._compiled(**given, past=past, cache=self._cache, keep=0))
+        return map_nested(torch.clone, self._compiled(**arguments, past=past, cache=self._cache, keep=0))
 
     @checked
     def repeat(self, n: Positive) -> None:
@@ -205,8 +205,8 @@ class CachedModel:
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         memory = {name: value.size(1) for name, value in self._first.items() if value.dim() > 1}
-        wanted = self._parts.cache_shapes(batch, self.length, lambda node: memory[str(node.wires["memory"])])
-        for name, layers in wanted.items():
+        shapes_by_node = self._parts.cache_shapes(batch, self.length, lambda node: memory[str(node.wires["memory"])])
+        for name, layers in shapes_by_node.items():
             old = self._cache.get(name, [])
             fits = [[(shape, dtype, device) for shape in shapes] for shapes in layers]
             if [[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] for tensors in old] == fits:
@@ -234,8 +234,8 @@ class CachedModel:
             raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
         if mask is not None and mask.shape != shape:
             raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {shape}")
-        wanted = self._parts.given_again[1:]
-        _check_names(inputs, [name for name in wanted if not self._graph.inputs[name].optional], wanted)
+        names = self._parts.given_again[1:]
+        _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         for name, value in inputs.items():
             if value.shape[:2] != shape:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and the tokens are {shape}")
@@ -248,10 +248,10 @@ class CachedModel:
         for name in self._parts.given_once:
             if self._graph.inputs[name].type != "lengths":
                 continue
-            for wanted, found in zip(self._always[name].tolist(), counts, strict=True):
-                if wanted > found:
+            for prefix, count in zip(self._always[name].tolist(), counts, strict=True):
+                if prefix > count:
                     raise ValueError(
-                        f"`{name}` is {wanted}, and the first piece has {found} tokens: it is read at once"
+                        f"`{name}` is {prefix}, and the first piece has {count} tokens: it is read at once"
                     )
 
 
@@ -280,17 +280,19 @@ def _checked_length(length: int | None, graph: Graph) -> int:
 def _check_call(tokens: object, mask: object, keep: object) -> None:
     """Raise TypeError or ValueError for what cannot be a piece; only a few tests of types, as it runs every token."""
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
-        found = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
-        raise TypeError(f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors, not {found}")
+        description = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
+        raise TypeError(
+            f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors, not {description}"
+        )
     if mask is not None and not isinstance(mask, Tensor):
         raise TypeError(f"the mask of a piece must be a tensor [b, t], not {shown(mask)}")
     if not isinstance(keep, int) or keep < 0:
         raise ValueError(f"keep must be a whole number of 0 or more, not {shown(keep)}")
 
 
-def _check_names(given: Mapping[str, Tensor], required: Collection[str], known: Collection[str]) -> None:
+def _check_names(inputs: Mapping[str, Tensor], required: Collection[str], names: Collection[str]) -> None:
     """Raise ValueError if an input is missing, or unknown; each known one may come with its mask."""
-    if missing := [name for name in required if name not in given]:
+    if missing := [name for name in required if name not in inputs]:
         raise ValueError(f"missing: {listing(missing)}")
-    if unknown := [name for name in given if name.removesuffix("_mask") not in known]:
-        raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(known) or 'nothing'}")
+    if unknown := [name for name in inputs if name.removesuffix("_mask") not in names]:
+        raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(names) or 'nothing'}")

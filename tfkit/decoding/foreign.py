@@ -60,8 +60,8 @@ FOREIGN = {
 }
 
 
-def no_argument(name: str, known: Collection[str]) -> TypeError:
+def no_argument(name: str, names: Collection[str]) -> TypeError:
     """The error for an unknown argument of `generate`, with the one that does what it may be meant to do."""
     if name in FOREIGN:
         return TypeError(f"`generate` has no argument `{name}`: {FOREIGN[name]}")
-    return TypeError(unknown_argument("generate", name, known))
+    return TypeError(unknown_argument("generate", name, names))

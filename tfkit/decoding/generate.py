@@ -113,16 +113,16 @@ def generate(
     with evaluating(built):
         cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
         device = next(cached.model.parameters()).device
-        given = _padded_inputs(inputs, pad)
-        for wrong in wrong_inputs(graph, {main: prompt, **given}):
-            raise wrong
-        cached.start(prompt.size(0), **{name: value.to(device) for name, value in given.items()})
+        arguments = _padded_inputs(inputs, pad)
+        for error in wrong_inputs(graph, {main: prompt, **arguments}):
+            raise error
+        cached.start(prompt.size(0), **{name: value.to(device) for name, value in arguments.items()})
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
         sampler = Sampler(sampling, prompt.size(0), n_samples, max_new_tokens, seed=seed, device=device)
         logits = cached(prompt, mask, keep=1)[:, -1]
         if n_samples > 1:
             cached.repeat(n_samples)
-            logits, prompt = (one.repeat_interleave(n_samples, dim=0) for one in (logits, prompt))
+            logits, prompt = (tensor.repeat_interleave(n_samples, dim=0) for tensor in (logits, prompt))
             mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
         sampler.read(prompt, mask, logits.size(-1))
         steps = list(_steps(cached, logits, sampler, ends, max_new_tokens))
@@ -134,7 +134,7 @@ def _cached(
 ) -> CachedModel:
     """A `CachedModel` with room for all tokens; raises ValueError if the model holds fewer."""
     if not isinstance(model, CachedModel):
-        limits = [one for one in (length, max_len(graph_of(model))) if one is not None]
+        limits = [limit for limit in (length, max_len(graph_of(model))) if limit is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
         return CachedModel(model, length=length or prompt + new, compile=compile)
     if length is not None or compile:
@@ -196,11 +196,11 @@ class _Ends:
         return Generated(tokens.masked_fill(padding, pad), lengths, ended)
 
 
-def _rows_to_end(said: Iterable[int] | None, count: int) -> set[int]:
+def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
     """The rows that `on_token` returned; raises ValueError if it returned something else."""
-    rows = [] if said is None else said
+    rows = [] if returned is None else returned
     if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
-        raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(said)}")
+        raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(returned)}")
     return set(rows)
 
 
@@ -217,8 +217,8 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         shape = ", ".join(map(str, tokens.shape))
         raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
     tokens = tokens.long()
-    known = None if mask is None else is_token(mask.cpu(), "mask")
-    mask = torch.ones_like(tokens, dtype=torch.bool) if known is None else known.to(tokens.device)
+    real = None if mask is None else is_token(mask.cpu(), "mask")
+    mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real.to(tokens.device)
     if mask.shape != tokens.shape:
         raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}, not {list(mask.shape)}")
     empty = [row for row, count in enumerate(mask.sum(dim=1).tolist()) if count == 0]
@@ -242,23 +242,23 @@ def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
 
 def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
     """The further inputs of the model, with masks for those that are given as lists."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
-            made[name] = value
+            tensors[name] = value
         elif value is not None:
-            made[name], mask = left_padded(value, pad=pad)
-            made |= {} if mask is None else {f"{name}_mask": mask}
-    return made
+            tensors[name], mask = left_padded(value, pad=pad)
+            tensors |= {} if mask is None else {f"{name}_mask": mask}
+    return tensors
 
 
 def _check_names(graph: Graph, main: str, inputs: Mapping[str, Any]) -> None:
     """Raise TypeError for names that are neither arguments of `generate` nor inputs of the model."""
-    others = [name for name in graph.inputs if name != main]
-    known = [*others, *(f"{name}_mask" for name in others)]
+    further = [name for name in graph.inputs if name != main]
+    names = [*further, *(f"{name}_mask" for name in further)]
     for name, value in inputs.items():
-        if name not in known:
-            raise no_argument(name, [*_own_arguments(), *known])
+        if name not in names:
+            raise no_argument(name, [*_own_arguments(), *names])
         check_argument("generate", name, value, Tokens | None)
 
 
@@ -281,7 +281,7 @@ def _check_numbers(logits: Tensor) -> None:
 
 
 def _stops(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:
-    made = [(one,) if isinstance(one, int) else tuple(one) for one in stop]
-    if () in made:
+    sequences = [(item,) if isinstance(item, int) else tuple(item) for item in stop]
+    if () in sequences:
         raise ValueError("a stop sequence must have a token")
-    return made
+    return sequences

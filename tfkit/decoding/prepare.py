@@ -61,8 +61,8 @@ def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
 
 def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
     """Race both layouts on the weights of one shape, and leave them all in the faster one."""
-    some = sample(weights)
-    by_rows, by_columns = ask([[in_layout(weight, layout) for weight in some] for layout in LAYOUTS], batch)
+    samples = sample(weights)
+    by_rows, by_columns = ask([[in_layout(weight, layout) for weight in samples] for layout in LAYOUTS], batch)
     layout: Layout = "columns" if max(by_columns.values()) > GAIN * max(by_rows.values()) else "rows"
     speeds = by_rows if layout == "rows" else by_columns
     for weight in weights:

@@ -65,7 +65,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; those beyond the vocabulary become the sign for unknown characters."""
-        return "".join(self.characters[one] if 0 <= one < self.vocab_size else UNKNOWN for one in ids)
+        return "".join(self.characters[index] if 0 <= index < self.vocab_size else UNKNOWN for index in ids)
 
     def special(self, text: str) -> int | None:
         """None: there are no special tokens."""
@@ -104,17 +104,17 @@ class ByteTokenizer:
         """Write a `tokenizer.json` that gives the same ids."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-        made = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.decoder = decoders.ByteLevel()
-        made.save(str(path))
+        tokenizer = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(path))
 
 
 def _byte_alphabet() -> dict[str, int]:
     """Each byte by the printable character that stands for it in the format of `tokenizers`."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(rest)}
 
 
 class FileTokenizer:
@@ -127,17 +127,17 @@ class FileTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._special = {
-            one.content: index for index, one in tokenizer.get_added_tokens_decoder().items() if one.special
+            token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def read(cls, path: Path) -> FileTokenizer:
         """The tokenizer of a file; raises SpecError if it cannot be read as one."""
-        found = load_tokenizer(path)
-        if not isinstance(found, FileTokenizer):
+        tokenizer = load_tokenizer(path)
+        if not isinstance(tokenizer, FileTokenizer):
             raise SpecError(Diagnostic(f"{quoted(str(path))} is not a tokenizer.json"))
-        return found
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
@@ -158,7 +158,9 @@ class FileTokenizer:
         if decoder is None or decoder["type"] != "ByteLevel":
             raise ValueError("its tokens are not bytes: it is not a byte-level tokenizer")
         tokens = {index: len(text) for text, index in self._tokenizer.get_vocab(with_added_tokens=False).items()}
-        added = {index: len(one.content.encode()) for index, one in self._tokenizer.get_added_tokens_decoder().items()}
+        added = {
+            index: len(token.content.encode()) for index, token in self._tokenizer.get_added_tokens_decoder().items()
+        }
         special = dict.fromkeys(self._special.values(), 0)
         counts = tokens | added | special
         return [counts.get(index, 0) for index in range(self.vocab_size)]
@@ -236,10 +238,10 @@ class TextStream:
 
     def _until_stop(self, new: str) -> str:
         text = self._held + new
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
+        starts = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if starts:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(starts)]
         kept = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
@@ -299,7 +301,7 @@ class NumberTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; raises ValueError for anything but numbers separated by commas."""
-        return [self._number(one.strip()) for one in text.split(",")] if text.strip() else []
+        return [self._number(item.strip()) for item in text.split(",")] if text.strip() else []
 
     def decode(self, ids: Sequence[int]) -> str:
         return ", ".join(map(str, ids))

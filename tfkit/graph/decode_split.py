@@ -30,7 +30,7 @@ class DecodeSplit:
     @property
     def cached(self) -> list[Cached]:
         """The tensors that all nodes cache of their input."""
-        return [one for _, pieces in self.again.values() for layer in pieces.caches for one in layer]
+        return [slot for _, pieces in self.again.values() for layer in pieces.caches for slot in layer]
 
     def cache_shapes(
         self, batch: int, length: int, memory_length: Callable[[Node], int]
@@ -43,12 +43,13 @@ class DecodeSplit:
         for name, (node, pieces) in self.again.items():
             if pieces.caches:
                 shapes[name] = [
-                    [(batch, one.heads, one.tokens(length) + 1, one.width) for one in layer] for layer in pieces.caches
+                    [(batch, slot.heads, slot.tokens(length) + 1, slot.width) for slot in layer]
+                    for layer in pieces.caches
                 ]
             if pieces.memory_caches:
                 slots = memory_length(node)
                 shapes[f"{name}.memory"] = [
-                    [(batch, one.heads, slots, one.width) for one in layer] for layer in pieces.memory_caches
+                    [(batch, slot.heads, slots, slot.width) for slot in layer] for layer in pieces.memory_caches
                 ]
         return shapes
 
@@ -78,7 +79,7 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
             message = f"`{name}` always has {length} positions, and cannot be read step by step"
             raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_note(graph),)))
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
-    read = {one for node, _ in again.values() for one in as_list(node.wires.get("input", []))}
+    read = {source for node, _ in again.values() for source in as_list(node.wires.get("input", []))}
     given_again = [name for name in graph.inputs if name in flowing]
     return DecodeSplit(
         once=tuple(node for node in graph.nodes if node.name in fixed),
@@ -106,9 +107,9 @@ def read_whole(graph: Graph) -> tuple[str, ...]:
 
 def wire_of(node: Node, field: str) -> WireMarker:
     """The marker of a wire field."""
-    found = marker(type(node.config).model_fields[field], WireMarker)
-    assert found is not None
-    return found
+    wire = marker(type(node.config).model_fields[field], WireMarker)
+    assert wire is not None
+    return wire
 
 
 def computes_alone(node: Node) -> bool:
@@ -138,9 +139,9 @@ def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[s
 def _pieces(node: Node, graph: Graph) -> Pieces:
     try:
         return node.config.pieces(node.signals)
-    except Invalid as wrong:
-        error = refused(wrong, ("graph", node.name), graph.spec.provenance)
-        raise SpecError(Diagnostic(error.message, error.span, error.path, (_note(graph),))) from None
+    except Invalid as error:
+        diagnostic = refused(error, ("graph", node.name), graph.spec.provenance)
+        raise SpecError(Diagnostic(diagnostic.message, diagnostic.span, diagnostic.path, (_note(graph),))) from None
 
 
 def _note(graph: Graph) -> str:

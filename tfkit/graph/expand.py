@@ -61,10 +61,10 @@ class Graph:
     @checked
     def node(self, name: str) -> Node:
         """The node of that name; raises ValueError if there is none."""
-        found = next((node for node in self.nodes if node.name == name), None)
-        if found is None:
+        node = next((node for node in self.nodes if node.name == name), None)
+        if node is None:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
-        return found
+        return node
 
     def configs(self, cls: type[C]) -> Iterator[tuple[str, C]]:
         """The configs of a class, with their paths in the spec: those of layer variants too."""
@@ -192,9 +192,9 @@ class _Expansion:
                 if source is None:
                     continue
                 wires[name][field] = source if isinstance(source, str) else list(source)
-                for index, one in enumerate([source] if isinstance(source, str) else source):
-                    part = () if isinstance(source, str) else (one,) if isinstance(source, dict) else (str(index),)
-                    self._check_source(("graph", name, field, *part), name, one)
+                for index, item in enumerate([source] if isinstance(source, str) else source):
+                    part = () if isinstance(source, str) else (item,) if isinstance(source, dict) else (str(index),)
+                    self._check_source(("graph", name, field, *part), name, item)
             above = name
         return wires
 
@@ -211,8 +211,8 @@ class _Expansion:
         if source == node:
             self._error(path, f"`{node}` reads itself", help="name another node or an input")
         elif source not in nodes and source not in inputs:
-            others = [name for name in (*nodes, *inputs) if name != node]
-            help = similar("a node" if closest(source, others) in nodes else "an input", source, others)
+            candidates = [name for name in (*nodes, *inputs) if name != node]
+            help = similar("a node" if closest(source, candidates) in nodes else "an input", source, candidates)
             notes = f"nodes: {listing(nodes)}", f"inputs: {listing(inputs)}"
             self._error(path, f"unknown node {quoted(source)}", *notes, help=help)
 
@@ -223,8 +223,10 @@ class _Expansion:
         except CycleError as cycle:
             name, source = cycle.names[:2]
             field = next(field for field, read in wires[name].items() if source in as_list(read))
-            read, given = wires[name][field], getattr(self.model.graph[name], field)
-            part = [] if isinstance(read, str) else [source if isinstance(given, dict) else str(read.index(source))]
+            read, configured = wires[name][field], getattr(self.model.graph[name], field)
+            part = (
+                [] if isinstance(read, str) else [source if isinstance(configured, dict) else str(read.index(source))]
+            )
             way = [name, *reversed(cycle.names)]
             shown = [*way[:12], "..."] if len(way) > 12 else way
             self._error(("graph", name, field, *part), f"the graph has a cycle: {' -> '.join(shown)}")
@@ -243,15 +245,15 @@ class _Expansion:
             path: tuple[str, ...] = ("graph", name)
             try:
                 output = config.output(signals)
-            except Invalid as wrong:
-                error = refused(wrong, path, self.spec.provenance)
-                if wrong.field == "input" and getattr(config, "input", None) is None:
+            except Invalid as invalid:
+                error = refused(invalid, path, self.spec.provenance)
+                if invalid.field == "input" and getattr(config, "input", None) is None:
                     note = f"`{name}` reads `{wires[name]['input']}`, which is above it"
                     error = replace(error, notes=(*error.notes, note))
                 self.errors.append(error)
                 continue
-            except Exception as wrong:  # a plugin's block
-                self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))
+            except Exception as invalid:  # a plugin's block
+                self.errors.append(crashed(type(config), "`output`", invalid, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask", gaps=True)
@@ -270,18 +272,18 @@ class _Expansion:
         for field, source in wires.items():
             wire = marker(type(config).model_fields[field], WireMarker)
             if wire is not None and wire.value == "table":
-                found = [self._table(name, field, one) for one in as_list(source)]
+                values = [self._table(name, field, item) for item in as_list(source)]
             else:
-                found = [outputs.get(one) for one in as_list(source)]
-            if None in found:
+                values = [outputs.get(item) for item in as_list(source)]
+            if None in values:
                 return None
-            signals[field] = found[0] if isinstance(source, str) else found
+            signals[field] = values[0] if isinstance(source, str) else values
         return signals
 
     def _table(self, name: str, field: str, source: str) -> Signal | None:
         table = self.tables.get(source)
         if table is None:
-            owners = [one for one in self.tables if one != name]
+            owners = [owner for owner in self.tables if owner != name]
             self._error(
                 ("graph", name, field),
                 f"`{source}` has no token table to tie to",
@@ -298,9 +300,9 @@ class _Expansion:
         """The answer of a block; None after an error in a plugin's."""
         try:
             return method()
-        except Exception as wrong:
+        except Exception as error:
             config, path = type(self.model.graph[name]), ("graph", name)
-            self.errors.append(crashed(config, f"`{what}`", wrong, path, self.spec.provenance))
+            self.errors.append(crashed(config, f"`{what}`", error, path, self.spec.provenance))
             return None
 
     def _outputs(self) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class Meaning:
 
         def value_of(path: str, value: Value) -> Value:
             reads = path.startswith(READS) and isinstance(value, list)
-            return [names.get(one, one) for one in value] if reads else value  # type: ignore[union-attr]
+            return [names.get(item, item) for item in value] if reads else value  # type: ignore[union-attr]
 
         inputs = {names.get(name, name): values for name, values in self.inputs.items()}
         nodes = {
@@ -76,8 +76,8 @@ class Meaning:
     def flat(self) -> Values:
         """Each value by its path; that of a layer once for every layer that has it."""
         parts = (*self.inputs.items(), *self.nodes.items())
-        found = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
-        return {one: value for path, value in found.items() for one in _by_layer(path)}
+        values = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
+        return {expanded: value for path, value in values.items() for expanded in _by_layer(path)}
 
 
 class Change(NamedTuple):
@@ -99,20 +99,20 @@ def meaning_of(graph: Graph) -> Meaning:
     for node in graph.nodes:
         wires = {f"{READS}{field}": as_list(source) for field, source in node.wires.items()}
         nodes[node.name] = {**_values(node.config, node.name, usual), **wires}
-    return Meaning(inputs, nodes, frozenset(one for path in usual for one in _by_layer(path)))
+    return Meaning(inputs, nodes, frozenset(expanded for path in usual for expanded in _by_layer(path)))
 
 
 def parsed(data: Mapping[str, Any]) -> Meaning:
     """The inverse of `Meaning.text`, from its JSON object; raises ValueError if it is malformed."""
-    found = [data.get("inputs"), data.get("graph")]
-    for part in found:
+    mappings = [data.get("inputs"), data.get("graph")]
+    for part in mappings:
         if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
             raise ValueError("`inputs` and `graph` are objects of objects")
-    inputs, nodes = found
+    inputs, nodes = mappings
     assert inputs is not None
     assert nodes is not None
     for path, value in [entry for values in nodes.values() for entry in values.items() if entry[0].startswith(READS)]:
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError(f"`{path[:80]}` is not a list of names")
     meaning = Meaning(inputs, nodes)
     _ = meaning.flat  # raises ValueError for absurd layers
@@ -128,7 +128,7 @@ def changes(there: Meaning, here: Meaning) -> list[Change]:
         if path not in old.values and _is_meant(path, old, here.usual):
             continue
         if path not in old.values or path not in new.values or not _same(old.values[path], new.values[path]):
-            place = next((one for one in above(path) if old.kind(one) != new.kind(one)), path)
+            place = next((prefix for prefix in above(path) if old.kind(prefix) != new.kind(prefix)), path)
             pairs[place] = old.text(place), new.text(place)
     return _by_ranges(pairs, new.values)
 
@@ -153,7 +153,7 @@ class _Tree:
         if path not in self.parts:
             return "nothing"
         kind, start = self.kind(path), f"{path}."
-        inside = {one.removeprefix(start): value for one, value in self.values.items() if one.startswith(start)}
+        inside = {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
         shown = ", ".join(f"{name}: {json.dumps(value)}" for name, value in inside.items())
         return _short(f"{{{shown}}}") if kind in (None, "a part") else str(kind)
 
@@ -195,7 +195,7 @@ def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value
     elif isinstance(value, Mapping):
         for name, inside in value.items():
             yield from _leaves(f"{path}.{name}", inside, usual)
-    elif isinstance(value, tuple | list) and any(isinstance(one, Config) for one in value):
+    elif isinstance(value, tuple | list) and any(isinstance(item, Config) for item in value):
         for index, inside in enumerate(value):
             yield from _leaves(f"{path}.{index}", inside, usual)
     else:
@@ -253,12 +253,12 @@ def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Cha
         match = re.search(r"(?<=\.layers\.)\d+(?![^.])", path)
         start, end = (path[: match.start()], path[match.end() :]) if match else (path, "")
         groups.setdefault((start, end, old, new), []).extend([int(match[0])] if match else [])
-    found = []
+    changes = []
     for (start, end, old, new), numbers in groups.items():
         layers = {path[len(start) :].partition(".")[0] for path in values if numbers and path.startswith(start)}
         whole = len(layers) == len(numbers)
         place = (
             start.removesuffix("layers.").rstrip(".") if whole else f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
         )
-        found.append(Change((place if numbers else start) + end, old, new))
-    return found
+        changes.append(Change((place if numbers else start) + end, old, new))
+    return changes

@@ -24,7 +24,7 @@ def as_list(source: str | list[str]) -> list[str]:
 
 def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
     """The sources of one node."""
-    return (one for source in fields.values() for one in as_list(source))
+    return (name for source in fields.values() for name in as_list(source))
 
 
 def in_order(wires: Wires) -> list[str]:
@@ -34,7 +34,7 @@ def in_order(wires: Wires) -> list[str]:
         trail = {} if start in done else {start: sources(wires[start])}
         while trail:
             name = next(reversed(trail))
-            source = next((one for one in trail[name] if one not in done and one in wires), None)
+            source = next((name for name in trail[name] if name not in done and name in wires), None)
             if source is None:
                 done[name] = None
                 del trail[name]

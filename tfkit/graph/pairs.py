@@ -20,8 +20,8 @@ def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
 def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
     """The masks that may be of pairs: all nodes that read them can."""
     nodes = list(nodes)
-    others = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not node.config.pairs}
-    return masks_in_use(nodes) - others
+    refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not node.config.pairs}
+    return masks_in_use(nodes) - refused
 
 
 def deaf_to_pairs(graph: Graph) -> str | None:
@@ -38,4 +38,4 @@ def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
     """The masks that a node reads, each with the field of its wire."""
     for field, signal in node.signals.items():
         if wire_of(node, field).mask:
-            yield from ((field, one.mask) for one in (signal if isinstance(signal, list) else [signal]))
+            yield from ((field, part.mask) for part in (signal if isinstance(signal, list) else [signal]))

@@ -11,5 +11,5 @@ from tfkit.spec.provenance import Path
 def place_of(graph: Graph, node: str, component: Component) -> Path:
     """The path of a component inside a node of the spec; the node's own if the component is not in it."""
     start = ("graph", node)
-    found = (path for path, part in parts(start, graph.node(node).config) if part is component)
-    return next(found, start)
+    paths = (path for path, part in parts(start, graph.node(node).config) if part is component)
+    return next(paths, start)

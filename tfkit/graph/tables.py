@@ -18,9 +18,9 @@ def table_owner(graph: Graph, node: str) -> str:
 
 def heads_of_tables(graph: Graph) -> dict[str, list[str]]:
     """The nodes whose table is the output matrix of heads, and those heads."""
-    found: dict[str, list[str]] = {}
+    heads: dict[str, list[str]] = {}
     for node in graph.nodes:
         tie = node.wires.get("tie")
         if node.output.type == "logits" and isinstance(tie, str):
-            found.setdefault(table_owner(graph, tie), []).append(node.name)
-    return found
+            heads.setdefault(table_owner(graph, tie), []).append(node.name)
+    return heads

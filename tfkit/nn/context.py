@@ -125,8 +125,8 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     cache = context.cache
     if cache is None or caches is None:
         return context
-    own = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    return Context(context.mask, context.rotary, context.memory, own, context.temperature)
+    layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
+    return Context(context.mask, context.rotary, context.memory, layer_cache, context.temperature)
 
 
 def cache_of_next(context: Context, before: int) -> Context:

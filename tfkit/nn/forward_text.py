@@ -152,18 +152,18 @@ class _Writer:
     def _with_pending(self, value: Value, write: Callable[[], _Expression]) -> _Expression:
         """The expression of a value, inlining the pending values that it reads if they are the last ones, in order."""
         waiting = list(self.pending)
-        used = [one for one in self.operands[value] if one in self.pending]
+        used = [operand for operand in self.operands[value] if operand in self.pending]
         self._flush(next(n for n in range(len(waiting) + 1) if _ends_with(waiting[n:], used)))
-        drawn = [one for one in used if one in self.pending]
+        drawn = [operand for operand in used if operand in self.pending]
         written = write()
         start = "return " if self.style.stream else f"{self.steps[value].name} = "
         bare = len(drawn) == 1 and written is self.pending[drawn[0]]
         long = not bare and len(INDENT + start + written.text) > self.style.columns
         if drawn and (long or written.calls > self.style.calls):
-            self._flush(max((n for n, one in enumerate(self.pending.values(), 1) if one.calls), default=0))
+            self._flush(max((n for n, operand in enumerate(self.pending.values(), 1) if operand.calls), default=0))
             written = write()
-        for one in drawn:
-            self.pending.pop(one, None)
+        for operand in drawn:
+            self.pending.pop(operand, None)
         return written
 
     def _flush(self, count: int) -> None:
@@ -191,7 +191,7 @@ class _Writer:
         """A free variable: the stream's if its value is no longer read, else one of this name."""
         if self.style.stream and self._is_free(self.style.stream):
             return self.style.stream
-        return next(one for one in _numbered(name) if self._is_free(one))
+        return next(candidate for candidate in _numbered(name) if self._is_free(candidate))
 
     def _is_free(self, name: str) -> bool:
         if not is_name(name) or name in self.outside or hasattr(builtins, name):
@@ -232,13 +232,15 @@ class _Writer:
     def _call(
         self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], owner: _Expression | None = None
     ) -> _Expression:
-        parts = [self._part(one) for one in args]
-        named = [self._part(one) for one in kwargs.values()]
-        texts = [one.text for one in parts] + [f"{n}={one.text}" for n, one in zip(kwargs, named, strict=True)]
-        made = _joined(f"{function}({', '.join(texts)})", [*([owner] if owner else []), *parts, *named])
-        made.calls += 1
-        made.broken = f"{function}(", texts
-        return made
+        parts = [self._part(argument) for argument in args]
+        named = [self._part(argument) for argument in kwargs.values()]
+        texts = [argument.text for argument in parts] + [
+            f"{n}={argument.text}" for n, argument in zip(kwargs, named, strict=True)
+        ]
+        call = _joined(f"{function}({', '.join(texts)})", [*([owner] if owner else []), *parts, *named])
+        call.calls += 1
+        call.broken = f"{function}(", texts
+        return call
 
     def _part(self, value: Any) -> _Expression:
         """An argument."""
@@ -248,33 +250,33 @@ class _Writer:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._call(self._global(type(value).__name__, type(value)), value, {})
         if isinstance(value, list | tuple):
-            made = self._sequence(value)
+            sequence = self._sequence(value)
             if isinstance(value, list):
-                made.text = f"[{made.text}]"
+                sequence.text = f"[{sequence.text}]"
             else:
-                made.text = f"({made.text}{',' * (len(value) == 1)})"
-            return made
+                sequence.text = f"({sequence.text}{',' * (len(value) == 1)})"
+            return sequence
         if isinstance(value, dict):
-            keys, values = [self._part(one) for one in value], [self._part(one) for one in value.values()]
-            inner = ", ".join(f"{key.text}: {one.text}" for key, one in zip(keys, values, strict=True))
+            keys, values = [self._part(item) for item in value], [self._part(item) for item in value.values()]
+            inner = ", ".join(f"{key.text}: {item.text}" for key, item in zip(keys, values, strict=True))
             return _joined(f"{{{inner}}}", values)
         if isinstance(value, slice):
             return self._call(self._global("slice", slice), [value.start, value.stop, value.step], {})
         return _Expression(self._constant(value))
 
     def _sequence(self, values: Sequence[Any]) -> _Expression:
-        parts = [self._part(one) for one in values]
+        parts = [self._part(item) for item in values]
         return _joined(", ".join(part.text for part in parts), parts)
 
     def _index(self, value: Any) -> _Expression:
         """The text between square brackets."""
         if type(value) is tuple and len(value) > 1:
-            parts = [self._index(one) for one in value]
+            parts = [self._index(item) for item in value]
             return _joined(", ".join(part.text for part in parts), parts)
         if isinstance(value, slice):
-            ends = [None if one is None else self._part(one) for one in (value.start, value.stop, value.step)]
-            texts = ["" if one is None else one.text for one in ends]
-            return _joined(":".join(texts[:2] + texts[2:] * bool(texts[2])), [one for one in ends if one])
+            ends = [None if item is None else self._part(item) for item in (value.start, value.stop, value.step)]
+            texts = ["" if item is None else item.text for item in ends]
+            return _joined(":".join(texts[:2] + texts[2:] * bool(texts[2])), [item for item in ends if item])
         return self._part(value)
 
     def _constant(self, value: Any) -> str:
@@ -302,22 +304,26 @@ class _Writer:
 
     def _global(self, name: str, value: Any) -> str:
         """A name for a global that no variable has."""
-        free = (one for one in _numbered(name) if one not in self.held and self.outside.get(one, value) is value)
-        self.outside[found := next(free)] = value
-        return found
+        free = (
+            candidate
+            for candidate in _numbered(name)
+            if candidate not in self.held and self.outside.get(candidate, value) is value
+        )
+        self.outside[chosen := next(free)] = value
+        return chosen
 
     def _parameter(self, step: Step) -> str:
         default = f" = {self._part(step.args[0]).text}" if step.args else ""
-        said = step.annotation
-        if said is None:
+        annotation = step.annotation
+        if annotation is None:
             return f"{step.target}{default.replace(' ', '')}"
-        return f"{step.target}: {self._annotation(said)}{default}"
+        return f"{step.target}: {self._annotation(annotation)}{default}"
 
     def _result(self) -> str:
         (output,) = [step for step in self.steps.values() if step.op == "output"]
-        said, returned = output.annotation, output.args[0]
-        fits = (get_origin(said) is tuple) == isinstance(returned, tuple)  # not always true in an edited graph
-        return f" -> {self._annotation(said)}" if said is not None and fits else ""
+        annotation, returned = output.annotation, output.args[0]
+        fits = (get_origin(annotation) is tuple) == isinstance(returned, tuple)  # not always true in an edited graph
+        return f" -> {self._annotation(annotation)}" if annotation is not None and fits else ""
 
     def _annotation(self, kind: Any) -> str:
         origin, args = get_origin(kind), get_args(kind)
@@ -337,24 +343,24 @@ def _values(parts: Any) -> Iterator[Value]:
     if isinstance(parts, Value):
         yield parts
     elif isinstance(parts, list | tuple):
-        for one in parts:
-            yield from _values(one)
+        for part in parts:
+            yield from _values(part)
     elif isinstance(parts, Mapping):
-        for one in parts.values():
-            yield from _values(one)
+        for part in parts.values():
+            yield from _values(part)
     elif isinstance(parts, slice):
         yield from _values((parts.start, parts.stop, parts.step))
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:
     """True if the used values that are pending are the last pending ones, in their order."""
-    drawn = [one for one in used if one in waiting]
+    drawn = [operand for operand in used if operand in waiting]
     return drawn == waiting[len(waiting) - len(drawn) :]
 
 
 def _joined(text: str, parts: Sequence[_Expression], *, binds: int = ATOM) -> _Expression:
     calls = max((part.calls for part in parts), default=0)
-    return _Expression(text, "", binds, calls, [one for part in parts for one in part.reads])
+    return _Expression(text, "", binds, calls, [operand for part in parts for operand in part.reads])
 
 
 def _bracketed(part: _Expression, binds: int) -> str:

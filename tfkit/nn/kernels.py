@@ -83,11 +83,11 @@ if ONEDNN:
 
 def large_weights(model: nn.Module) -> list[list[nn.Parameter]]:
     """The weights of a model for which there is a choice of kernels, grouped by shape."""
-    found: dict[torch.Size, list[nn.Parameter]] = {}
+    groups: dict[torch.Size, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if takes(parameter):
-            found.setdefault(parameter.shape, []).append(parameter)
-    return list(found.values())
+            groups.setdefault(parameter.shape, []).append(parameter)
+    return list(groups.values())
 
 
 def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, float]]:
@@ -96,8 +96,8 @@ def ask(groups: Sequence[Sequence[Tensor]], rows: int) -> list[dict[Kernel, floa
     Returns, for each group, the bytes of weights that each kernel reads per second.
     """
     speeds = _race([sample(group) for group in groups], rows)
-    for group, found in zip(groups, speeds, strict=True):
-        _fastest[case_of(group[0], rows)] = max(found, key=found.__getitem__)
+    for group, speeds_of_group in zip(groups, speeds, strict=True):
+        _fastest[case_of(group[0], rows)] = max(speeds_of_group, key=speeds_of_group.__getitem__)
     return speeds
 
 

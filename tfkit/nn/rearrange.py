@@ -52,11 +52,11 @@ class Rearrange(nn.Module):
         super().__init__()
         self.pattern = pattern
         self.sizes = sizes
-        known = _by_axis(pattern, sizes)
-        self.known = tuple(known)
+        sizes_by_axis = _by_axis(pattern, sizes)
+        self.known = tuple(sizes_by_axis)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
         self.__class__ = _written(pattern, self.known, tuple(cut))
-        vars(self).update(known)
+        vars(self).update(sizes_by_axis)
 
     def __call__(self, x: Tensor) -> Any:
         # nn.Module's own call costs more than this forward, and only hooks need it.
@@ -82,25 +82,27 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     left, right = _sides(pattern)
     axes = {axis for names in left for axis in names}
     products = {"".join(names): names for names in (*left, *right) if len(names) > 1}
-    known: dict[str, int | list[int]] = {}
+    sizes_by_axis: dict[str, int | list[int]] = {}
     wholes: dict[str, int] = {}
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
         if not parts or not all(map(_is_size, parts)):
             raise _wrong(pattern, f"the size of `{name}` is {size!r}, not a whole number from 1 on")
         if name in axes or name not in products:
-            known[name] = parts if isinstance(size, Mapping) else parts[0]
+            sizes_by_axis[name] = parts if isinstance(size, Mapping) else parts[0]
         else:
             wholes[name] = sum(parts)
     for name, whole in wholes.items():
-        missing = [axis for axis in products[name] if axis not in known]
-        product = prod(_total(known[axis]) for axis in products[name] if axis in known)
+        missing = [axis for axis in products[name] if axis not in sizes_by_axis]
+        product = prod(_total(sizes_by_axis[axis]) for axis in products[name] if axis in sizes_by_axis)
         if whole % product or (not missing and whole != product):
-            others, every = (" ".join(axes) for axes in ([a for a in products[name] if a in known], products[name]))
-            raise _wrong(pattern, f"`{others}` of size {product} does not divide `{every}` of size {whole}")
+            sized, product_axes = (
+                " ".join(axes) for axes in ([a for a in products[name] if a in sizes_by_axis], products[name])
+            )
+            raise _wrong(pattern, f"`{sized}` of size {product} does not divide `{product_axes}` of size {whole}")
         if len(missing) == 1:
-            known[missing[0]] = whole // product
-    return known
+            sizes_by_axis[missing[0]] = whole // product
+    return sizes_by_axis
 
 
 def _is_size(value: object) -> bool:
@@ -115,37 +117,37 @@ def _total(size: int | list[int]) -> int:
 def _sides(pattern: str) -> tuple[Side, Side]:
     sides = pattern.split("->")
     try:
-        found = [ParsedExpression(side) for side in sides]
+        expressions = [ParsedExpression(side) for side in sides]
     except EinopsError as error:
         raise _wrong(pattern, str(error)) from None
-    if len(found) != 2 or any(side.has_ellipsis or side.has_non_unitary_anonymous_axes for side in found):
+    if len(expressions) != 2 or any(side.has_ellipsis or side.has_non_unitary_anonymous_axes for side in expressions):
         raise _wrong(pattern, "a pattern is `axes -> axes`, and an axis is a name or 1")
-    return found[0].composition, found[1].composition
+    return expressions[0].composition, expressions[1].composition
 
 
 @cache
-def _written(pattern: str, known: tuple[str, ...], cut: tuple[Cut, ...]) -> type[Rearrange]:
+def _written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...]) -> type[Rearrange]:
     """The class of a pattern: all modules with this pattern share it, and it is compiled once."""
     try:
-        RearrangeMixin(pattern, **dict.fromkeys(known, 1))
+        RearrangeMixin(pattern, **dict.fromkeys(sized, 1))
     except EinopsError as error:
         raise _wrong(pattern, str(error).partition("\n")[2]) from None
-    if taken := [axis for axis in known if hasattr(Rearrange, axis) or axis in ("pattern", "sizes", "known")]:
+    if taken := [axis for axis in sized if hasattr(Rearrange, axis) or axis in ("pattern", "sizes", "known")]:
         raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
     parts = [part for _, names in cut for part in names]
     if bad := [part for part in parts if not is_name(part) or part in ("self", "x")]:
         raise _wrong(pattern, f"a part cannot be called {bad[0]!r}")
-    code = _forward(pattern, known, cut)
+    code = _forward(pattern, sized, cut)
     forward = run_text(code, "Rearrange", {"Tensor": Tensor})["forward"]
     return type("Rearrange", (Rearrange,), {"__module__": __name__, "code": code, "forward": forward})
 
 
-def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
+def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut]) -> str:
     if len(cut) > 1:
         raise _wrong(pattern, "one axis can be cut, not two")
     left, right = _sides(pattern)
     before = [axis for names in left for axis in names]
-    split = "".join(_splits(pattern, known, cut))
+    split = "".join(_splits(pattern, sized, cut))
     ordered = "".join(_orders(before, [axis for names in right for axis in names]))
     merged = "".join(_merges(right))
     if not cut:
@@ -160,13 +162,13 @@ def _forward(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> str:
     )
 
 
-def _splits(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> Iterator[str]:
+def _splits(pattern: str, sized: Sequence[str], cut: Sequence[Cut]) -> Iterator[str]:
     dim = 0
     for names in _sides(pattern)[0]:
         if not names:
             yield f".squeeze({dim})"
         if len(names) > 1:
-            sizes = [f"self.{axis}" if axis in known and axis not in dict(cut) else "-1" for axis in names]
+            sizes = [f"self.{axis}" if axis in sized and axis not in dict(cut) else "-1" for axis in names]
             if sizes.count("-1") > 1:
                 raise _wrong(pattern, f"`{' '.join(names)}` has an axis that is cut: it needs the sizes of the others")
             yield f".unflatten({dim}, ({', '.join(sizes)}))"
@@ -175,7 +177,7 @@ def _splits(pattern: str, known: Sequence[str], cut: Sequence[Cut]) -> Iterator[
 
 def _orders(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
     order = [before.index(axis) for axis in after]
-    moved = [dim for dim, found in enumerate(order) if dim != found]
+    moved = [dim for dim, source in enumerate(order) if dim != source]
     if len(moved) == 2:
         yield f".transpose({moved[0]}, {moved[1]})"
     elif moved:

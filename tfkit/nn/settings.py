@@ -21,8 +21,8 @@ def settings(module: nn.Module) -> str:
 
 def named(*values: Any, **by_name: Any) -> str:
     """Values as the arguments of a call; named ones without an effect (None, False, 0, a factor of 1) are left out."""
-    told = {name: value for name, value in by_name.items() if not _does_nothing(value)}
-    return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in told.items())])
+    effective = {name: value for name, value in by_name.items() if not _does_nothing(value)}
+    return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in effective.items())])
 
 
 def _does_nothing(value: Any) -> bool:
@@ -41,5 +41,5 @@ def _text(value: Any) -> str:
         shown = [*value[:2], "...", value[-1]] if len(value) > LONG else value
         return f"[{', '.join(map(_text, shown))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_text(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_text(item)}' for name, item in value.items())}}}"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

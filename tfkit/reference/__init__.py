@@ -61,22 +61,24 @@ def run(
     """
     masks = {signal.mask for signal in graph.inputs.values()}
     needed = {name for name, signal in graph.inputs.items() if not signal.optional}
-    if wrong := sorted(needed - set(inputs)) or sorted(set(inputs) - set(graph.inputs) - masks):
-        raise ValueError(f"inputs that are missing, or not of this model: {listing(wrong)}")
-    known = {slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}}
-    models = [Part(graph, weights, known) for _ in inputs[min(needed)]]
-    found = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
+    if misfits := sorted(needed - set(inputs)) or sorted(set(inputs) - set(graph.inputs) - masks):
+        raise ValueError(f"inputs that are missing, or not of this model: {listing(misfits)}")
+    functions = {
+        slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}
+    }
+    models = [Part(graph, weights, functions) for _ in inputs[min(needed)]]
+    results = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
-    outputs = {name: np.stack([values[name].x for values in found]) for name in graph.outputs}
-    real = {name: np.stack([values[name].tokens for values in found]) for name in graph.outputs}
+    outputs = {name: np.stack([values[name].x for values in results]) for name in graph.outputs}
+    real = {name: np.stack([values[name].tokens for values in results]) for name in graph.outputs}
     traces = zip(*(model.trace for model in models), strict=True)
     return Result(outputs, real, [(same[0][0], np.stack([x for _, x in same])) for same in traces])
 
 
-def _inputs(graph: Graph, given: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
+def _inputs(graph: Graph, inputs: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
     """The inputs of one sequence, without a mask all tokens."""
-    for name in graph.inputs.keys() & given:
-        x, mask = np.asarray(given[name][row]), given.get(graph.inputs[name].mask or "")
-        every = np.ones(2 * x.shape[:1], bool)
-        yield name, Value(x, every if mask is None else every & mask[row].astype(bool))
+    for name in graph.inputs.keys() & inputs:
+        x, mask = np.asarray(inputs[name][row]), inputs.get(graph.inputs[name].mask or "")
+        tokens = np.ones(2 * x.shape[:1], bool)
+        yield name, Value(x, tokens if mask is None else tokens & mask[row].astype(bool))

@@ -56,7 +56,7 @@ def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
         return np.split(y, [h * d, (h + g) * d], axis=1)
     read = x if scope.memory is None else scope.memory
     sources = {"q": x, "k": read, "v": read}
-    return [part.at(f"project.{name}").linear(one, bias_of(part, name)) for name, one in sources.items()]
+    return [part.at(f"project.{name}").linear(source, bias_of(part, name)) for name, source in sources.items()]
 
 
 def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:

@@ -59,12 +59,12 @@ def classifier(part: Part, *, input: Value) -> Value:
 
 def pooler(part: Part, *, input: Value) -> Value:
     """The first token, the last, or the mean of all; then a dense layer and its activation."""
-    some = np.asarray(input.tokens.any())
-    x = input.x[input.tokens] if some else input.x
+    pooled = np.asarray(input.tokens.any())
+    x = input.x[input.tokens] if pooled else input.x
     x = {"first": x[0], "last": x[-1], "mean": x.mean(0)}[part.config.select]
     if part.config.activation is not None:
         x = part.at("activation", part.config.activation)(part.at("dense").linear(x, bias=True))
-    return Value(x, some)
+    return Value(x, pooled)
 
 
 def linear(part: Part, *, input: Value) -> Value:
@@ -77,14 +77,14 @@ def linear(part: Part, *, input: Value) -> Value:
 def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
     """One after the other, padding included, or side by side in each position with the padding of the first."""
     if part.config.along == "width":
-        return Value(np.concatenate([one.x for one in inputs], axis=-1), inputs[0].pairs)
-    tokens = np.concatenate([one.tokens for one in inputs])
-    return Value(np.concatenate([one.x for one in inputs]), np.tile(tokens, (len(tokens), 1)))
+        return Value(np.concatenate([value.x for value in inputs], axis=-1), inputs[0].pairs)
+    tokens = np.concatenate([value.tokens for value in inputs])
+    return Value(np.concatenate([value.x for value in inputs]), np.tile(tokens, (len(tokens), 1)))
 
 
 BLOCKS: dict[str, Function] = {
-    **{one.__name__: one for one in (embedding, lm_head, pooler, classifier, linear, concat)},
+    **{function.__name__: function for function in (embedding, lm_head, pooler, classifier, linear, concat)},
     **{"encoder": stack, "decoder": partial(stack, causal=True)},
     "norm": lambda part, input: Value(replace(part, config=part.config.norm)(input.x), input.pairs),
-    "add": lambda part, inputs: Value(np.sum([one.x for one in inputs], axis=0), inputs[0].pairs),
+    "add": lambda part, inputs: Value(np.sum([value.x for value in inputs], axis=0), inputs[0].pairs),
 }

@@ -111,7 +111,7 @@ def computed(model: Part, values: Mapping[str, Value]) -> Mapping[str, Value]:
 def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> Any:
     source = node.wires[name]
     if isinstance(source, list):
-        return [values.get(one) for one in source]
+        return [values.get(name) for name in source]
     return _table(model, source) if node.signals[name].type == "table" else values[source]
 
 

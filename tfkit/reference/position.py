@@ -129,10 +129,10 @@ def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     return part.weight("buckets.weight")[first + bucket].transpose(2, 0, 1)
 
 
-POSITIONS: dict[str, Function] = {one.__name__: one for one in (learned, sinusoidal, rope, alibi, t5)}
+POSITIONS: dict[str, Function] = {function.__name__: function for function in (learned, sinusoidal, rope, alibi, t5)}
 ROPE_SCALINGS: dict[str, Function] = {
     # positions are divided by the factor: https://arxiv.org/abs/2306.15595
     "linear": lambda part, frequencies, theta, n_keys: (frequencies / part.config.factor, 1.0),
     "ntk": lambda part, frequencies, theta, n_keys: (ntk(frequencies, part.config.factor), 1.0),
-    **{one.__name__: one for one in (dynamic, proportional, llama3, yarn, longrope)},
+    **{function.__name__: function for function in (dynamic, proportional, llama3, yarn, longrope)},
 }

@@ -66,7 +66,7 @@ def _scopes(
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
-    found, attention = dict[str, tuple[Scope, ...]](), config.attention
+    scopes, attention = dict[str, tuple[Scope, ...]](), config.attention
     if attention is not None:
         mask, positions = attention.mask, input.positions
         left, right = (None, 0 if causal else None) if mask is None else (mask.left, mask.right)
@@ -74,10 +74,10 @@ def _scopes(
         visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
         if prefix is not None:
             visible |= positions < prefix.x
-        found["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position),)
+        scopes["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position),)
     if memory is not None and (config.cross_attention or attention):
-        found["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
-    return found if config.ffn is None else {**found, "ffn": ()}
+        scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
+    return scopes if config.ffn is None else {**scopes, "ffn": ()}
 
 
 def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
@@ -108,8 +108,8 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, name)
 
 
-def _normed(part: Part, place: str, given: NormConfig | bool | None, x: Array, of: str = "") -> Array:
-    """The norm of a place: that which is given, the stack's for true, or what the placement says."""
-    wanted = place in PLACES[part.config.placement] if given is None else given
-    norm = wanted if isinstance(wanted, NormConfig) else part.config.norm if wanted else None
+def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, of: str = "") -> Array:
+    """Apply the norm of a place: a config, the stack's norm if true; None follows the placement."""
+    norm = place in PLACES[part.config.placement] if norm is None else norm
+    norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None
     return part.at(f"{of}_{place}".lstrip("_"), norm)(x)

@@ -60,8 +60,8 @@ def numeric(annotation: Any) -> tuple[set[type], set[object]]:
 
 def extra(info: FieldInfo, key: str) -> str | None:
     """A field's setting by `tfkit.slot` or `tfkit.optional_slot`: its `default_kind` or `implied_kind`."""
-    found = info.json_schema_extra
-    return str(found[key]) if isinstance(found, dict) and key in found else None
+    settings = info.json_schema_extra
+    return str(settings[key]) if isinstance(settings, dict) and key in settings else None
 
 
 def allowed(info: FieldInfo, *, nested: int) -> list[str]:
@@ -95,14 +95,14 @@ def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
 
 def _bounds(metadata: Any) -> dict[str, float]:
     """The limits that an annotation states, by pydantic's names; and `wire` if it is one."""
-    found: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     for part in metadata:
         if isinstance(part, FieldInfo):
-            found |= _bounds(part.metadata)
+            bounds |= _bounds(part.metadata)
         elif isinstance(part, WireMarker):
-            found["wire"] = 1
-        found |= {name: getattr(part, name) for name in ("gt", "ge", "lt", "le") if hasattr(part, name)}
-    return found
+            bounds["wire"] = 1
+        bounds |= {name: getattr(part, name) for name in ("gt", "ge", "lt", "le") if hasattr(part, name)}
+    return bounds
 
 
 def _range(bounds: dict[str, float], step: int | None = None) -> str:

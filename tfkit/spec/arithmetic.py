@@ -64,9 +64,9 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
     """The value of one operand or operator of an expression; an error in it is marked as its own."""
     try:
         return _part(node, lookup)
-    except ExpressionError as wrong:
-        if wrong.columns is None:
-            wrong.columns = node.col_offset, node.end_col_offset or node.col_offset + 1
+    except ExpressionError as error:
+        if error.columns is None:
+            error.columns = node.col_offset, node.end_col_offset or node.col_offset + 1
         raise
 
 

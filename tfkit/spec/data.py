@@ -62,10 +62,10 @@ class _Copier:
         self.open.add(id(value))
         copied: Plain
         if isinstance(value, MappingABC):
-            kept = {str.__str__(key): one for key, one in value.items() if self._is_key(key, path)}
-            copied = {key: self.copy(one, (*path, key)) for key, one in kept.items()}
+            kept = {str.__str__(key): item for key, item in value.items() if self._is_key(key, path)}
+            copied = {key: self.copy(item, (*path, key)) for key, item in kept.items()}
         else:
-            copied = [self.copy(one, (*path, str(index))) for index, one in enumerate(value)]
+            copied = [self.copy(item, (*path, str(index))) for index, item in enumerate(value)]
         self.open.discard(id(value))
         return copied
 
@@ -119,13 +119,13 @@ class _Tree:
         if isinstance(value, dict):
             items: dict[str, Node] = {}
             keys: dict[str, Span] = {}
-            for key, one in value.items():
+            for key, item in value.items():
                 written = len(_word(key))
                 keys[key] = Span(self.source, self.line + 1, 1, max(1, written))
-                items[key] = self.node(one, written + len(": "))
+                items[key] = self.node(item, written + len(": "))
             return Mapping(items, keys, span)
         if isinstance(value, list):
-            return Sequence(tuple(self.node(one, len("- ")) for one in value), span)
+            return Sequence(tuple(self.node(item, len("- ")) for item in value), span)
         return _text(value, span) if isinstance(value, str) else Scalar(value, span)
 
 
@@ -133,8 +133,8 @@ def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
     """The path and the line of each value, an enclosing one first."""
     yield path, f"{start}{_in_short(value, inside=True)}"
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _lines(one, (*path, key), f"{_word(key)}: ")
+        for key, item in value.items():
+            yield from _lines(item, (*path, key), f"{_word(key)}: ")
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _lines(item, (*path, str(index)), "- ")
@@ -143,10 +143,10 @@ def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
 def _in_short(value: Plain, *, inside: bool) -> str:
     """A value as YAML writes it on one line; without what is two levels inside."""
     if isinstance(value, dict):
-        items = [f"{_word(key)}: {_in_short(one, inside=False)}" for key, one in value.items()]
+        items = [f"{_word(key)}: {_in_short(item, inside=False)}" for key, item in value.items()]
         return f"{{{', '.join(items) if inside or not items else '...'}}}"
     if isinstance(value, list):
-        items = [_in_short(one, inside=False) for one in value]
+        items = [_in_short(item, inside=False) for item in value]
         return f"[{', '.join(items) if inside or not items else '...'}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

@@ -34,12 +34,12 @@ class Document(Config):
         return version
 
 
-def check_sort(root: Mapping, wanted: Sort) -> None:
+def check_sort(root: Mapping, expected: Sort) -> None:
     """Raise SpecError if a document is none of the sort that was asked for, but of another one."""
-    if any(key in root.items for key in KEYS[wanted]):
+    if any(key in root.items for key in KEYS[expected]):
         return
     for sort, keys in KEYS.items():
         if all(key in root.items for key in keys):
-            message = f"{quoted(root.span.source.name)} is a {sort}, not a {wanted}"
+            message = f"{quoted(root.span.source.name)} is a {sort}, not a {expected}"
             help = f"`tfkit {COMMANDS[sort]}` reads it"
             raise SpecError(Diagnostic(message, root.keys[keys[0]], keys[0], help=help))

@@ -51,7 +51,7 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
     path = language.find(word.value, folder, word.span)
     if _real(path) in chain:
-        names = [str(shortest(one)) for one in (*chain[chain.index(_real(path)) :], _real(path))]
+        names = [str(shortest(ancestor)) for ancestor in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
     if len(chain) >= MAX_EXTENDS:

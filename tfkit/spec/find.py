@@ -15,71 +15,71 @@ from tfkit.spec.folder import has_weights, model_folder, spec_of
 SUFFIXES = (".yaml", ".yml")
 
 
-def plugin_folders(beside: Path = Path()) -> list[Path]:
+def plugin_folders(folder: Path = Path()) -> list[Path]:
     """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
-    return [beside, beside / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
+    return [folder, folder / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
 
 
 def find_spec(
-    name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None, span: Span | None = None
+    name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None, span: Span | None = None
 ) -> Path:
     """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
 
-    Relative paths start from the folder `beside`. A bare name that is known is not looked for there. Raises SpecError
+    Relative paths start from `folder`. A bare name that is known is not looked for there. Raises SpecError
     if there is no such file.
     """
     text = os.fspath(name)
-    path = (beside or Path()) / text
+    path = (folder or Path()) / text
     if "\n" in text and span is None:
         raise SpecError(Diagnostic("a text of several lines is not a path", help="`tfkit.loads` reads a text"))
-    if is_folder(text, known, beside=beside):
+    if is_folder(text, specs, folder=folder):
         return spec_of(path, span)
     if text.endswith(SUFFIXES) or os.sep in text:
         if os.path.exists(path) or span is None:
             return path
-        near = closest(path.stem, [one.stem for one in path.parent.glob("*") if one.suffix in SUFFIXES])
+        near = closest(path.stem, [file.stem for file in path.parent.glob("*") if file.suffix in SUFFIXES])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
-    if text in known.files:
-        return known.files[text].path
-    raise SpecError(_unknown_spec(text, known, span))
+    if text in specs.files:
+        return specs.files[text].path
+    raise SpecError(_unknown_spec(text, specs, span))
 
 
-def _unknown_spec(name: str, known: KnownSpecs, span: Span | None) -> Diagnostic:
+def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic:
     path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
     if plugin is not None:
-        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        help = where_it_is(plugin, plugin_folders(), specs.disabled)
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
-    names, otherwise = [*known.files, *elsewhere.names()], "give the path of a file: ./my_model.yaml"
+    names, otherwise = [*specs.files, *elsewhere.names()], "give the path of a file: ./my_model.yaml"
     near = similar("a spec", name, names, otherwise)
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 
-def is_folder(name: str | os.PathLike[str], known: KnownSpecs, *, beside: Path | None = None) -> bool:
+def is_folder(name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None) -> bool:
     """True if the name of a spec is that of a folder, and not of a spec that is known."""
     text = os.fspath(name)
-    return bool(text) and text not in known.files and os.path.isdir((beside or Path()) / text)
+    return bool(text) and text not in specs.files and os.path.isdir((folder or Path()) / text)
 
 
-def weights_beside(name: str | os.PathLike[str], known: KnownSpecs) -> Path | None:
+def weights_beside(name: str | os.PathLike[str], specs: KnownSpecs) -> Path | None:
     """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
-    return model_folder(Path(name)) if is_folder(name, known) and has_weights(Path(name)) else None
+    return model_folder(Path(name)) if is_folder(name, specs) and has_weights(Path(name)) else None
 
 
-def find_family(name: str, known: KnownSpecs, span: Span) -> Path:
+def find_family(name: str, specs: KnownSpecs, span: Span) -> Path:
     """The file of a family: by a bare name that is known, or by a path from the folder of the file that names it.
 
     Raises SpecError if there is no such file.
     """
-    if name in known.families:
-        return known.families[name].path
+    if name in specs.families:
+        return specs.families[name].path
     path = Path(span.source.name).parent / name
     if (name.endswith(SUFFIXES) or os.sep in name) and os.path.exists(path):
         return path
     plugin = elsewhere.plugin_of_family(name)
     if plugin is not None:
         message = f"the family {quoted(name)} comes with the plugin {plugin}, which is not loaded"
-        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        help = where_it_is(plugin, plugin_folders(), specs.disabled)
         raise SpecError(Diagnostic(message, span, "checkpoint", help=help))
-    near = similar("a family", name, known.families, "give the path of a file: ./my_family.yaml")
+    near = similar("a family", name, specs.families, "give the path of a file: ./my_family.yaml")
     raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=near))

@@ -39,7 +39,7 @@ class Expression:
             notes = [listing(map(quoted, names))] if names else []
             raise Invalid("", message, notes=notes, help="every other name is a field of the family")
         expression = cls(names[0], tree)
-        _solved(tree, names[0], lambda known: 3.0, 2.0)
+        _solved(tree, names[0], lambda operand: 3.0, 2.0)
         return expression
 
     @property
@@ -56,7 +56,7 @@ class Expression:
     def inverse(self, value: Number, number: Lookup) -> Number:
         """The spec's value for the field's; raises `ExpressionError` where arithmetic ends."""
         assert self.steps is not None
-        return _solved(self.steps, self.path, lambda known: evaluate(ast.unparse(known), number), value)
+        return _solved(self.steps, self.path, lambda operand: evaluate(ast.unparse(operand), number), value)
 
 
 @cache
@@ -74,37 +74,37 @@ def _names(tree: ast.AST) -> Iterator[str]:
         yield from _names(part)
 
 
-def _solved(tree: ast.expr, path: str, known: Callable[[ast.expr], Number], value: Number) -> Number:
+def _solved(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], value: Number) -> Number:
     """The value at `path` for which the expression has that value."""
     if path not in _names(tree):
         raise AssertionError(path)
     if isinstance(tree, ast.Name | ast.Attribute):
         return value
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return _solved(tree.operand, path, known, -value)
+        return _solved(tree.operand, path, number, -value)
     if isinstance(tree, ast.BinOp):
         left = path in _names(tree.left)
         inner, other = (tree.left, tree.right) if left else (tree.right, tree.left)
         if (inverse := _INVERSES.get((type(tree.op), left))) is not None:
-            return _solved(inner, path, known, inverse(value, known(other)))
+            return _solved(inner, path, number, inverse(value, number(other)))
     help = "it may have + - * /, and // or ** with the path on the left"
     raise Invalid("", f"{quoted(ast.unparse(tree))} has no inverse", help=help)
 
 
-def _power(value: Number, known: Number) -> Number:
-    return apply(ast.Pow(), value, apply(ast.Div(), 1, known))
+def _power(value: Number, exponent: Number) -> Number:
+    return apply(ast.Pow(), value, apply(ast.Div(), 1, exponent))
 
 
 _INVERSES: dict[tuple[type[ast.operator], bool], Callable[[Number, Number], Number]] = {
-    (ast.Add, True): lambda value, known: apply(ast.Sub(), value, known),
-    (ast.Add, False): lambda value, known: apply(ast.Sub(), value, known),
-    (ast.Sub, True): lambda value, known: apply(ast.Add(), value, known),
-    (ast.Sub, False): lambda value, known: apply(ast.Sub(), known, value),
-    (ast.Mult, True): lambda value, known: apply(ast.Div(), value, known),
-    (ast.Mult, False): lambda value, known: apply(ast.Div(), value, known),
-    (ast.Div, True): lambda value, known: apply(ast.Mult(), value, known),
-    (ast.Div, False): lambda value, known: apply(ast.Div(), known, value),
-    (ast.FloorDiv, True): lambda value, known: apply(ast.FloorDiv(), apply(ast.Mult(), value, known), 1),
+    (ast.Add, True): lambda value, operand: apply(ast.Sub(), value, operand),
+    (ast.Add, False): lambda value, operand: apply(ast.Sub(), value, operand),
+    (ast.Sub, True): lambda value, operand: apply(ast.Add(), value, operand),
+    (ast.Sub, False): lambda value, operand: apply(ast.Sub(), operand, value),
+    (ast.Mult, True): lambda value, operand: apply(ast.Div(), value, operand),
+    (ast.Mult, False): lambda value, operand: apply(ast.Div(), value, operand),
+    (ast.Div, True): lambda value, operand: apply(ast.Mult(), value, operand),
+    (ast.Div, False): lambda value, operand: apply(ast.Div(), operand, value),
+    (ast.FloorDiv, True): lambda value, operand: apply(ast.FloorDiv(), apply(ast.Mult(), value, operand), 1),
     (ast.Pow, True): _power,
 }
 """The inverse of an operator, by the side of the path; `//` rounds down in both directions."""

@@ -47,42 +47,46 @@ def of_keys(
     """One error for each unknown or missing key, a single one if a key is both: misspelt, or in the wrong place."""
     shared: dict[str, list[Missing]] = defaultdict(list)
     alone = []
-    for one in missing:
-        if any(_explains(wrong, one) for wrong in unknown):
+    for key in missing:
+        if any(_explains(misplaced, key) for misplaced in unknown):
             continue
-        if one.shared:
-            shared[one.name].append(one)
+        if key.shared:
+            shared[key.name].append(key)
         else:
-            alone.append(one)
-    for wrong in unknown:
-        yield _unknown_key(wrong, missing, plugins)
-    for group in [*([one] for one in alone), *shared.values()]:
+            alone.append(key)
+    for misplaced in unknown:
+        yield _unknown_key(misplaced, missing, plugins)
+    for group in [*([key] for key in alone), *shared.values()]:
         yield _missing_key(group, provenance)
 
 
-def _explains(wrong: Unknown, missing: Missing) -> bool:
+def _explains(unknown: Unknown, missing: Missing) -> bool:
     """True if a key is missing because it, or one of similar name, is in an enclosing config."""
-    around = missing.path[: len(wrong.path)] == wrong.path
-    if wrong.path == missing.path:
-        return not wrong.path and closest(wrong.key, ["extends"]) is not None
-    return around and (wrong.key == missing.name or (missing.shared and closest(wrong.key, [missing.name]) is not None))
+    around = missing.path[: len(unknown.path)] == unknown.path
+    if unknown.path == missing.path:
+        return not unknown.path and closest(unknown.key, ["extends"]) is not None
+    return around and (
+        unknown.key == missing.name or (missing.shared and closest(unknown.key, [missing.name]) is not None)
+    )
 
 
-def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
-    key, cls = wrong.key, wrong.cls
+def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
+    key, cls = unknown.key, unknown.cls
     word_key = cls.word_key if issubclass(cls, Component) else None
     run = issubclass(cls, RunSpec)
-    own = [*([MODEL] if run else []), *(name for name in cls.model_fields if name != word_key)]
-    path, notes = ".".join((*wrong.path, key)), [f"keys of {owner(cls, wrong.path)}: {listing(own, 24)}"]
-    if not own:
-        notes = [f"{owner(cls, wrong.path)} has no keys"]
-    shared = [] if wrong.path or run else sorted(plugins.registry.shared_names())
+    names = [*([MODEL] if run else []), *(name for name in cls.model_fields if name != word_key)]
+    path, notes = ".".join((*unknown.path, key)), [f"keys of {owner(cls, unknown.path)}: {listing(names, 24)}"]
+    if not names:
+        notes = [f"{owner(cls, unknown.path)} has no keys"]
+    shared = [] if unknown.path or run else sorted(plugins.registry.shared_names())
     if shared:
         notes.append(f"keys that its components share: {listing(shared, 24)}")
-    if wrong.meant:
-        return Diagnostic(f"unknown key {quoted(key)}; `{wrong.meant}` is missing", wrong.span, path, tuple(notes))
-    near = closest(key, [*own, *shared, *(["extends"] if not wrong.path else [])])
-    inside = next((one for one in missing if one.name == key and _explains(wrong, one)), None)
+    if unknown.meant:
+        return Diagnostic(f"unknown key {quoted(key)}; `{unknown.meant}` is missing", unknown.span, path, tuple(notes))
+    near = closest(key, [*names, *shared, *(["extends"] if not unknown.path else [])])
+    inside = next(
+        (key_missing for key_missing in missing if key_missing.name == key and _explains(unknown, key_missing)), None
+    )
     of_others = _owners(key, cls, plugins)
     if inside is not None:
         help: str | None = f"it belongs in {label(inside.path)}, which needs it"
@@ -92,13 +96,15 @@ def _unknown_key(wrong: Unknown, missing: Iterable[Missing], plugins: Plugins) -
         help = f"a key with a similar name exists: `{near}`"
     else:
         help = of_others
-    return Diagnostic(f"unknown key {quoted(key)}", wrong.span, path, tuple(notes), help)
+    return Diagnostic(f"unknown key {quoted(key)}", unknown.span, path, tuple(notes), help)
 
 
 def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
     """The owner of a key, if there is one: another kind of the same slot, or another slot."""
     slots = {
-        slot: [kind for kind, one in plugins.registry.kinds(slot).items() if key in one.config.model_fields]
+        slot: [
+            kind for kind, registered in plugins.registry.kinds(slot).items() if key in registered.config.model_fields
+        ]
         for slot in plugins.registry.slots()
     }
     slots = {slot: kinds for slot, kinds in slots.items() if kinds}
@@ -121,7 +127,7 @@ def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic
     about = _one_line(field_docs(first.cls).get(first.name))
     notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
     if len(group) > 1:
-        notes = [f"needed by {listing('.'.join(one.path) for one in group)}"]
+        notes = [f"needed by {listing('.'.join(key.path) for key in group)}"]
     help = f"write `{first.name}: ...` here, or once at the top for the whole spec" if first.shared else None
     return Diagnostic(
         f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help

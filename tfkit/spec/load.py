@@ -59,12 +59,12 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
     return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 
-def read_tree(name: str | os.PathLike[str], known: KnownSpecs, *, read: Read = source.read) -> Mapping:
+def read_tree(name: str | os.PathLike[str], specs: KnownSpecs, *, read: Read = source.read) -> Mapping:
     """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
 
     `read` reads one file: a caller that reads many specs can pass one that caches.
     """
-    return read_based(find_spec(name, known), models(known, read))
+    return read_based(find_spec(name, specs), models(specs, read))
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
@@ -81,8 +81,8 @@ def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[st
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
     """A tree without the values at its top that have no effect: nothing in the model takes them."""
-    found = _resolved(root, plugins)
-    return root if found.errors else without(root, {*found.idle, *_nulls(root, plugins)})
+    resolved = _resolved(root, plugins)
+    return root if resolved.errors else without(root, {*resolved.idle, *_nulls(root, plugins)})
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
@@ -92,14 +92,14 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
     changed = in_place(changed, plugins.specs)
-    found, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
+    resolved, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
     errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
-    errors += [one for one in found.errors if one.span not in [node.span for node in nulls.values()]]
+    errors += [error for error in resolved.errors if error.span not in [node.span for node in nulls.values()]]
     family = None
-    if not found.errors:
-        family, wrong = _family(changed, plugins, found.provenance)
-        errors += wrong
-    idle = [] if errors else found.idle
+    if not resolved.errors:
+        family, family_errors = _family(changed, plugins, resolved.provenance)
+        errors += family_errors
+    idle = [] if errors else resolved.idle
     before = _resolved(root, plugins).idle if idle and changes else idle
     notes = []
     for name in idle:
@@ -111,7 +111,7 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
             notes.append(_idle_now(name, key, by_set=name not in before))
     if errors:
         raise SpecError(*errors)
-    return Spec(found.model, found.provenance, file, tuple(notes), _built_with(found.model, plugins), family)
+    return Spec(resolved.model, resolved.provenance, file, tuple(notes), _built_with(resolved.model, plugins), family)
 
 
 def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
@@ -121,16 +121,16 @@ def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[Fa
         return None, []
     resolver = Resolver(plugins)
     text = with_kinds(with_head(family_of(node, plugins.specs)), plugins.registry)
-    found = resolver.config(FamilyConfig, text, ("checkpoint",), {})
+    family = resolver.config(FamilyConfig, text, ("checkpoint",), {})
     provenance.spans.update(resolver.provenance.spans)
-    return found, resolver.diagnostics
+    return family, resolver.diagnostics
 
 
 def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:
-    others = [plugin for plugin in plugins.loaded if plugin.origin != BUILT_IN]
-    owners = {one.config: plugin for plugin in others for one in plugin.components}
+    third_party = [plugin for plugin in plugins.loaded if plugin.origin != BUILT_IN]
+    owners = {component.config: plugin for plugin in third_party for component in plugin.components}
     used = {owners.get(type(part)) for _, part in parts((), model) if isinstance(part, Component)} if owners else set()
-    return {one.name: one.version for one in others if one in used}
+    return {plugin.name: plugin.version for plugin in third_party if plugin in used}
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
     shared = plugins.registry.shared_names()
     scope: dict[str, Given] = {}
     scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
-    own, errors = _inputs_as_mapping(without(root, scope))
+    node, errors = _inputs_as_mapping(without(root, scope))
     resolver = Resolver(plugins)
-    resolver.provenance.spans |= {(name,): given.node.span for name, given in scope.items()}
-    model = resolver.config(ModelSpec, own, (), scope)
+    resolver.provenance.spans |= {(name,): value.node.span for name, value in scope.items()}
+    model = resolver.config(ModelSpec, node, (), scope)
     errors += resolver.diagnostics
     idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
     return _Resolved(model, resolver.provenance, errors, idle)
@@ -184,10 +184,10 @@ def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
     """Raise SpecError for plugins that a spec names and that are not loaded: what they provide would be unknown."""
-    wanted = root.items.get("requires")
-    items = wanted.items if isinstance(wanted, ListNode) else ()
+    requires = root.items.get("requires")
+    items = requires.items if isinstance(requires, ListNode) else ()
     texts = [item for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
-    errors = [wrong for item in texts if (wrong := _unmet(str(item.value), item.span, plugins))]
+    errors = [error for item in texts if (error := _unmet(str(item.value), item.span, plugins))]
     if errors:
         raise SpecError(*errors)
 
@@ -197,19 +197,19 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
     from tfkit.plugin import required  # packaging takes a while to import, and most specs need no plugin
 
     try:
-        wanted = required.parsed(text)
-    except ValueError as wrong:
+        requirement = required.parsed(text)
+    except ValueError as error:
         help = "write `requires: [tfkit-moe]`, or with versions: `requires: [tfkit-moe>=0.2]`"
-        return Diagnostic(f"cannot read {quoted(text)}: {wrong}", span, "requires", help=help)
-    found = next((one for one in plugins.loaded if canonical(one.name) == canonical(wanted.name)), None)
-    if found is None:
+        return Diagnostic(f"cannot read {quoted(text)}: {error}", span, "requires", help=help)
+    loaded = next((plugin for plugin in plugins.loaded if canonical(plugin.name) == canonical(requirement.name)), None)
+    if loaded is None:
         message = f"the spec needs the plugin {quoted(text)}, which is not loaded"
-        help = how_to_get(wanted.name, plugins, plugin_folders(Path(span.source.name).parent))
+        help = how_to_get(requirement.name, plugins, plugin_folders(Path(span.source.name).parent))
         return Diagnostic(message, span, "requires", help=help)
-    if required.fits(wanted, found.version):
+    if required.fits(requirement, loaded.version):
         return None
-    version = found.version or "without a version"
-    notes = (f"found: {found.name} {version}, from {found.origin}", f"required: {wanted.specifier}")
+    version = loaded.version or "without a version"
+    notes = (f"found: {loaded.name} {version}, from {loaded.origin}", f"required: {requirement.specifier}")
     help = f"install a version that fits, or change `requires` if {version} does"
     return Diagnostic(f"the spec needs {quoted(text)}, and {version} is loaded", span, "requires", notes, help)
 
@@ -220,8 +220,8 @@ def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tupl
     for argument in sets:
         try:
             root = assign(root, argument, fields)
-        except SpecError as wrong:
-            errors += wrong.diagnostics
+        except SpecError as error:
+            errors += error.diagnostics
     return root, errors
 
 
@@ -245,11 +245,11 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-def models(known: KnownSpecs, read: Read = source.read) -> Language:
+def models(specs: KnownSpecs, read: Read = source.read) -> Language:
     """The language of specs; `read` reads one file."""
 
-    def find(name: str, beside: Path, span: Span) -> Path:
-        return find_spec(name, known, beside=beside, span=span)
+    def find(name: str, folder: Path, span: Span) -> Path:
+        return find_spec(name, specs, folder=folder, span=span)
 
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
         return patch if base is None else extended(without(base, {"parameters"}), patch)

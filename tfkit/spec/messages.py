@@ -77,7 +77,11 @@ def missing_kind(
 ) -> Diagnostic:
     """A mapping does not name its kind, perhaps because its own name or that key is misspelt."""
     key = str(base.word_key)
-    siblings = [one[-1] for one in provenance.spans if len(one) == len(path) and one[:-1] == path[:-1] and one != path]
+    siblings = [
+        sibling[-1]
+        for sibling in provenance.spans
+        if len(sibling) == len(path) and sibling[:-1] == path[:-1] and sibling != path
+    ]
     help = None
     if near := closest(key, node.items):
         span, help = node.keys[near], f"did you mean `{key}` by `{near}`?"
@@ -204,11 +208,11 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 
 
 def crashed(
-    cls: type[Component] | type[Config], what: str, wrong: Exception, path: Path, provenance: Provenance
+    cls: type[Component] | type[Config], what: str, error: Exception, path: Path, provenance: Provenance
 ) -> Diagnostic:
     """A component's own code failed: the fault lies with the plugin that provides it, not with the spec."""
-    cause = " ".join(str(wrong).split())
-    notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), *last_line(cls, wrong))
+    cause = " ".join(str(error).split())
+    notes = (f"{type(error).__name__}: {cause}".removesuffix(": "), *last_line(cls, error))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
     return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
 
@@ -265,9 +269,9 @@ def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
 def circle(names: Sequence[str]) -> ExpressionError:
     """A value that is computed from itself, directly or over several steps."""
     way = f": {' -> '.join(names)}" if len(names) > 2 else ""
-    wrong = ExpressionError(f"a value cannot be computed from itself{way}")
-    wrong.circle = tuple(sorted(set(names)))
-    return wrong
+    error = ExpressionError(f"a value cannot be computed from itself{way}")
+    error.circle = tuple(sorted(set(names)))
+    return error
 
 
 def expression_span(span: Span, text: str, columns: tuple[int, int] | None) -> Span:

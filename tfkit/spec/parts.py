@@ -17,6 +17,6 @@ def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
     elif isinstance(part, Mapping):
         inside = part
     elif isinstance(part, tuple):
-        inside = {str(index): one for index, one in enumerate(part)}
-    for name, one in inside.items():
-        yield from parts((*path, name), one)
+        inside = {str(index): item for index, item in enumerate(part)}
+    for name, item in inside.items():
+        yield from parts((*path, name), item)

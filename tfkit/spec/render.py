@@ -54,11 +54,11 @@ def render(model: ModelSpec) -> str:
 
 def render_run(config: RunSpec, model: ModelSpec) -> str:
     """The YAML text of a resolved run, its model inside."""
-    own = _config(config, None)
+    values = _config(config, None)
     inside = {name: value for name, value in document(model).items() if name != "tfkit"}
-    first = [name for name in ("tfkit", "name", "description", "source") if name in own]
-    data: dict[str, Data] = {**{name: own[name] for name in first}, "model": inside}
-    data |= {name: own[name] for name in RunSpec.model_fields if name in own}
+    first = [name for name in ("tfkit", "name", "description", "source") if name in values]
+    data: dict[str, Data] = {**{name: values[name] for name in first}, "model": inside}
+    data |= {name: values[name] for name in RunSpec.model_fields if name in values}
     return "".join(f"{line}\n" for line in _mapping(data, 0))
 
 
@@ -80,24 +80,24 @@ def schema_line(folder: Path) -> str:
 def document(model: ModelSpec) -> dict[str, Data]:
     """A resolved spec as plain data, in the order of its text."""
     data = _config(model, None)
-    if "inputs" in data and all(one == TOKENS for one in model.inputs.values()):
+    if "inputs" in data and all(value == TOKENS for value in model.inputs.values()):
         data["inputs"] = list(model.inputs)
     return {name: data[name] for name in ModelSpec.model_fields if name in data}
 
 
 def _config(config: Config, parent: Config | None) -> dict[str, Data]:
     """The mapping of a config; `parent` is the config around it."""
-    found: dict[str, Data] = {}
+    data: dict[str, Data] = {}
     for name in _ordered(config):
         value, info = getattr(config, name), type(config).model_fields[name]
         if not _written(config, name):
             continue
         if marker(info, PatchMarker):
             assert parent is not None, "patches change the config around theirs"
-            found[name] = {key: _changes(parent, changed) for key, changed in value.items()}
+            data[name] = {key: _changes(parent, changed) for key, changed in value.items()}
         else:
-            found[name] = _value(value, config, name)
-    return found
+            data[name] = _value(value, config, name)
+    return data
 
 
 def _ordered(config: Config) -> list[str]:
@@ -136,10 +136,13 @@ def _value(value: Any, config: Config, name: str) -> Data:
         data = _config(value, config)
         return _word(data, value) if isinstance(value, Component) and value.word_key == "kind" else data
     if isinstance(value, Mapping):
-        return {key: _value(one, config, name) for key, one in value.items()}
+        return {key: _value(item, config, name) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        items = [_value(one, config, name) for one in value]
-        return [_word(item, one) if isinstance(one, Config) else item for item, one in zip(items, value, strict=True)]
+        items = [_value(item, config, name) for item in value]
+        return [
+            _word(item, config) if isinstance(config, Config) else item
+            for item, config in zip(items, value, strict=True)
+        ]
     if isinstance(value, str):
         numbers, words = numeric(type(config).model_fields[name].annotation)
         return Quoted(value) if numbers and value not in words else value
@@ -214,7 +217,7 @@ def _flow(value: Data) -> str:
     if isinstance(value, dict):
         if MERGE in value:
             raise ValueError(f"`{MERGE}` cannot be a key: it merges")
-        return "{" + ", ".join(f"{_text(key)}: {_flow(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_text(key)}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
     return _scalar(value, flow=True)

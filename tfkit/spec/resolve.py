@@ -47,13 +47,13 @@ class Resolver:
     @property
     def diagnostics(self) -> list[Diagnostic]:
         """The errors of the spec, each mistake once."""
-        missing = [one for (path, name), one in self._missing.items() if not self._missing_in_base(path, name)]
-        found = [*self._errors, *key_errors.of_keys(self._unknown, missing, self.plugins, self.provenance)]
+        missing = [key for (path, name), key in self._missing.items() if not self._missing_in_base(path, name)]
+        errors = [*self._errors, *key_errors.of_keys(self._unknown, missing, self.plugins, self.provenance)]
         if self._count() >= MAX_ERRORS:
             note = f"reading stopped after {MAX_ERRORS} errors"
-            last = found.pop()
-            found.append(replace(last, notes=(*last.notes, note)))
-        return found
+            last = errors.pop()
+            errors.append(replace(last, notes=(*last.notes, note)))
+        return errors
 
     def config(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> Any:
         """The config of class `cls` described by the mapping, or INVALID with the reasons in `diagnostics`."""
@@ -63,12 +63,12 @@ class Resolver:
         self.provenance.spans.setdefault(path, node.span)
         for name, span in node.keys.items():
             self.provenance.spans[(*path, name)] = _value_span(node.items[name], span)
-        given, inner = self._given(cls, node, path, scope)
+        inputs, inner = self._given(cls, node, path, scope)
         values: dict[str, Any] = {}
-        self._check_keys(cls, node, given, path)
+        self._check_keys(cls, node, inputs, path)
         self._enclosing.append((node, scope))
         for name, info in cls.model_fields.items():
-            value = self._field(name, info, given.get(name), path, inner)
+            value = self._field(name, info, inputs.get(name), path, inner)
             if value is not _ABSENT:
                 values[name] = value
         self._enclosing.pop()
@@ -79,15 +79,15 @@ class Resolver:
 
     def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Given], Scope]:
         """The text values of a config's fields, its own and inherited; and the scope of the configs inside it."""
-        given: dict[str, Given] = {}
+        values: dict[str, Given] = {}
         inner = dict(scope)
         for name, info in cls.model_fields.items():
             here = (*path, name)
             if name in node.items:
-                given[name] = Given(node.items[name], here, inner)
+                values[name] = Given(node.items[name], here, inner)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
             elif name in scope and marker(info, SharedMarker) is not None:
-                given[name] = scope[name]
+                values[name] = scope[name]
                 self.used.add(scope[name].path)
                 self.provenance.origins[here] = Origin("inherited", scope[name].node.span)
                 self.provenance.spans.setdefault(here, scope[name].node.span)
@@ -95,27 +95,27 @@ class Resolver:
             else:
                 self.provenance.origins[here] = Origin("default")
         for name, text in cls.derived.items():
-            if name not in given:
+            if name not in values:
                 inner[name] = Given(Scalar(text, node.span), (*path, name), inner)
         if path:  # the top of a spec shares all keys beside its own fields
-            inner.update(given)
-        return given, inner
+            inner.update(values)
+        return values, inner
 
-    def _field(self, name: str, info: FieldInfo, given: Given | None, path: Path, scope: Scope) -> Any:
+    def _field(self, name: str, info: FieldInfo, value: Given | None, path: Path, scope: Scope) -> Any:
         here, default_kind = (*path, name), extra(info, "default_kind")
-        shape = None if given is None and default_kind is None else shape_of(info.annotation)
-        if given is None:
+        shape = None if value is None and default_kind is None else shape_of(info.annotation)
+        if value is None:
             if shape is None or default_kind is None:
                 return _ABSENT
             span = self.provenance.span(path)
             assert span is not None
-            one = self._one(shape, info, Scalar(default_kind, span), here, scope)
-            return (one,) if shape.container == "list" and one is not INVALID else one
+            config = self._one(shape, info, Scalar(default_kind, span), here, scope)
+            return (config,) if shape.container == "list" and config is not INVALID else config
         if shape is None:
-            return self._plain(info, given.node, here, given.scope)
+            return self._plain(info, value.node, here, value.scope)
         if marker(info, PatchMarker):
-            return self._patches(shape, given.node, here)
-        return self._configs(shape, info, given.node, here, scope)
+            return self._patches(shape, value.node, here)
+        return self._configs(shape, info, value.node, here, scope)
 
     def _configs(self, shape: Shape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         if shape.container == "one" or (isinstance(node, Scalar) and node.value is None and shape.null):
@@ -151,15 +151,15 @@ class Resolver:
         base, scope = self._enclosing[-2]
         items = {name: item for name, item in base.items.items() if name in shape.config.model_fields}
         layer = Mapping(items, {name: base.keys[name] for name in items}, base.span)
-        found: dict[str, Any] = {}
+        variants: dict[str, Any] = {}
         for name, patch in node.items.items():
             here = (*path, name)
             if isinstance(patch, Mapping):
-                found[name] = self.config(shape.config, merge(layer, patch), here, scope)
+                variants[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
                 message = f"variant `{name}` takes a mapping of changes, not {messages.found(patch)}"
-                found[name] = self._error(message, None, patch.span, here)
-        return INVALID if INVALID in found.values() else found
+                variants[name] = self._error(message, None, patch.span, here)
+        return INVALID if INVALID in variants.values() else variants
 
     def _missing_in_base(self, path: Path, name: str) -> bool:
         """True if a key missing in a variant is missing in the layer that it changes too."""
@@ -219,15 +219,15 @@ class Resolver:
             return self._error(messages.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
             self._note_keys(node, path)
-            parts = {k: self._plain(info, one, (*path, k), scope, nested + 1) for k, one in node.items.items()}
+            parts = {k: self._plain(info, item, (*path, k), scope, nested + 1) for k, item in node.items.items()}
             return INVALID if INVALID in parts.values() else parts
         if isinstance(node, Sequence):
             for i, item in enumerate(node.items):
                 self.provenance.spans[(*path, str(i))] = item.span
-            items = [self._plain(info, one, (*path, str(i)), scope, nested + 1) for i, one in enumerate(node.items)]
+            items = [self._plain(info, item, (*path, str(i)), scope, nested + 1) for i, item in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
         numbers, words = numeric(info.annotation)
-        if node.value in words and not any(type(one) is type(node.value) and one == node.value for one in words):
+        if node.value in words and not any(type(item) is type(node.value) and item == node.value for item in words):
             self._errors.append(messages.no_value(info, node, self.provenance.written(path), nested))  # true is not 1
             return INVALID
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
@@ -237,20 +237,20 @@ class Resolver:
             return INVALID
         try:
             value = compute(node.value, scope, self.provenance.written(path), self.used)
-        except ExpressionError as wrong:
-            if wrong.circle and wrong.circle in self._circles:
+        except ExpressionError as error:
+            if error.circle and error.circle in self._circles:
                 return INVALID
-            self._circles.add(wrong.circle)
-            span = messages.expression_span(node.span, node.value, wrong.columns)
-            return self._error(f"{messages.label(path)}: {wrong}", wrong.help, span, path, wrong.notes)
+            self._circles.add(error.circle)
+            span = messages.expression_span(node.span, node.value, error.columns)
+            return self._error(f"{messages.label(path)}: {error}", error.help, span, path, error.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
-    def _check_keys(self, cls: type[Config], node: Mapping, given: MappingABC[str, Given], path: Path) -> None:
+    def _check_keys(self, cls: type[Config], node: Mapping, values: MappingABC[str, Given], path: Path) -> None:
         """Note the unknown keys of a config, and the missing ones."""
         missing = [
             name
             for name, info in cls.model_fields.items()
-            if name not in given and info.is_required() and extra(info, "default_kind") is None
+            if name not in values and info.is_required() and extra(info, "default_kind") is None
         ]
         for key in [key for key in node.items if key not in cls.model_fields][:MAX_ERRORS]:
             meant = closest(key, missing)
@@ -266,9 +266,9 @@ class Resolver:
         except ValidationError as error:
             self._errors += messages.from_pydantic(error, cls, path, self.provenance, relations=sound)
             return INVALID
-        except Exception as wrong:  # a plugin's validator
+        except Exception as error:  # a plugin's validator
             if sound:
-                self._errors.append(messages.crashed(cls, "the check of its config", wrong, path, self.provenance))
+                self._errors.append(messages.crashed(cls, "the check of its config", error, path, self.provenance))
             return INVALID
         return config if sound else INVALID
 

@@ -56,7 +56,7 @@ class _Language:
 
     def schema(self, name: str, title: str, whole: Schema, changes: Schema, arithmetic: Schema) -> Schema:
         """The schema of a document: whole, or, if it extends another, as changes."""
-        every = {name: whole, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
+        definitions = {name: whole, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
         return {
             "$schema": DRAFT,
             "title": title,
@@ -64,7 +64,7 @@ class _Language:
             "if": {"required": ["extends"]},
             "then": ref(f"{CHANGES}{name}"),
             "else": ref(name),
-            "$defs": dict(sorted(with_fields_once(told_apart(every)).items())),
+            "$defs": dict(sorted(with_fields_once(told_apart(definitions)).items())),
         }
 
     def document(self, *, partial: bool) -> Schema:
@@ -187,7 +187,9 @@ class _Language:
         """The forms of one config: a mapping, or a bare word."""
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)
-            words = {kind: _about_kind(one) for kind, one in kinds.items() if not _required(one.config)}
+            words = {
+                kind: _about_kind(registered) for kind, registered in kinds.items() if not _required(registered.config)
+            }
             listed = [{"enum": list(words), "enumDescriptions": list(words.values())}] if words else []
             return [*listed, self._slot(config, implied if implied in kinds else None, partial=partial)]
         options = [self._config(config, partial=partial, name=config.__name__.removesuffix("Config"))]
@@ -215,20 +217,20 @@ class _Language:
 
     def _mapping_of(self, base: type[Component], name: str, implied: str | None, *, partial: bool) -> Schema:
         kinds, word = self.registry.kinds(base.slot, base), str(base.word_key)
-        given = {"required": [word]}
+        named = {"required": [word]}
         if implied and not partial:
             whole, alone = self._slot(base, None, partial=False), self._kind(kinds[implied], partial=False)
-            return {"type": "object", "if": given, "then": whole, "else": alone}
+            return {"type": "object", "if": named, "then": whole, "else": alone}
         cases = [
-            {"if": {"properties": {word: {"const": kind}}, **given}, "then": self._kind(one, partial=partial)}
-            for kind, one in kinds.items()
+            {"if": {"properties": {word: {"const": kind}}, **named}, "then": self._kind(registered, partial=partial)}
+            for kind, registered in kinds.items()
         ]
         if partial:
-            cases.append({"if": given, "else": self._of_some_kind(kinds.values(), name)})
+            cases.append({"if": named, "else": self._of_some_kind(kinds.values(), name)})
         return {
             "type": "object",
             "properties": {word: {"enum": list(kinds)}},
-            **({} if partial else given),
+            **({} if partial else named),
             "allOf": cases,
         }
 
@@ -237,18 +239,18 @@ class _Language:
         key = f"{CHANGES}{name}.any"
         self.defs[key] = {}
         fields: dict[str, list[Schema]] = {}
-        for one in kinds:
-            for field, info in one.config.model_fields.items():
-                schema = self._field(one.config, field, info, partial=True)
-                if field != one.config.word_key and schema not in fields.setdefault(field, []):
+        for registered in kinds:
+            for field, info in registered.config.model_fields.items():
+                schema = self._field(registered.config, field, info, partial=True)
+                if field != registered.config.word_key and schema not in fields.setdefault(field, []):
                     fields[field].append(schema)
-        properties = {field: {**_about(some[0]), **any_of(map(_bare, some))} for field, some in fields.items()}
+        properties = {field: {**_about(schemas[0]), **any_of(map(_bare, schemas))} for field, schemas in fields.items()}
         self.defs[key] |= {"type": "object", "properties": properties, "additionalProperties": False}
         return ref(key)
 
-    def _kind(self, one: Registered, *, partial: bool) -> Schema:
-        name = f"{one.config.slot}.{one.config.kind_name()}"
-        return self._config(one.config, partial=partial, name=name, about=_about_kind(one))
+    def _kind(self, registered: Registered, *, partial: bool) -> Schema:
+        name = f"{registered.config.slot}.{registered.config.kind_name()}"
+        return self._config(registered.config, partial=partial, name=name, about=_about_kind(registered))
 
 
 def _with_null_entries(schema: Schema) -> Schema:
@@ -271,15 +273,15 @@ def _required(config: type[Config]) -> list[str]:
 
 def _plain(config: type[Config], name: str) -> Schema:
     """The values of a field without configs inside, numbers also as arithmetic."""
-    found = _bare(_properties(config).get(name, {}), "default")
-    return _computed(found) if numeric(config.model_fields[name].annotation)[0] else found
+    schema = _bare(_properties(config).get(name, {}), "default")
+    return _computed(schema) if numeric(config.model_fields[name].annotation)[0] else schema
 
 
 @cache
 def _properties(config: type[Config]) -> Schema:
     try:
-        found: Schema = config.model_json_schema().get("properties", {})
-        return found
+        properties: Schema = config.model_json_schema().get("properties", {})
+        return properties
     except PydanticInvalidForJsonSchema:  # a plugin's field of a type of its own
         return {}
 
@@ -309,9 +311,9 @@ def _about(schema: Schema) -> Schema:
     return {key: value for key, value in schema.items() if key in ABOUT}
 
 
-def _about_kind(one: Registered) -> str:
-    text = inspect.cleandoc(one.config.__doc__ or "")
-    return text if one.plugin == BUILT_IN else f"{text} (from {one.plugin})".strip()
+def _about_kind(registered: Registered) -> str:
+    text = inspect.cleandoc(registered.config.__doc__ or "")
+    return text if registered.plugin == BUILT_IN else f"{text} (from {registered.plugin})".strip()
 
 
 def _documented(text: str) -> Schema:

@@ -20,8 +20,8 @@ TEXTS = ("title", "description", "markdownDescription")
 
 def any_of(options: Iterable[Schema]) -> Schema:
     """The schema of a value that fits any of these."""
-    every = list(options)
-    return every[0] if len(every) == 1 else {"anyOf": every} if every else {}
+    schemas = list(options)
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
 
 
 def ref(name: str) -> Schema:
@@ -35,62 +35,66 @@ def told_apart(schema: Any) -> Any:
         return [told_apart(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: told_apart(part) for key, part in schema.items() if key != "anyOf"}
-    return {**found, **_alternatives(told_apart(_flat(schema["anyOf"])))} if "anyOf" in schema else found
+    decided = {key: told_apart(part) for key, part in schema.items() if key != "anyOf"}
+    return {**decided, **_alternatives(told_apart(_flat(schema["anyOf"])))} if "anyOf" in schema else decided
 
 
 def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
     """The definitions, with a definition of its own for each field that occurs in several."""
-    fields = [(name, json.dumps(one)) for part in defs.values() for name, one in part.get("properties", {}).items()]
+    fields = [
+        (name, json.dumps(schema)) for part in defs.values() for name, schema in part.get("properties", {}).items()
+    ]
     names: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for (name, text), count in Counter(fields).items():
         if count > 1 and len(text) >= LEAST_SHARED and text not in names:
             taken[name] += 1
             names[text] = f"field.{name}" if taken[name] == 1 else f"field.{name}.{taken[name]}"
-    made = {name: json.loads(text) for text, name in names.items()}
-    return {**{name: _with_references(part, names) for name, part in defs.items()}, **made}
+    shared = {name: json.loads(text) for text, name in names.items()}
+    return {**{name: _with_references(part, names) for name, part in defs.items()}, **shared}
 
 
 def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
     if "properties" not in part:
         return part
-    keys = {name: (names.get(json.dumps(one)), one) for name, one in part["properties"].items()}
-    properties = {name: ref(key) if key else one for name, (key, one) in keys.items()}
+    keys = {name: (names.get(json.dumps(schema)), schema) for name, schema in part["properties"].items()}
+    properties = {name: ref(key) if key else schema for name, (key, schema) in keys.items()}
     return {**part, "properties": properties}
 
 
 def _flat(options: Iterable[Schema]) -> list[Schema]:
     """The alternatives, nested ones flattened, each once."""
-    found: list[Schema] = []
+    alternatives: list[Schema] = []
     for option in options:
         inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
-        found += [one for one in inner if one not in found]
-    return found
+        alternatives += [option_schema for option_schema in inner if option_schema not in alternatives]
+    return alternatives
 
 
 def _alternatives(options: list[Schema]) -> Schema:
     parts: dict[str, list[Schema]] = {"object": [], "array": [], "string": [], "": []}
     for option in options:
-        for kind, one in _by_type(option):
-            parts[kind].append(one)
-    merged = {kind: _strings(some) if kind == "string" else _merged(some) for kind, some in parts.items() if some}
+        for kind, alternative in _by_type(option):
+            parts[kind].append(alternative)
+    merged = {
+        kind: _strings(schemas) if kind == "string" else _merged(schemas) for kind, schemas in parts.items() if schemas
+    }
     if merged.get("string") == ARITHMETIC and "type" in merged.get("", {}):
         merged[""] = {**_widened(merged.pop(""), ["string"]), **merged.pop("string")}
     *first, last = merged.items()
-    found = _widened(last[1], [kind for kind, _ in first])
-    for kind, one in reversed(first):
-        found = {"if": {"type": kind}, "then": one, "else": found}
-    return found
+    schema = _widened(last[1], [kind for kind, _ in first])
+    for kind, alternative in reversed(first):
+        schema = {"if": {"type": kind}, "then": alternative, "else": schema}
+    return schema
 
 
 def _by_type(option: Schema) -> list[tuple[str, Schema]]:
     """An alternative under the type of its values; one that lists values of several types in two parts."""
     if "enum" in option:
         words = [value for value in option["enum"] if isinstance(value, str)]
-        others = [value for value in option["enum"] if not isinstance(value, str)]
+        rest = [value for value in option["enum"] if not isinstance(value, str)]
         split = [("string", {**option, "enum": words})] if words else []
-        return [*split, ("", {"enum": others})] if others else split
+        return [*split, ("", {"enum": rest})] if rest else split
     if "const" in option:
         return [("string" if isinstance(option["const"], str) else "", option)]
     if "$ref" in option:
@@ -128,5 +132,5 @@ def _widened(schema: Schema, types: list[str]) -> Schema:
     """The schema, with types that another alternative has decided added to its own."""
     if "type" not in schema or "enum" in schema or not types:
         return schema
-    own = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return {**schema, "type": list(dict.fromkeys([*own, *types]))}
+    present = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": list(dict.fromkeys([*present, *types]))}

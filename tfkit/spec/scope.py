@@ -42,29 +42,29 @@ class _Computation:
         return evaluate(text, lambda name: self.lookup(name, scope, busy))
 
     def lookup(self, name: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
-        given = scope.get(name)
-        if given is None:
-            raise messages.unknown_name(name, [n for n, one in scope.items() if _is_number(one.node)])
-        if given.path in busy:
-            raise messages.circle([path[-1] for path in (*busy[busy.index(given.path) :], given.path)])
-        self.used.add(given.path)
-        value = given.node.value if isinstance(given.node, Scalar) else None
+        entry = scope.get(name)
+        if entry is None:
+            raise messages.unknown_name(name, [n for n, named in scope.items() if _is_number(named.node)])
+        if entry.path in busy:
+            raise messages.circle([path[-1] for path in (*busy[busy.index(entry.path) :], entry.path)])
+        self.used.add(entry.path)
+        value = entry.node.value if isinstance(entry.node, Scalar) else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
-        if not isinstance(value, str) or not _is_expression(given):
-            raise ExpressionError(f"`{name}` is {messages.found(given.node)}, not a number")
-        if given.path not in self.known:
-            self.known[given.path] = self.value(value, given.scope, (*busy, given.path))
-        return self.known[given.path]
+        if not isinstance(value, str) or not _is_expression(entry):
+            raise ExpressionError(f"`{name}` is {messages.found(entry.node)}, not a number")
+        if entry.path not in self.known:
+            self.known[entry.path] = self.value(value, entry.scope, (*busy, entry.path))
+        return self.known[entry.path]
 
 
 def _is_number(node: Node) -> bool:
     return isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
-def _is_expression(given: Given) -> bool:
+def _is_expression(value: Given) -> bool:
     """True if it is arithmetic, and not just a word."""
-    node = given.node
+    node = value.node
     if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
         return False
-    return not node.value.isidentifier() or node.value in given.scope
+    return not node.value.isidentifier() or node.value in value.scope

@@ -48,8 +48,8 @@ def parse(text: str, name: str) -> Mapping:
         raise SpecError(Diagnostic("the spec is empty", source.span(0), help="start it with `tfkit: 1`"))
     word = str(node.value) if isinstance(node, Scalar) else ""
     message = "a spec is a mapping: lines of `key: value`"
-    found = f"found {quoted(word)}" if isinstance(node, Scalar) else "found a list"
-    raise SpecError(Diagnostic(message, node.span, notes=(found,), help=syntax.missing_space(word)))
+    note = f"found {quoted(word)}" if isinstance(node, Scalar) else "found a list"
+    raise SpecError(Diagnostic(message, node.span, notes=(note,), help=syntax.missing_space(word)))
 
 
 def parse_value(source: Source, start: int) -> Node:
@@ -111,7 +111,7 @@ def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueE
 
 def _sibling(path: Path) -> str | None:
     try:
-        near = closest(path.name, sorted(one.name for one in path.parent.iterdir()))
+        near = closest(path.name, sorted(file.name for file in path.parent.iterdir()))
     except OSError:
         return None
     return f"a file with a similar name exists: `{path.parent / near}`" if near else None

@@ -193,15 +193,15 @@ class _Composer:
         return Mapping(items, {name: place for name, (place, _) in merged.items()}, span)
 
     def _bases(self, key: Span, node: Node) -> dict[str, tuple[Span, Node]]:
-        found: dict[str, tuple[Span, Node]] = {}
+        bases: dict[str, tuple[Span, Node]] = {}
         for base in node.items if isinstance(node, Sequence) else (node,):
             if not isinstance(base, Mapping):
                 help = "write `<<: *name`, where `&name` is before a mapping"
                 self._error("only a mapping can be merged with `<<`", base.span, help=help)
                 break
             for name, value in base.items.items():
-                found.setdefault(name, (base.keys[name], value))
-        return found
+                bases.setdefault(name, (base.keys[name], value))
+        return bases
 
     def _key(self, event: Any, depth: int) -> tuple[str, Span] | None:
         node = self._node(event, depth + 1)
@@ -222,8 +222,8 @@ class _Composer:
             return Scalar(event.value, span, quoted=True)
         try:
             return Scalar(resolve(event.value), span)
-        except Invalid as wrong:
-            self._error(wrong.message, span, *wrong.notes, help=wrong.help)
+        except Invalid as error:
+            self._error(error.message, span, *error.notes, help=error.help)
             return Scalar(event.value, span)
 
     def _count(self, event: Any, depth: int, size: int) -> None:

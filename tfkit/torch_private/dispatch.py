@@ -55,5 +55,5 @@ def is_view(operation: Any) -> bool:
     """True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:
         return True
-    aliases = [one.alias_info for one in operation._schema.returns]
+    aliases = [result.alias_info for result in operation._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

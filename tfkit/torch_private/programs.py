@@ -43,8 +43,8 @@ def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: M
             program.example_inputs = None
             if not weights:
                 weights = archive._package_state_dict(name, program, writer).config
-            own = schema.PayloadConfig(config={key: weights[key] for key in program.state_dict})
-            archive._package_payload_config(writer, own, at.WEIGHTS_CONFIG_FILENAME_FORMAT.format(name))
+            payload = schema.PayloadConfig(config={key: weights[key] for key in program.state_dict})
+            archive._package_payload_config(writer, payload, at.WEIGHTS_CONFIG_FILENAME_FORMAT.format(name))
             constants = archive._package_constants(name, program, writer)
             archive._package_payload_config(writer, constants, at.CONSTANTS_CONFIG_FILENAME_FORMAT.format(name))
             written = serialize(program, serialize_state_dict=False, serialize_constants=False)

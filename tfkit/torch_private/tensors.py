@@ -19,8 +19,8 @@ def tensors_in(nested: Any) -> Iterator[Tensor]:
     """The tensors among them; quicker than `leaves`."""
     if isinstance(nested, Tensor):
         yield nested
-    for one in nested if isinstance(nested, list | tuple) else nested.values() if isinstance(nested, Mapping) else ():
-        yield from tensors_in(one)
+    for item in nested if isinstance(nested, list | tuple) else nested.values() if isinstance(nested, Mapping) else ():
+        yield from tensors_in(item)
 
 
 def storage_key(memory: Tensor | UntypedStorage) -> int:

@@ -19,7 +19,7 @@ FEW = 28
 
 def explain_stack(node: Node, stack: Layers) -> Explanation:
     """A stack of layers."""
-    component = explain_component(node.name, node.config, leave_out=stack.told)
+    component = explain_component(node.name, node.config, leave_out=stack.described)
     roles = dict.fromkeys(step.role for layer in stack.layers for step in layer.steps)
     parts = [part for role in sorted(roles, key=rank) for part in _parts(role, stack)]
     return Explanation(
