@@ -40,7 +40,7 @@ class Limit:
     most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """True if a number is within it."""
+        """Return True if a number is within it."""
         over = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
         return over and (self.most is None or value <= self.most)
 
@@ -67,7 +67,7 @@ Sets: TypeAlias = Annotated[
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function, or the constructor of a dataclass, that refuses arguments which its signature does not allow.
+    """Wrap a function, or the constructor of a dataclass, so that it rejects arguments that violate its signature.
 
     Raises:
         TypeError: an argument is unknown, missing or given twice, or of another type.
@@ -117,7 +117,7 @@ def check_argument(function: str, name: str, value: object, hint: Any) -> None:
 
 
 def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """The error of arguments that do not match a signature; None where Python words it best."""
+    """Describe why arguments do not match a signature; None where Python's message is best."""
     parameters = {field: parameter for field, parameter in signature.parameters.items() if field != "self"}
     named = [
         field
@@ -147,7 +147,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
-    """The error of an argument that a function does not have, with those that it has."""
+    """Describe an argument that a function does not have, and list its arguments."""
     near = closest(name, names)
     help = f"one with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
     what = f"`{function}`" if function.isidentifier() else function
@@ -155,7 +155,7 @@ def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
 
 
 def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
-    """True if a value matches an annotation; with `kind_only`, if its type does."""
+    """Return True if a value matches an annotation; with `kind_only`, if its type does."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [] if kind_only else [argument for argument in args[1:] if isinstance(argument, Limit)]
@@ -178,7 +178,7 @@ def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
 
 
 def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
-    """`fits` for a plain type."""
+    """Implement `fits` for a plain type."""
     if hint is Any:
         return True
     if hint is None:
@@ -191,7 +191,10 @@ def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
 
 
 def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
-    """`fits` for lists and the like; items of an iterator, which can be read only once, are not checked."""
+    """Implement `fits` for lists and similar types.
+
+    Items of an iterator, which can be read only once, are not checked.
+    """
     if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
         return False
     return not isinstance(value, Collection) or not args or all(fits(item, args[0]) for item in value)
@@ -209,7 +212,7 @@ _WORDS: dict[Any, str] = {
 
 
 def in_words(hint: Any) -> str:
-    """The values that an annotation allows, in words."""
+    """Return the values that an annotation allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in _WORDS:
         return _WORDS[hint]
@@ -231,7 +234,7 @@ def in_words(hint: Any) -> str:
 
 
 def _options(hint: Any) -> list[str]:
-    """The words that an annotation allows."""
+    """Return the words that an annotation allows."""
     if get_origin(hint) is Literal:
         return [argument for argument in get_args(hint) if isinstance(argument, str)]
     return [
@@ -240,7 +243,7 @@ def _options(hint: Any) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: itself if it is short, else its type."""
+    """Format a value for an error: the value if it is short, else its type."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value) if len(repr(value)) < 40 else _an(type(value).__name__)
     if isinstance(value, str):

@@ -43,14 +43,14 @@ class Source:
         return [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", self.text))]
 
     def line(self, number: int) -> str:
-        """The text of a line (1-based) without its line break; empty if the source has no such line."""
+        """Return the text of a line (1-based) without its line break; empty if the source has no such line."""
         if not 1 <= number <= len(self._starts):
             return ""
         end = self._starts[number] if number < len(self._starts) else len(self.text)
         return self.text[self._starts[number - 1] : end].rstrip("\r\n")
 
     def span(self, start: int, end: int | None = None) -> Span:
-        """The span of `text[start:end]`; only its first line if it has several, and never empty."""
+        """Return the span of `text[start:end]`, limited to its first line and never empty."""
         line = bisect_right(self._starts, start)
         next_line = self._starts[line] if line < len(self._starts) else len(self.text)
         text = self.text[start : min(start + 1 if end is None else end, next_line)]
@@ -94,7 +94,7 @@ class Diagnostic:
     help: str | None = None
 
     def render(self, level: str = "error") -> str:
-        """The text that a user sees: several lines, none of which ends in a line break or in blanks."""
+        """Format the error for users; no line ends in blanks."""
         span = self.span
         margin = " " * (len(span.number or " ") + 1 if span else 2)
         where = [span.place] if span else []
@@ -107,7 +107,7 @@ class Diagnostic:
         return "\n".join(printable(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The diagnostic as data, for `--json`. Without a position in a text, file, line and column are None."""
+        """Return the diagnostic as data, for `--json`. Without a position in a text, file, line and column are None."""
         span = self.span if self.span and self.span.number else None
         return {
             "message": self.message,
@@ -121,7 +121,7 @@ class Diagnostic:
 
 
 class FirstLossWarning(UserWarning):
-    """A model to be trained would start with a loss far above that of even guesses."""
+    """A model to be trained would start with a loss far above the loss of even guesses."""
 
 
 class LeftOutWarning(UserWarning):
@@ -154,7 +154,7 @@ class SpecWarning(UserWarning):
 
 
 class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid(field, why)
-    """Raised by a config's validator or a block's check about one of its own fields.
+    """Raised by a config's validator or a block's check about one of its fields.
 
     `field` is the dotted path relative to the config (`n_kv_heads`, `memory`), or empty for the config as a
     whole. The loader adds the position.
@@ -172,7 +172,7 @@ class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `word` was most likely meant to be, or None if none is similar.
+    """Return the candidate that `word` was most likely meant to be, or None if none is similar.
 
     Case, `-` and `_` are ignored, and names are similar if one contains the other (`heads`, `n_heads`).
     """
@@ -185,13 +185,13 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def similar(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
-    """Help for a name that nothing has: the nearest of those that are known, if one is similar."""
+    """Suggest the nearest of `names` for a word that matches none of them, if one is similar."""
     near = closest(word, names)
     return f"{what} with a similar name exists: `{near}`" if near else otherwise
 
 
 def listing(words: Iterable[str], limit: int = 12) -> str:
-    """`a, b, c` in the given order; beyond `limit` words `a, b, ... (31 in all)`."""
+    """Format `a, b, c` in the given order; beyond `limit` words, `a, b, ... (31 in all)`."""
     items = list(words)
     if len(items) <= limit:
         return ", ".join(items)
@@ -199,13 +199,13 @@ def listing(words: Iterable[str], limit: int = 12) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-4, 6-10` for a rising list of whole numbers."""
+    """Format ascending integers: `0-4, 6-10`."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """A user's own words in backticks, shortened, so that a message stays readable whatever the spec holds."""
+    """Quote user text in backticks, shortened so that a message stays readable."""
     shown = printable(text[: limit + 1])
     return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
 
@@ -223,7 +223,7 @@ def _likeness(word: str, name: str) -> float:
 
 
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """The errors without repetitions: only the first one about a place and text, or place and path."""
+    """Remove repeated errors: keep the first for a location and text, or location and path."""
     seen: set[tuple[object, ...]] = set()
     kept = []
     for diagnostic in diagnostics:
@@ -248,7 +248,7 @@ def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def _excerpt(span: Span, margin: str) -> list[str]:
-    """The source line and the carets below it, cut to `MAX_COLUMNS` around the span."""
+    """Return the source line and the carets below it, cut to `MAX_COLUMNS` around the span."""
     room = MAX_COLUMNS - len(f"{margin} | ")
     line = span.source.line(span.line)
     start = min(span.column - 1, len(line))
@@ -270,14 +270,14 @@ def _excerpt(span: Span, margin: str) -> list[str]:
 
 
 def _wrapped(text: str, start: str) -> list[str]:
-    """A text in lines of at most `MAX_COLUMNS`, unless one word is longer; those after the first are indented."""
+    """Wrap a text to lines of at most `MAX_COLUMNS`, unless one word is longer; later lines are indented."""
     room = MAX_COLUMNS - len(start)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if len(text) > room else [text]
     return [f"{start if index == 0 else ' ' * len(start)}{line}" for index, line in enumerate(lines)]
 
 
 def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:
-    """The widest range of cells that fits: first the span itself, then the text on both sides of it."""
+    """Return the widest range of cells that fits: the span, then text on both sides of it."""
     edges = [0, *accumulate(widths)]
     before = after = min(start, len(widths))
     while after < min(end, len(widths)) and edges[after + 1] - edges[before] <= room:
@@ -293,19 +293,19 @@ def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, in
 
 
 def _cell(char: str) -> str:
-    """One character of a source line as shown: a tab as blanks, control characters escaped."""
+    """Format a character of a source line: a tab as blanks, control characters escaped."""
     return TAB if char == "\t" else printable(char)
 
 
 def printable(text: str) -> str:
-    """A text in which characters that a terminal might obey, or cannot show, are escaped."""
+    """Escape characters that a terminal might interpret or cannot show."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _width(text: str) -> int:
-    """Columns in a terminal: wide characters take two, combining ones none."""
+    """Return the number of terminal columns: wide characters take two, combining characters none."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

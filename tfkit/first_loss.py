@@ -79,7 +79,7 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
 
 
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
-    """The expected first loss of each head over a vocabulary; weights are as `tfkit.build` fills them."""
+    """Estimate the first loss of each head over a vocabulary, for weights as `tfkit.build` fills them."""
     heads = [(node, head) for node in graph.nodes if (head := node.config.head()) is not None]
     found = [(node, head, _matrix(model, graph, node)) for node, head in heads]
     return [_loss(model, graph, node, head, weight) for node, head, weight in found if weight is not None]
@@ -103,7 +103,7 @@ def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor
 
 
 def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
-    """The matrix that computes the logits; None if it is not known."""
+    """Return the matrix that computes the logits; None if it is unknown."""
     tie = node.wires.get("tie")
     if isinstance(tie, str):
         return model.get_parameter(f"{table_owner(graph, tie)}.tokens.weight")
@@ -113,7 +113,7 @@ def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
 
 
 def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
-    """The output of a node; for an unknown kind, vectors of size one without any share of their token."""
+    """Estimate the output of a node; for an unknown kind, vectors of size one that do not contain their token."""
     if name in graph.inputs:
         return Stream(1.0, 0.0)
     node = graph.node(name)
@@ -154,7 +154,7 @@ def _stacked(model: nn.Module, node: Node, stack: Layers, stream: Stream) -> Str
 
 
 def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
-    """The stream after a layer: each sublayer's output for vectors of size one, if it reads such, is added to it."""
+    """Estimate the stream after a layer, to which each sublayer adds its output."""
     first = 1.0 if layer.input_norm is not None else stream.size
     for step, gain in zip(layer.steps, gains, strict=True):
         size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
@@ -166,7 +166,7 @@ def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
 
 
 def _gain(module: nn.Module, role: str) -> float | None:
-    """The size of a sublayer's output for vectors of size one; None if its last layer is not known."""
+    """Estimate the size of a sublayer's output for vectors of size one; None if its last layer is unknown."""
     layers = list(_linear(module))
     last = [(weight, residual) for weight, residual in layers if residual]
     if not last:
@@ -188,5 +188,5 @@ def _gain_of(weight: Tensor) -> float:
 
 
 def _deviation(weight: Tensor) -> float:
-    """The deviation of a weight, estimated from some of its values."""
+    """Return the deviation of a weight, estimated from some of its values."""
     return float(weight.detach().reshape(-1)[:SAMPLE].float().std(correction=0))

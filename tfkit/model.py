@@ -43,7 +43,7 @@ class Model(WrittenGraph):
 
 
 def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
-    """The error to raise for a call that failed: that of its inputs; or the given one, with a note of its module."""
+    """Return the error to raise for a failed call: an error in its inputs, else `error` with a note of its module."""
     input_error = wrong_call(model, args, kwargs)
     if input_error is None:
         name_layer(error, model)
@@ -61,7 +61,7 @@ def name_layer(error: BaseException, model: nn.Module) -> None:
 
 
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """The error in the inputs of a call; None if none is found."""
+    """Return the error in the inputs of a call; None if they are valid."""
     graph = model.meta.get("graph")
     if not isinstance(graph, Graph) or "forward" in vars(model):  # another forward has other inputs
         return None
@@ -83,7 +83,7 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
-    """The error in the values of given inputs and masks; `weight` is one of the model's."""
+    """Yield errors in inputs and masks; `weight` is a parameter of the model."""
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
             yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
@@ -119,7 +119,7 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
 
 
 def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
-    """The error in a sequence [b, t] longer than the model's `max_len`, or with token ids outside its table."""
+    """Return the error in a sequence [b, t] longer than the model's `max_len`, or with token ids outside its table."""
     limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
         return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
@@ -141,7 +141,7 @@ def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterat
 
 
 def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
-    """The error in inputs with different batch sizes; or with different lengths, if one node reads both."""
+    """Yield errors for inputs with different batch sizes, or with different lengths if one node takes both."""
     inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:

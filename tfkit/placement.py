@@ -17,7 +17,7 @@ AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'c
 
 
 def dtype_of(dtype: AnyDtype) -> torch.dtype:
-    """The type of that name; raises ValueError if weights cannot be of it."""
+    """Return the dtype with a name; raise ValueError if weights cannot have it."""
     resolved = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if resolved is None:
         near = closest(str(dtype), DTYPES)
@@ -29,12 +29,12 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a type, as `dtype_of` reads it: `bfloat16`."""
+    """Return the name of a type, as `dtype_of` reads it: `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def device_of(device: AnyDevice) -> torch.device:
-    """The device of that name; raises ValueError if it is not available."""
+    """Return the device with a name; raise ValueError if it is not available."""
     try:
         resolved = torch.device(device)
     except RuntimeError:
@@ -50,7 +50,7 @@ def device_of(device: AnyDevice) -> torch.device:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """That many threads inside torch's operations."""
+    """Use `number` threads inside torch's operations."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -85,7 +85,7 @@ class Broken:
     fault: str
 
     def diagnostic(self, graph: Graph) -> Diagnostic:
-        """The error, with the place of the component in the spec."""
+        """Return the error, with the location of the component in the spec."""
         place = place_of(graph, self.path.partition(".")[0], self.component)
         name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
         provenance = graph.spec.provenance
@@ -146,7 +146,7 @@ class Watch:
         return [*hooks, module.register_forward_hook(after, with_kwargs=True)]
 
     def _misled(self, args: Any) -> bool:
-        """True after a component that returned another type: what it was given is not the model's."""
+        """Return True after a component that returned a different dtype: the current arguments are not the model's."""
         dtypes = {tensor.dtype for tensor in tensors_in(args) if tensor.is_floating_point()}
         return bool(self.broken and dtypes - {tensor.dtype for tensor in self._model.parameters()})
 
@@ -157,7 +157,7 @@ class Watch:
 
 
 def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
-    """The modules of an attention that rotate queries and keys, with their config: they are built without `make`."""
+    """Yield the modules, built without `make`, that rotate queries and keys of an attention, with their config."""
     position = component.position if isinstance(component, AttentionConfig) else None
     if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
         with torch.device("meta"):
@@ -175,7 +175,7 @@ def _name(module: nn.Module) -> tuple[str, str]:
 
 
 def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """The fault in the result of a component of any slot; `arguments` are those that it was built with."""
+    """Describe the fault in a component's result; `arguments` are those that the component was built with."""
     if component.slot in KEEPING:
         return _not_kept(arguments, args, output)
     if not arguments:
@@ -196,7 +196,7 @@ def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ..
 
 
 def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """The fault in a result that must have the shape and type of the first argument."""
+    """Return the fault in a result that must have the shape and type of the first argument."""
     x: Tensor = args[0]
     if (fault := _other(output, tuple(x.shape), "the shape of its input")) is not None:
         return fault
@@ -206,7 +206,7 @@ def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) ->
 
 
 def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
-    """The fault in a block's output or inputs, compared with what the block declares."""
+    """Describe the fault in a block's output or inputs, compared with its declaration."""
     sizes = {tuple(shape.shape) for shape in tensors_in(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
         return f"takes tensors of one shape, but got {' and '.join(str(list(shape)) for shape in sorted(sizes))}"
@@ -225,7 +225,7 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
 
 
 def _other(result: Any, expected: Shape, what: str) -> str | None:
-    """The fault in a result that does not have the wanted shape."""
+    """Return the fault in a result that does not have the wanted shape."""
     if not isinstance(result, Tensor):
         return f"returns {type(result).__name__}, not a tensor"
     sizes = tuple(result.shape)

@@ -28,7 +28,7 @@ INSIDE = {
 
 
 def unwrapped(model: object) -> fx.GraphModule:
-    """The model itself, without wrappers that compute the same: `torch.compile`, DDP, averages, PEFT, `Loss`.
+    """Return the model without wrappers that compute the same: `torch.compile`, DDP, averages, PEFT, `Loss`.
 
     Adapters that PEFT inserts belong to the model. Raises `ValueError` for modules that `tfkit.build` did not build,
     and for wrappers that change more than where or how the model runs.
@@ -48,12 +48,12 @@ def unwrapped(model: object) -> fx.GraphModule:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """True if `torch.distributed.fsdp.fully_shard` was called with this module."""
+    """Return True if `torch.distributed.fsdp.fully_shard` was called with this module."""
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def whole(model: object) -> fx.GraphModule:
-    """`unwrapped`, with all values of its parameters; raises `ValueError` if they are elsewhere, or nowhere."""
+    """Unwrap a model whose parameters are complete; raise ValueError if they are sharded or have no values."""
     built = unwrapped(model)
     check_values(built)
     if any(is_sharded(module) for module in built.modules()):
@@ -71,7 +71,7 @@ def check_values(model: nn.Module) -> None:
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
-    """The type in which sharded modules compute, if their policy states another one than the parameters'."""
+    """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype."""
     dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)}
     if len(dtypes) > 1:
         raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
@@ -79,7 +79,7 @@ def sharded_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:
-    """`run()`, which calls submodules of the model, as if it were the model's forward.
+    """Call `run`, which calls submodules of the model, as if it were the model's forward.
 
     `fully_shard` acts when a module is called: its parameters are gathered before and its gradients scattered later.
     """
@@ -98,7 +98,7 @@ def _is_built(model: object) -> bool:
 
 
 def _names(module: object) -> Iterator[str]:
-    """Package and name of each class of a module, to recognize it without an import."""
+    """Yield package and name of each class of a module, to recognize the module without an import."""
     return (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(module).__mro__)
 
 

@@ -29,7 +29,7 @@ class Config:
 
 
 def tokens_until(mask: Tensor) -> Tensor:
-    """The number of tokens up to each position, [b, t]; in a mask of pairs, of those that it may read."""
+    """Count the tokens up to each position, [b, t]; with a pairwise mask, only tokens it may attend to."""
     return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
 
 

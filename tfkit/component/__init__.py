@@ -5,7 +5,7 @@ that the component fills, its `kind` is the name under which a spec asks for it,
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 `config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
-`run.py` the slots of a run, `field.py` that of a family's fields, `stack.py` what tools read of a block's layers.
+`run.py` the slots of a run, `field.py` the slot of a family's fields, `stack.py` what tools read of a block's layers.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK

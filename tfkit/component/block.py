@@ -31,7 +31,7 @@ class Signal:
     mask: str | None = None
     """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
     gaps: bool = False
-    """True if its mask is that of a block, and may have padding between tokens: positions are then counted."""
+    """True if its mask comes from a block and may have padding between tokens: positions are then counted."""
     optional: bool = False
     """True if the model may be called without it."""
 
@@ -39,7 +39,7 @@ class Signal:
         return " of ".join([self.type, *self._sizes()])
 
     def in_words(self) -> str:
-        """The signal in words: `a sequence of width 512`."""
+        """Return the signal in words: `a sequence of width 512`."""
         article = "a " if self.type in ("sequence", "vector", "table") else ""
         rows = "" if self.rows is None else f" of {self.rows} rows"
         return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
@@ -65,7 +65,7 @@ class Cached:
     """Size of the sliding window in tokens; None: unlimited."""
 
     def tokens(self, length: int) -> int:
-        """The most tokens of a sequence of `length` that are cached."""
+        """Return the most tokens of a sequence of `length` that are cached."""
         return length if self.window is None else min(self.window, length)
 
 
@@ -82,7 +82,7 @@ class Pieces:
 
 
 def same_length(signals: Mapping[str, Signal]) -> int | None:
-    """The number of positions that all signals have, by the paths of their fields; None if it is not fixed.
+    """Return the number of positions that all signals share, by the paths of their fields; None if it is not fixed.
 
     Raises `Invalid` if two are fixed and differ.
     """
@@ -111,39 +111,39 @@ class BlockConfig(Component):
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:
-        """The signal that the block returns for these inputs; raises `Invalid` if they do not fit."""
+        """Return the signal of the block's output for these inputs; raise `Invalid` if they do not fit."""
 
     @abstractmethod
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         """Build the module."""
 
     def pieces(self, inputs: Signals) -> Pieces:
-        """The requirements of the module to read a sequence step by step, as in decoding token by token.
+        """Return the requirements of the module to read a sequence step by step, as in decoding token by token.
 
-        `Pieces()` if it computes every position by itself. Raises `Invalid` if it needs the sequence as a whole, as
+        `Pieces()` if it computes every position independently. Raises `Invalid` if it needs the sequence as a whole, as
         every block does unless it overrides this method.
         """
         raise Invalid("", f"block `{self.kind_name()}` reads sequences as a whole")
 
     def table(self) -> Signal | None:
-        """The token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
+        """Return the token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
         return None
 
     def after_table(self) -> tuple[Stage, ...]:
-        """The stages after the token table, in order, of a block that has one."""
+        """Return the stages after the token table, in order, for a block that has a table."""
         return ()
 
     def stack(self) -> Layers | None:
-        """The layers of a stack; None for every other block. The block's module holds them as `layers`."""
+        """Return the layers of a stack, which the module holds as `layers`; None for any other block."""
         return None
 
     def head(self) -> Head | None:
-        """The head over a vocabulary, if the block is one."""
+        """Return the head over a vocabulary, if the block is one."""
         return None
 
 
 def expect(inputs: Signals, field: str, *types: str, width: int | None = None, length: int | None = None) -> Signal:
-    """The signal of wire `field`, checked for its type, its width and its number of positions; raises `Invalid`."""
+    """Return the signal of wire `field` after a check of type, width and length; raise `Invalid` if one differs."""
     signal: Signal = inputs[field]
     if signal.type not in types:
         takes = " or ".join(Signal(cast(Any, type_name)).in_words() for type_name in types)

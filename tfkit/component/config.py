@@ -46,13 +46,16 @@ class PatchMarker:
 
 
 def marker(field: FieldInfo, of: type[T]) -> T | None:
-    """The marker of a field, at any depth of its annotation."""
+    """Return the marker of a field, at any depth of its annotation."""
     return next((part for part in _parts(field) if isinstance(part, of)), None)
 
 
 @cache
 def _parts(field: FieldInfo) -> tuple[Any, ...]:
-    """The parts of a field's annotation, at any depth; configs are read and written field by field, many times."""
+    """Return the parts of a field's annotation at any depth.
+
+    Cached, because configs are read and written field by field.
+    """
     parts: list[Any] = []
     pending: list[Any] = [*field.metadata, field.annotation]
     while pending:
@@ -93,7 +96,7 @@ AttentionBackend = Literal["sdpa", "eager", "flex"]
 
 
 def slot(default: str) -> Any:
-    """A field that the kind `default` fills unless the spec gives one.
+    """Declare a field that holds a component, by default of kind `default`.
 
     The kind is looked up when a spec is read, so that a default may come from any plugin. A field that must be filled
     has no default, and one that may stay empty has the default None.
@@ -102,7 +105,7 @@ def slot(default: str) -> Any:
 
 
 def optional_slot(implied: str) -> Any:
-    """A field that may stay empty; a mapping without a kind is of the kind `implied`."""
+    """Declare a field that may stay empty; a mapping without a kind is of the kind `implied`."""
     return Field(default=None, json_schema_extra={"implied_kind": implied})
 
 
@@ -125,11 +128,11 @@ class Config(BaseModel):
         """Raise `Invalid` when the fields contradict each other. Overriding methods call `super().check()`."""
 
     def in_words(self) -> str | None:
-        """The task of this config in a sentence, for `tfkit explain`; None for the docstring's first sentence."""
+        """Describe this config in a sentence for `tfkit explain`; None stands for the docstring's first sentence."""
         return None
 
     def material(self) -> Mapping[str, Any]:
-        """The values that decide the meaning of trained weights, by name: all fields that are not `Immaterial`.
+        """Return the values that decide the meaning of trained weights, by name: all fields that are not `Immaterial`.
 
         They are stored with the weights that tfkit writes, and weights with others are refused. A config that can
         state one thing in several ways returns one of them.
@@ -155,7 +158,7 @@ class Component(Config):
 
     @classmethod
     def kind_name(cls) -> str:
-        """The name under which a spec asks for this component."""
+        """Return the name under which a spec requests this component."""
         return str(cls.model_fields[str(cls.word_key)].default)
 
 
@@ -168,4 +171,4 @@ class Make(Protocol):
     """If true, a layer keeps only its arguments for the backward, in which it runs a second time."""
 
     def __call__(self, config: Component, /, *args: Any, **arguments: Any) -> nn.Module:
-        """Build `config`; further arguments are those of its slot's `build`."""
+        """Build `config`; further arguments are passed to its slot's `build`."""

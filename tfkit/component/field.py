@@ -21,28 +21,28 @@ class Reading(Protocol):
     model_type: str
 
     def value(self, name: str) -> Any:
-        """The value of a field, or its default; raises `Invalid` if it has neither."""
+        """Return the value of a field or its default; raise `Invalid` if it has neither."""
 
     def default(self, name: str) -> Any:
-        """The value of a field that is left out; None without one."""
+        """Return the default of a field; None without a default."""
 
     def given(self, around: str) -> dict[str, Any]:
-        """The fields of the file that are not null and whose names begin with `around`, by the rest of their names."""
+        """Return the fields of the file that are not null and begin with `around`, by the rest of their names."""
 
     def knows(self, name: str) -> bool:
-        """True if a field has a rule of its own."""
+        """Return True if a field has its own rule."""
 
     def used(self, names: Iterable[str]) -> None:
         """Note fields that this one has read."""
 
     def compute(self, text: str) -> int | float:
-        """Arithmetic over the fields; raises `Invalid`."""
+        """Evaluate arithmetic over the fields; raise `Invalid`."""
 
     def at(self, path: str) -> Any:
-        """The spec's value at a path; None if there is none."""
+        """Return the spec's value at a path; None if there is none."""
 
     def reaches(self, path: str) -> bool:
-        """False if a path leads into an empty slot, a variant that no layer has, or a node that the head leaves out."""
+        """Return False for a path into an empty slot, an unused variant, or a node that the head removes."""
 
     def put(self, path: str, value: Any) -> None:
         """Change one place of the spec, unless the head leaves its node out.
@@ -54,47 +54,47 @@ class Reading(Protocol):
         """Change the spec so that an expression over one of its values has this value."""
 
     def layers(self, stack: str) -> list[str] | None:
-        """The variant of each layer of a stack; None if the number of layers is wrong."""
+        """Return the variant of each layer of a stack; None if the number of layers is wrong."""
 
     def arrange(self, stack: str, names: Sequence[str]) -> None:
         """Set the variant of each layer of a stack."""
 
     def listed(self, stack: str) -> bool:
-        """True if the file has a list of the stack's layers."""
+        """Return True if the file has a list of the stack's layers."""
 
 
 class Writing(Protocol):
     """A spec, and the config.json that is written for it."""
 
     def default(self, name: str) -> Any:
-        """The value of a field that is left out; None without one."""
+        """Return the default of a field; None without a default."""
 
     def omits(self, name: str) -> bool:
-        """True if a field that is left out means null."""
+        """Return True if a field that is left out means null."""
 
     def knows(self, name: str) -> bool:
-        """True if a field has a rule of its own."""
+        """Return True if a field has its own rule."""
 
     def value(self, path: str) -> Any:
-        """The spec's value at a path; `ABSENT` if there is none."""
+        """Return the spec's value at a path; `ABSENT` if there is none."""
 
     def values(self, expressions: Sequence[str]) -> dict[str, Any]:
-        """The values of the spec in several expressions, each by its path."""
+        """Return the values of the spec in several expressions, each by its path."""
 
     def evaluate(self, expression: str, value: Any) -> int | float:
-        """An expression over a value of the spec, which is `value`."""
+        """Evaluate an expression over a value of the spec."""
 
     def compute(self, text: str) -> int | float:
-        """Arithmetic over the fields; raises `Invalid`."""
+        """Evaluate arithmetic over the fields; raise `Invalid`."""
 
     def says(self, path: str, value: Any) -> bool:
-        """True if the spec's value at a path equals that of a spec's text, or the head leaves its node out."""
+        """Return True if the spec's value at a path equals `value`, or the head removes its node."""
 
     def layers(self, stack: str) -> list[str]:
-        """The variant of each layer of a stack."""
+        """Return the variant of each layer of a stack."""
 
     def listed(self, stack: str) -> bool:
-        """True if a field of the family lists the layers of a stack."""
+        """Return True if a field of the family lists the layers of a stack."""
 
     def put(self, name: str, value: Any) -> None:
         """Write a field."""
@@ -125,7 +125,7 @@ class FieldConfig(Component, ABC):
         """Change the spec as the field says; raises `Invalid`."""
 
     def pass_over(self, name: str, file: Reading) -> None:
-        """Called in place of `read` where other fields leave it without a meaning; raises `Invalid` if it needs one."""
+        """Replace `read` for a field that other fields make meaningless; raise `Invalid` if it needs a meaning."""
 
     @abstractmethod
     def write(self, name: str, file: Writing) -> None:
@@ -133,10 +133,10 @@ class FieldConfig(Component, ABC):
 
 
 def case_of(value: object) -> str:
-    """The word that a table has for a value."""
+    """Return the word that a table has for a value."""
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def value_of(word: str) -> Any:
-    """The value that a word of a table stands for."""
+    """Return the value that a word of a table stands for."""
     return {"true": True, "false": False, "null": None}.get(word, int(word) if word.isdecimal() else word)

@@ -48,7 +48,7 @@ class NormConfig(Component):
 
 
 class FFNConfig(Component):
-    """Slot `ffn`: acts on each position by itself, [batch, length, d_model] -> [batch, length, d_model]."""
+    """Slot `ffn`: acts on each position independently, [batch, length, d_model] -> [batch, length, d_model]."""
 
     slot = "ffn"
     d_model: Shared[Dim]
@@ -65,7 +65,7 @@ class FFNConfig(Component):
 
 
 class MaskConfig(Config):
-    """Number of keys on each side of its own position that a query may read; null: unlimited.
+    """Number of keys on each side of its position that a query may attend to; null: unlimited.
 
     Causal is `right: 0`. A sliding window of w keys, the query's own among them, is `{left: w - 1, right: 0}`.
     """
@@ -138,7 +138,7 @@ class AttentionConfig(Component):
             self.position.check_attention(self)
 
     def material(self) -> Mapping[str, Any]:
-        """The fields, with the heads' width even if it follows from the others."""
+        """Return the fields, with the heads' width even if it follows from other fields."""
         values = super().material()
         return {**values, "d_head": self.head_width} if "d_head" in values else values
 
@@ -182,7 +182,7 @@ class AttentionConfig(Component):
         return False
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
-        """True if the module can be built with `causal` instead of getting the causal mask.
+        """Return True if the module can be built with `causal` instead of getting the causal mask.
 
         Every other kind gets its mask as a tensor, so that one that does not support the flag is never silently
         bidirectional. `backend` is the one that the model is built with; a kind may ignore it.
@@ -190,7 +190,7 @@ class AttentionConfig(Component):
         return False
 
     def flex_mask(self, backend: AttentionBackend) -> bool:
-        """True if the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
+        """Return True if the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
         return False
 
     @property
@@ -213,7 +213,7 @@ class AttentionConfig(Component):
 
 
 class RopeScalingConfig(Component):
-    """Slot `rope_scaling`: stretches the rotary frequencies to lengths beyond those of the training."""
+    """Slot `rope_scaling`: stretches the rotary frequencies to lengths beyond the trained length."""
 
     slot = "rope_scaling"
 
@@ -299,7 +299,7 @@ class ScoreBiasConfig(AttentionPositionConfig):
         """
 
     def slopes(self, attention: AttentionConfig) -> Sequence[float] | None:
-        """The slope of each head, if the bias is -slope * |distance|; None for any other bias.
+        """Return the slope of each head if the bias is -slope * |distance|; None for any other bias.
 
         FlexAttention computes such a bias in its kernel, without a matrix.
         """
@@ -332,7 +332,7 @@ class InitConfig(Component):
 
 
 def divisors(number: int, limit: int = 16) -> str:
-    """The divisors of `number` in words, at most `limit` of them."""
+    """List the divisors of `number`, at most `limit` of them."""
     numbers = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
     return ", ".join(map(str, numbers[:limit])) + (", ..." if len(numbers) > limit else "")
 

@@ -1,6 +1,6 @@
 """The contents of a block as data: the layers of a stack with their steps, the stages of an embedding, a head.
 
-Tools that draw, explain, count or fill a model read this, and not the fields of a config. Names are those of modules:
+Tools that draw, explain, count or fill a model read this, and not the fields of a config. Names are module names:
 layer i of a block is its `layers.i`; the names of operations are inside the layer or, for stages, inside the block.
 """
 
@@ -84,7 +84,7 @@ class Step:
     """A sublayer of a layer, with its norms and its addition to the residual stream."""
 
     name: str
-    """Its module in the layer; those of its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, those of
+    """Its module in the layer; its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, those of
     learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`."""
     config: Component
     """Its attention, its FFN, or a component of another slot."""
@@ -111,7 +111,7 @@ class Step:
         return "cross_attention" if self.reads_memory else self.config.slot
 
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
-        """The operations between the stream and the addition, in order."""
+        """Yield the operations between the stream and the addition, in order."""
         if self.norm_in is not None:
             yield Call(f"{self.name}_norm_in", self.norm_in)
         yield Call(self.name, self.config)
@@ -136,7 +136,7 @@ class Step:
         return None if self.norm_after is None else Call(f"{self.name}_norm_after", self.norm_after)
 
     def modules(self) -> Iterator[str]:
-        """The names of its modules in the layer."""
+        """Yield the names of its modules in the layer."""
         for part in (*self.branch(), self.onto, self.after):
             if isinstance(part, Call | Learned):
                 yield part.name
@@ -144,14 +144,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights of its own."""
+    """A layer with its weights."""
 
     config: Config
     """The values of the layer."""
     steps: tuple[Step, ...]
     """Its sublayers in order."""
     name: str = "base"
-    """The name of its variant; layers with equal names are alike."""
+    """The name of its variant; layers with equal names are identical."""
     input_norm: NormConfig | None = None
     """Norm of the layer's input for the steps that read it; its module is `input_norm`."""
     placement: str | None = None
@@ -160,7 +160,7 @@ class Layer:
     """The module of the block with the weights of its positions, such as `shared.base`; layers may share it."""
 
     def modules(self) -> Iterator[str]:
-        """The names of the modules of its steps and norms."""
+        """Yield the names of the modules of its steps and norms."""
         if self.input_norm is not None:
             yield "input_norm"
         for step in self.steps:
@@ -202,7 +202,7 @@ class Layers:
         return indices
 
     def modules(self) -> set[str]:
-        """The paths of the modules in the block that the layers name."""
+        """Return the paths of the modules in the block that the layers name."""
         paths = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
         return paths | {"final_norm"} if self.final_norm is not None else paths
 

@@ -172,7 +172,7 @@ class Gate(nn.Module):
 
 
 class MultiHeadConfig(ProjectedConfig):
-    """Every head has keys and values of its own."""
+    """Every head has its own keys and values."""
 
     self_attention_only = MappingProxyType(
         {
@@ -187,7 +187,7 @@ class MultiHeadConfig(ProjectedConfig):
     softcap: PositiveFloat | None = None
     """Bound of the scores, which are bent to stay within it: softcap * tanh(scores / softcap)."""
     sinks: bool = False
-    """If true, each head has a learned score that takes part in the softmax, in addition to those of the keys."""
+    """If true, each head has a learned score that takes part in the softmax, in addition to the scores of the keys."""
     qk_norm: NormConfig | None = None
     """Norm of each head's queries and keys, before they are rotated."""
     qk_norm_weight: Literal["shared", "per_head"] = "shared"
@@ -234,7 +234,7 @@ class MultiHeadConfig(ProjectedConfig):
 
     @property
     def _cores_are_ours(self) -> bool:
-        """True if no subclass has a core of its own: one may not support flags, or masks as rules."""
+        """True if no subclass replaces the core: a different core may not support flags, or masks as rules."""
         return type(self).build_core is MultiHeadConfig.build_core
 
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:

@@ -54,7 +54,7 @@ def _same_width(signals: list[Signal]) -> None:
 
 
 class AddConfig(BlockConfig):
-    """The sum of sequences of the same length and width; its padding is that of the first."""
+    """The sum of sequences of the same length and width, with the padding of the first."""
 
     alike = True
     block: Literal["add"] = "add"
@@ -176,7 +176,7 @@ class LinearConfig(BlockConfig):
 
 
 class NormBlockConfig(BlockConfig):
-    """A norm as a node of its own."""
+    """A norm as a separate node."""
 
     block: Literal["norm"] = "norm"
     input: Wire | None = None

@@ -148,7 +148,7 @@ class TiedOutput(nn.Module):
 
 
 class PoolerConfig(BlockConfig):
-    """One vector for a whole sequence: that of a token, or the mean; then optionally dense and activation."""
+    """One vector for an entire sequence: a token's vector, or the mean; then optionally dense and activation."""
 
     block: Literal["pooler"] = "pooler"
     input: MaskedWire | None = None

@@ -148,7 +148,7 @@ class LayerConfig(Config):
         return f"sublayers.{names.index('cross_attention')}" if "cross_attention" in names else None
 
     def cross(self) -> AttentionConfig | None:
-        """The config of cross-attention, derived from that of self-attention unless given."""
+        """The config of cross-attention, by default derived from self-attention."""
         if self.cross_attention is not None or self.attention is None:
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
@@ -165,7 +165,7 @@ class LayerConfig(Config):
         return tuple(SublayerConfig(sublayer=name) for name, there in present.items() if there)
 
     def steps(self, *, memory: bool, mask: MaskConfig | None = None) -> list[Step]:
-        """The layer's program with the placement spelled out; `mask` is that of an attention without its own."""
+        """The layer's program with the placement spelled out; `mask` applies to attention without a `mask`."""
         seen: dict[str, int] = {}
         return [self._step(sublayer, seen, mask) for sublayer in self.order(memory=memory)]
 
@@ -240,7 +240,7 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
 
 
 def _context(program: Program, step: Step, contexts: Mapping[str, Value], seen: dict[str, int]) -> Value | None:
-    """The context of an attention; if a layer has several of a kind, each caches tensors of its own."""
+    """The context of an attention; if a layer has several of a kind, each has its own cache."""
     if not isinstance(step.config, AttentionConfig):
         return None
     context, before = contexts[step.role], seen.get(step.role, 0)

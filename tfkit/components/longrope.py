@@ -1,4 +1,4 @@
-"""LongRoPE: each pair of channels is stretched by a factor of its own, and by another factor in long sequences.
+"""LongRoPE: each pair of channels is stretched by its own factor, and by a second factor in long sequences.
 
 https://arxiv.org/abs/2402.13753
 """
@@ -17,9 +17,9 @@ from tfkit.errors import Invalid
 
 
 class LongRopeScalingConfig(RopeScalingConfig):
-    """Each frequency divided by a factor of its own: one list for short sequences, one for long ones.
+    """Each frequency divided by its own factor, from a list for short sequences or a list for long sequences.
 
-    The length is that of the batch, padding included, or that of the caches if sequences are read step by step.
+    The length is the batch's, padding included, or the caches' if sequences are decoded step by step.
     """
 
     kind: Literal["longrope"] = "longrope"

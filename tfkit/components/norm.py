@@ -35,7 +35,7 @@ class WeightedNormConfig(NormConfig):
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
         """Build the module for a last axis of `width`.
 
-        With `heads`, its input is [batch, heads, length, width], and each head has a weight of its own.
+        With `heads`, its input is [batch, heads, length, width], and each head has its own weight.
         """
 
 

@@ -70,9 +70,9 @@ class NTKScalingConfig(RopeScalingConfig):
 
 
 class DynamicScalingConfig(RopeScalingConfig):
-    """NTK-aware: theta grows with the length once it exceeds that of the training.
+    """NTK-aware: theta grows with the length once it exceeds the trained length.
 
-    The length is that of the batch, padding included: beyond `original_max_len`, a sequence depends on the others'.
+    The length is the batch's, padding included: beyond `original_max_len`, a sequence depends on the others'.
     """
 
     kind: Literal["dynamic"] = "dynamic"

@@ -54,7 +54,7 @@ class StackConfig(LayerConfig, BlockConfig):
     """Norm after the last layer; unless given, the stack's `norm`, or none if `placement` is post."""
 
     def default_mask(self) -> MaskConfig:
-        """The extent of attention without a `mask` of its own."""
+        """The extent of attention without its own `mask`."""
         return MaskConfig()
 
     @property
@@ -102,7 +102,7 @@ class StackConfig(LayerConfig, BlockConfig):
             raise Invalid("memory", message, help="add `cross_attention` to `sublayers`")
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
-        """Name and config of each layer with weights of its own, in order."""
+        """Name and config of each layer with its own weights, in order."""
         if self.layers is None:
             return [(BASE, self)] * self.n_layers
         names = self.layers.arrange(self.layers.groups or self.n_layers)
@@ -147,13 +147,13 @@ class StackConfig(LayerConfig, BlockConfig):
         return MemoryStack if "memory" in inputs else Stack
 
     def context_key(self, layer: LayerConfig, backend: AttentionBackend = "sdpa") -> ContextKey:
-        """The key under which a layer's self-attention shares its context with those of other layers."""
+        """The key under which a layer's self-attention shares its context with other layers."""
         given = layer.attention.mask if layer.attention else None
         mask = given or self.default_mask()
         return ContextKey.of(layer.attention, mask, prefix=self.prefix_input is not None, backend=backend)
 
     def _contexts(self, backend: AttentionBackend = "sdpa") -> list[tuple[str, ContextKey]]:
-        """The context of each layer with weights of its own: its name, which layers with equal keys share, and key."""
+        """The context of each layer with its own weights: its name, which layers with equal keys share, and key."""
         names: dict[ContextKey, str] = {}
         found = []
         for number, (name, layer) in enumerate(self.plan()):

@@ -84,7 +84,7 @@ class Group(_Help, click.Group):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """The commands and options that begin so, no command imported."""
+        """Return the commands and options that begin so, no command imported."""
         from click.shell_completion import CompletionItem
 
         lines = {name: _first_line(name) for name in self.own if name.startswith(incomplete)}
@@ -113,7 +113,7 @@ class Group(_Help, click.Group):
         return context.fail(f"there is no command '{name}'{hint}")
 
     def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
-        """The commands of the plugins that these arguments of a command choose."""
+        """Return the commands of the plugins that these arguments of a command choose."""
         from tfkit.plugin.commands import plugin_commands
 
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -128,7 +128,7 @@ def _summary(command: PluginCommand, built_in: Collection[str]) -> str:
 
 
 def plugin_options() -> list[click.Parameter]:
-    """The options that choose plugins."""
+    """Return the options that choose plugins."""
 
     def options() -> None: ...
 
@@ -138,12 +138,12 @@ def plugin_options() -> list[click.Parameter]:
 
 
 def _room(name: str) -> str:
-    """The folder of a command: its name, with an underscore if it is a word of Python's."""
+    """Return the folder of a command: its name, with an underscore if it is a word of Python's."""
     return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
 
 
 def _first_line(name: str) -> str:
-    """The first line of the file of a command, which says what it does; the file is not imported."""
+    """Read the first line of a command's file, which describes the command, without an import."""
     path = Path(__file__).parent.parent / "tools" / _room(name) / "command.py"
     with path.open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
@@ -151,7 +151,7 @@ def _first_line(name: str) -> str:
 
 @checked
 def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
-    """A command whose function gets a `Reader` first, made from the options for reading a spec.
+    """Declare a command whose function takes a `Reader` first, built from the options for reading a spec.
 
     Its help is the docstring of its module.
     """

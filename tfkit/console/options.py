@@ -30,7 +30,7 @@ class FiniteRange(click.FloatRange):
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; wrong usage if it is not available."""
+    """Return the device with a name; a device that is not available is a usage error."""
     from tfkit import placement
 
     try:
@@ -40,25 +40,25 @@ def device_of(name: str) -> torch.device:
 
 
 def weights_option(what: str = "Safetensors", *, otherwise: str | None = None) -> Decorator:
-    """The option `--weights`; `otherwise` is what is taken without it."""
+    """Declare the option `--weights`; `otherwise` describes its default."""
     help = f"{what}: a file, an index or their folder{f'; {otherwise} unless given' if otherwise else ''}."
     return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
 
 
 def dtype_option(help: str, *, default: str | None = None) -> Decorator:
-    """The option `--dtype`."""
+    """Return the option `--dtype`."""
     kinds = click.Choice(DTYPES)
     return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
 
 
 def count_option(name: str, help: str, *, default: int | None = None, least: int = 1, **further: Any) -> Decorator:
-    """An option that takes a whole number; `further` is of click."""
+    """Declare an option that takes an integer; `further` is passed to click."""
     kind = click.IntRange(least)
     return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=help, **further)
 
 
 def seed_option(help: str) -> Decorator:
-    """The option `--seed`."""
+    """Return the option `--seed`."""
     return count_option("--seed", help, default=0, least=0, callback=_of_64_bits)
 
 
@@ -69,25 +69,25 @@ def _of_64_bits(context: click.Context, option: click.Parameter, seed: int) -> i
 
 
 def device_option(help: str) -> Decorator:
-    """The option `--device`, the CPU unless given."""
+    """Declare the option `--device`, by default the CPU."""
     return click.option("--device", default="cpu", show_default=True, metavar="NAME", help=help)
 
 
 def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: bool = True) -> Decorator:
-    """The option `--output`."""
+    """Return the option `--output`."""
     kind = click.Path(dir_okay=dir_okay, path_type=Path)
     return click.option("-o", "--output", required=required, metavar=metavar, type=kind, help=help)
 
 
 def forms_option(function: Any) -> Any:
-    """The options `--markdown` and `--latex`."""
+    """Return the options `--markdown` and `--latex`."""
     for name, words in (("latex", "LaTeX"), ("markdown", "Markdown")):
         function = click.option(f"--{name}", "form", flag_value=name, help=f"Print the result as {words}.")(function)
     return function
 
 
 def number_option(help: str, *, default: str | None = None) -> Decorator:
-    """The options `--on`, `--better` and `--margin`: a number of evaluations, its direction, what matters of it."""
+    """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, a relevant difference."""
     on = click.option("--on", default=default, show_default=True, metavar="NUMBER", help=help)
     words = "lower or higher.  [default: lower, for a loss]"
     better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
@@ -97,7 +97,7 @@ def number_option(help: str, *, default: str | None = None) -> Decorator:
 
 
 def shown_number(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
-    """The number that the options name; wrong usage if nothing says its direction."""
+    """Return the metric that the options name; a metric without a known direction is a usage error."""
     from tfkit.spec.sweep import LOWER, CompareConfig
 
     if better is None and on.rpartition(".")[2] not in LOWER:

@@ -38,7 +38,7 @@ def print_json(data: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console at most 80 columns wide; without colour and style if it is not a terminal or NO_COLOR is set."""
+    """Return a console at most 80 columns wide, without colour outside a terminal or with NO_COLOR."""
     from rich.console import Console
 
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
@@ -72,7 +72,7 @@ def said(*categories: type[Warning]) -> Iterator[None]:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = (), footer: int = 0
 ) -> Table:
-    """A table with a line below its head, and one above its last `footer` rows."""
+    """Build a table with a rule below its head, and a rule above its last `footer` rows."""
     from rich.box import Box
     from rich.table import Table
 
@@ -86,7 +86,7 @@ def table(
 
 
 def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """The names of models side by side: their own; for different models of one name, the arguments of the command."""
+    """Return the titles of models side by side: their names or, where different models share a name, the arguments."""
     pairs = list(zip(names, arguments, strict=True))
     return [
         argument if len({pair_argument for other, pair_argument in pairs if other == name}) > 1 else name
@@ -95,7 +95,7 @@ def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
 
 
 def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
-    """The graphs under their `titles`, for tools that show several side by side."""
+    """Return the graphs under their `titles`, for tools that show several side by side."""
     names = titles([graph.name for graph in graphs], arguments)
     return [
         graph if graph.name == name else dataclasses.replace(graph, spec=graph.spec.named(name))
@@ -104,12 +104,12 @@ def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
 
 
 def percent(part: int, whole: int) -> str:
-    """`68.3%`."""
+    """Format a fraction: `68.3%`."""
     return f"{100 * part / whole:.1f}%" if whole else "-"
 
 
 def merged(lists: Sequence[Sequence[str]]) -> list[str]:
-    """All names of several tables, each after its predecessor in its own table."""
+    """Merge the names of several tables, each after its predecessor in its table."""
     merged: list[str] = []
     for labels in lists:
         for index, label in enumerate(labels):
@@ -119,7 +119,7 @@ def merged(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def layers_in_one(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str, list[T]]]:
-    """The items of rows with equal contents whose labels differ only in layers, and their label: `layers.0-11`.
+    """Group rows with equal contents whose labels differ only in layers, under a label such as `layers.0-11`.
 
     A row has a label, its contents, and the item.
     """
@@ -164,7 +164,7 @@ class Stages:
 
 @contextmanager
 def stages() -> Iterator[Any]:
-    """A function to call with the name of each stage; silent if standard error is not a terminal."""
+    """Provide a function to call with the name of each stage; silent if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -177,7 +177,7 @@ def stages() -> Iterator[Any]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A function to call with the number of steps done, of all steps, and a word for them; a bar on a terminal."""
+    """Provide a function to call with the steps done, all steps, and a word for them; it draws a bar on a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, of, words: None
         return

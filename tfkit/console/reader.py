@@ -61,7 +61,7 @@ class Reader:
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
     def load(self, spec: str) -> Graph:
-        """The graph of a spec; its notes go to standard error."""
+        """Load the graph of a spec; its notes go to standard error."""
         from tfkit.graph.expand import expand
         from tfkit.spec.find import is_folder
         from tfkit.spec.load import read_spec
@@ -73,7 +73,7 @@ class Reader:
         return expand(read)
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
-        """The weights given to a command, or those in the folder that the spec is; None for random ones."""
+        """Return the weights of the command, or of the folder that the spec is; None for random weights."""
         from tfkit.spec.find import weights_beside
 
         folder = path if path is not None else weights_beside(spec, self.plugins.specs)

@@ -12,7 +12,7 @@ NAMES = ("SIGTERM", "SIGHUP")
 
 
 class Ended(KeyboardInterrupt):
-    """The process was told to end; `number` is that of the signal."""
+    """A signal asked the process to end; `number` is the signal number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -21,7 +21,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Within, a signal to end raises `Ended`, once; one that is handled or ignored (`nohup`) is left alone."""
+    """Raise `Ended` once for a signal to end; a signal that is handled or ignored (`nohup`) is left alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,7 +43,7 @@ def ending() -> Iterator[None]:
 
 
 class Asked:
-    """True from the first signal on; `number` is that of the signal."""
+    """True from the first signal on; `number` is the signal number."""
 
     number: int | None = None
 
@@ -53,7 +53,7 @@ class Asked:
 
 @contextmanager
 def asked_to_end() -> Iterator[Asked]:
-    """Within, the first signal to end, or interrupt from the keyboard, is only noted; a second one ends at once."""
+    """Record the first signal to end, or interrupt from the keyboard; a second one ends the process immediately."""
     asked = Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked

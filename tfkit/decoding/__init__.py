@@ -1,1 +1,1 @@
-"""Reading of sequences in pieces, and generation token by token."""
+"""Incremental decoding, and generation token by token."""

@@ -1,4 +1,4 @@
-"""A model that reads sequences in pieces, each token once: caches have what attention needs of earlier ones."""
+"""Incremental decoding: a model that processes each token once, and caches what attention needs of it later."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
 class CachedModel:
-    """A built model that reads sequences in pieces, with the same results as for whole sequences.
+    """A built model that processes sequences incrementally, with the same results as one full forward.
 
         cached = tfkit.CachedModel(model.eval(), length=256)
         logits = cached(prompt)                               # [b, t, vocab_size]
         logits = cached(logits[:, -1:].argmax(dim=-1))        # [b, 1, vocab_size]
 
-    The caches are made once for `length` tokens; those of a sliding window for the tokens within it. Padding is not
-    cached: each sequence of a batch has the positions that it would have by itself. `stepping` is the module that reads
+    The caches are created once for `length` tokens; a sliding window caches the tokens within it. Padding is not
+    cached: each sequence of a batch has the positions that it would have alone. `stepping` is the module that reads
     a piece, which can be scripted or exported: it takes the inputs, a `tfkit.Past`, the caches by name, and the number
     of positions to keep.
 
@@ -77,7 +77,7 @@ class CachedModel:
     @checked
     @torch.no_grad()
     def start(self, batch: Positive, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read the inputs that are given once for new ones: that of an encoder, a prefix.
+        """Begin new sequences, and read the inputs that are given once: an encoder's input, a prefix.
 
         Args:
             batch: number of sequences.
@@ -120,13 +120,13 @@ class CachedModel:
             tokens: [b, t], the next tokens.
             mask: bool [b, t], True where there is a token. Padding may stand anywhere.
             keep: number of last positions to make logits of; 0: all.
-            inputs: further inputs that are read in pieces, by the names of the spec.
+            inputs: further inputs that are read incrementally, by the names of the spec.
 
         Returns:
             Logits [b, t or keep, vocab_size], or whatever the model returns.
 
         Raises:
-            ValueError: no place is left, or the rows of tokens are not those of the sequences that were begun.
+            ValueError: no place is left, or the number of rows differs from the number of sequences.
         """
         _check_call(tokens, mask, keep)
         if not self._batch:
@@ -256,7 +256,7 @@ class CachedModel:
 
 
 def _checked_mode(compile: bool | str) -> str | None:
-    """The mode for `torch.compile`, if one is named."""
+    """Return the mode for `torch.compile`, if one is named."""
     if isinstance(compile, bool):
         return None
     modes = compiler.modes()

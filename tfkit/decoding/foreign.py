@@ -61,7 +61,7 @@ FOREIGN = {
 
 
 def no_argument(name: str, names: Collection[str]) -> TypeError:
-    """The error for an unknown argument of `generate`, with the one that does what it may be meant to do."""
+    """Return the error for an unknown argument of `generate`, with the argument that was probably meant."""
     if name in FOREIGN:
         return TypeError(f"`generate` has no argument `{name}`: {FOREIGN[name]}")
     return TypeError(unknown_argument("generate", name, names))

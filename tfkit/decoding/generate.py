@@ -36,7 +36,7 @@ OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
 
 @dataclass(frozen=True)
 class Generated:
-    """Continuations of prompts by a model. Rows are the samples of the first prompt, then those of the next."""
+    """Continuations of prompts by a model. Rows are the samples of the first prompt, then the samples of the next."""
 
     tokens: Tensor
     """New tokens, [b * n_samples, t], without the prompt, including stops; padded on the right."""
@@ -46,7 +46,7 @@ class Generated:
     """Reason why each row ended: a stop, or as many new tokens as it may get."""
 
     def rows(self) -> list[list[int]]:
-        """The new tokens of each row without padding."""
+        """Return the new tokens of each row without padding."""
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths, strict=True)]
 
 
@@ -76,7 +76,7 @@ def generate(
     Args:
         model: the result of `build`, wrapped or sharded as `docs/around.md` says; or a `CachedModel` of it, whose
             caches and compiled code are used again.
-        tokens: the prompts, [b, t] or a list of lists of token ids. For an encoder-decoder, those of the decoder:
+        tokens: the prompts, [b, t] or a list of lists of token ids. For an encoder-decoder, the decoder's:
             usually only its start token (T5: 0, BART: 2).
         max_new_tokens: the most tokens that a row may get.
         mask: bool [b, t], True where there is a token; padding may stand on either side.
@@ -132,7 +132,7 @@ def generate(
 def _cached(
     model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
-    """A `CachedModel` with room for all tokens; raises ValueError if the model holds fewer."""
+    """Return a `CachedModel` with room for all tokens; raise ValueError if the model holds fewer."""
     if not isinstance(model, CachedModel):
         limits = [limit for limit in (length, max_len(graph_of(model))) if limit is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
@@ -144,7 +144,7 @@ def _cached(
 
 
 def _steps(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
-    """The tokens [b] of each step."""
+    """Yield the tokens [b] of each step."""
     _check_numbers(logits)
     for step in range(most):
         tokens = sampler(logits)
@@ -187,7 +187,7 @@ class _Ends:
         return any(len(tail) >= len(stop) and tuple(tail[-len(stop) :]) == stop for stop in self._stops)
 
     def generated(self, tokens: Tensor, pad: int) -> Generated:
-        """The result from the tokens [b, t] of all steps."""
+        """Return the result from the tokens [b, t] of all steps."""
         rows = range(tokens.size(0))
         lengths = tuple(self._lengths.get(row, self._steps) for row in rows)
         ended: tuple[End, ...] = tuple("stop" if row in self._lengths else "length" for row in rows)
@@ -197,7 +197,7 @@ class _Ends:
 
 
 def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
-    """The rows that `on_token` returned; raises ValueError if it returned something else."""
+    """Check the rows that `on_token` returned; raise ValueError for any other value."""
     rows = [] if returned is None else returned
     if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
         raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(returned)}")
@@ -205,7 +205,7 @@ def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
 
 
 def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> tuple[Tensor, Tensor | None]:
-    """Sequences with all padding on the left, so that the last column has only tokens: tokens and mask [b, t].
+    """Move all padding to the left, so that the last column has only tokens. Returns tokens and mask [b, t].
 
     The mask is None if there is no padding. Raises ValueError for values that are not sequences of tokens.
     """
@@ -241,7 +241,7 @@ def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
-    """The further inputs of the model, with masks for those that are given as lists."""
+    """Return the further inputs of the model, with masks for inputs given as lists."""
     tensors: dict[str, Tensor] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):

@@ -18,7 +18,7 @@ from tfkit.nn import Past, Program, Value
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """The module that runs when a sequence begins: inputs given once, and their masks -> a tuple of `made_once`."""
+    """Build the module that runs when a sequence begins: inputs given once, and masks -> a tuple of `made_once`."""
     program = Program()
     values = _inputs(program, graph, parts.given_once)
     values |= _masks(program, graph, parts.given_once, parts.once)
@@ -31,17 +31,17 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> f
 
 
 def made_once(parts: DecodeSplit) -> list[str]:
-    """The values and masks that the first part hands to the second."""
+    """Return the values and masks that the first part hands to the second."""
     read = [node for node in parts.once if node.name in parts.read_once]
     return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
 
 
 def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """The module that runs for each piece.
+    """Return the module that runs for each piece.
 
-    Its forward takes the inputs that are read in pieces; `past`, a `tfkit.nn.Past`; `cache`, which has for each node a
-    list of tensors by layer; `keep`, the number of last positions to make logits of, 0 for all; then padding masks, and
-    the values that are made once.
+    Its forward takes the inputs that are read incrementally; `past`, a `tfkit.nn.Past`; `cache`, with a list of tensors
+    by layer for each node; `keep`, the number of last positions to compute logits for, 0 for all; then padding masks,
+    and the values that are computed once.
     """
     program, nodes = Program(), [node for node, _ in parts.again.values()]
     optional = [name for name in parts.given_again if graph.inputs[name].optional]
@@ -63,13 +63,13 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
 
 
 def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:
-    """Inputs as arguments; those that may be left out come last."""
+    """Declare inputs as arguments, optional ones last."""
     ordered = sorted(names, key=lambda name: graph.inputs[name].optional)
     return {name: program.input(name, optional=graph.inputs[name].optional) for name in ordered}
 
 
 def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:
-    """The padding masks of inputs and nodes, as arguments, if one of the `nodes` reads them."""
+    """Declare the padding masks of inputs and nodes as arguments, if one of `nodes` uses them."""
     signals = [graph.inputs[name] if name in graph.inputs else graph.node(name).output for name in sources]
     names = dict.fromkeys(signal.mask for signal in signals if signal.mask in masks_in_use(nodes))
     return mask_inputs(program, [name for name in names if name is not None])
@@ -93,5 +93,5 @@ def _hold_tables(program: Program, model: fx.GraphModule, graph: Graph, node: No
 
 
 def last(x: Tensor, keep: int) -> Tensor:
-    """The last `keep` positions of x [b, t, ...]; all of them if 0."""
+    """Return the last `keep` positions of x [b, t, ...], or all of them if `keep` is 0."""
     return x if keep == 0 else x[:, -keep:]

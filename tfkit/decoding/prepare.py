@@ -14,7 +14,7 @@ from tfkit.nn.kernels import Kernel, ask, large_weights, sample
 from tfkit.wrapped import unwrapped
 
 Layout = Literal["rows", "columns"]
-"""Numbers of a weight [d_out, d_in] that lie together: those of one output, or those of one input."""
+"""Values of a weight [d_out, d_in] that are contiguous: the row of an output, or the column of an input."""
 LAYOUTS: tuple[Layout, Layout] = ("rows", "columns")
 GAIN = 1.03
 """Smallest ratio of speeds at which another layout is worth the change."""
@@ -73,5 +73,5 @@ def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
 
 
 def in_layout(weight: Tensor, layout: Layout) -> Tensor:
-    """A weight with its numbers in a layout; the tensor itself if it has this layout."""
+    """Return a weight in a memory layout; the tensor itself if it has this layout."""
     return weight.contiguous() if layout == "rows" else weight.t().contiguous().t()

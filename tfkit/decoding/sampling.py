@@ -56,7 +56,7 @@ class Sampling:
                 raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")
 
     def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [b, V] after all of these changes, -inf for tokens that are left out; in float32 at least.
+        """Apply all changes to logits [b, V], with -inf for excluded tokens; in float32 at least.
 
         `seen` is bool [b, V], True for the tokens that the repetition penalty applies to.
         """
@@ -73,18 +73,18 @@ class Sampling:
 
 
 def penalized(scores: Tensor, penalty: float) -> Tensor:
-    """Scores [b, V], as they are for tokens that have been seen already."""
+    """Penalize scores [b, V] of tokens that have already occurred."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Scores [b, V], -inf for all that are less than the k-th largest of their row."""
+    """Set all scores [b, V] below the k-th largest of their row to -inf."""
     least = scores.topk(min(k, scores.size(-1))).values[:, -1:]
     return scores.masked_fill(scores < least, -math.inf)
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:
-    """Scores [b, V], -inf for the least likely tokens of a row, as many as together have at most 1 - p."""
+    """Set the scores [b, V] of the least likely tokens to -inf, as many as have at most 1 - p in total."""
     ascending, order = scores.sort(dim=-1)
     out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
     out[:, -1] = False  # rounding must not leave a row without a token
@@ -92,9 +92,9 @@ def top_p(scores: Tensor, p: float) -> Tensor:
 
 
 class Sampler:
-    """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are rows beside each other.
+    """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are adjacent rows.
 
-    Every row has random numbers of its own, from the seed, the number of its prompt and the number of its sample: more
+    Every row has its own random numbers, from the seed, the number of its prompt and the number of its sample: more
     prompts, more samples or more steps do not change the draws of a row. They are drawn on the CPU, so that they are
     equal on all devices, and before the first step, so that no step waits for them.
     """
@@ -118,7 +118,7 @@ class Sampler:
         self._seen.scatter_(1, tokens if mask is None else tokens.masked_fill(~mask, vocab_size), True)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The next tokens, [b], from logits [b, V]."""
+        """Return the next tokens, [b], from logits [b, V]."""
         scores = self.sampling.scores(logits, None if self._seen is None else self._seen[:, :-1])
         tokens = scores.argmax(dim=-1) if self._draws is None else drawn(scores, self._draws[self._step])
         self._step += 1
@@ -127,7 +127,7 @@ class Sampler:
 
 
 def drawn(scores: Tensor, draws: Tensor) -> Tensor:
-    """The token of each row, [b], at which the summed probabilities of scores [b, V] first exceed draws [b] in [0, 1).
+    """Return the token of each row, [b], at which the cumulative probability of scores [b, V] first exceeds draws [b].
 
     In float64, so that the many small probabilities of a large vocabulary do not get lost in the sum.
     """

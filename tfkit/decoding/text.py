@@ -26,13 +26,13 @@ class Tokenizer(Protocol):
     """One more than the largest id."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that its kind of model expects around it."""
+        """Return the ids of a text, with the special tokens that its kind of model expects around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens do not have any."""
+        """Return the text of ids; special tokens have no text."""
 
     def special(self, text: str) -> int | None:
-        """The id of the special token with this text, such as `<|endoftext|>`; None if there is none."""
+        """Return the id of the special token with a text, such as `<|endoftext|>`; None if there is none."""
 
 
 class CharacterTokenizer:
@@ -52,11 +52,11 @@ class CharacterTokenizer:
 
     @classmethod
     def of_text(cls, text: str) -> CharacterTokenizer:
-        """The characters of a text, sorted."""
+        """Return the characters of a text, sorted."""
         return cls("".join(sorted(set(text))))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; raises ValueError for characters that are not in the vocabulary."""
+        """Return the ids of a text; raise ValueError for characters outside the vocabulary."""
         unknown = [character for character in dict.fromkeys(text) if character not in self._ids]
         if unknown:
             names = listing(map(quoted, unknown))
@@ -64,15 +64,15 @@ class CharacterTokenizer:
         return [self._ids[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; those beyond the vocabulary become the sign for unknown characters."""
+        """Return the text of ids; ids outside the vocabulary become the sign for unknown characters."""
         return "".join(self.characters[index] if 0 <= index < self.vocab_size else UNKNOWN for index in ids)
 
     def special(self, text: str) -> int | None:
-        """None: there are no special tokens."""
+        """Return None: there are no special tokens."""
         return None
 
     def byte_counts(self) -> list[int]:
-        """The bytes of UTF-8 that each id stands for."""
+        """Return the bytes of UTF-8 that each id stands for."""
         return [len(character.encode()) for character in self.characters]
 
     def save(self, path: Path) -> None:
@@ -93,11 +93,11 @@ class ByteTokenizer:
         return bytes(ids).decode(errors="replace")
 
     def special(self, text: str) -> int | None:
-        """None: there are no special tokens."""
+        """Return None: there are no special tokens."""
         return None
 
     def byte_counts(self) -> list[int]:
-        """The bytes that each id stands for: one."""
+        """Return the number of bytes of each id, which is 1."""
         return [1] * self.vocab_size
 
     def save(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class ByteTokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Each byte by the printable character that stands for it in the format of `tokenizers`."""
+    """Return each byte by the printable character that stands for it in the format of `tokenizers`."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(rest)}
@@ -133,7 +133,7 @@ class FileTokenizer:
 
     @classmethod
     def read(cls, path: Path) -> FileTokenizer:
-        """The tokenizer of a file; raises SpecError if it cannot be read as one."""
+        """Read the tokenizer of a file; raise SpecError if the file is not a tokenizer."""
         tokenizer = load_tokenizer(path)
         if not isinstance(tokenizer, FileTokenizer):
             raise SpecError(Diagnostic(f"{quoted(str(path))} is not a tokenizer.json"))
@@ -149,7 +149,7 @@ class FileTokenizer:
         return self._special.get(text)
 
     def byte_counts(self) -> list[int]:
-        """The bytes that each id stands for, none for a special token.
+        """Return the bytes that each id stands for, none for a special token.
 
         Raises ValueError if the tokens are not bytes in the alphabet of `ByteLevel`: their text may not be that which
         was encoded.
@@ -171,7 +171,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file: a `tokenizer.json`, or one that `CharacterTokenizer.save` wrote.
+    """Read a `tokenizer.json`, or a file that `CharacterTokenizer.save` wrote.
 
     A file with another name is a text; its characters are the tokens. Raises SpecError for a file that is none of them.
     """
@@ -300,7 +300,7 @@ class NumberTokenizer:
     vocab_size = 0
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; raises ValueError for anything but numbers separated by commas."""
+        """Return the ids of a text; raise ValueError for anything but numbers separated by commas."""
         return [self._number(item.strip()) for item in text.split(",")] if text.strip() else []
 
     def decode(self, ids: Sequence[int]) -> str:

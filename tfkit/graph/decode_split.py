@@ -35,9 +35,9 @@ class DecodeSplit:
     def cache_shapes(
         self, batch: int, length: int, memory_length: Callable[[Node], int]
     ) -> dict[str, list[list[tuple[int, int, int, int]]]]:
-        """The shapes of the tensors of each layer, by node, and as `NODE.memory` of those that hold its memory.
+        """Return the shapes of each layer's tensors by node, and by `NODE.memory` for tensors of its memory.
 
-        What is written in pieces has one slot more, for padding.
+        A cache that is written incrementally has one additional slot, for padding.
         """
         shapes = {}
         for name, (node, pieces) in self.again.items():
@@ -91,7 +91,10 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
 
 
 def split_if_decodable(graph: Graph) -> DecodeSplit | None:
-    """The two halves of a model that can be read step by step; None for one that needs its sequence as a whole."""
+    """Split a model into the nodes that run once and the nodes that run at every decoding step.
+
+    Return None if the model needs full sequences.
+    """
     try:
         return split_for_decoding(graph)
     except SpecError:
@@ -99,21 +102,21 @@ def split_if_decodable(graph: Graph) -> DecodeSplit | None:
 
 
 def read_whole(graph: Graph) -> tuple[str, ...]:
-    """The inputs that other sequences read only as a whole: that of an encoder, a memory, the lengths of a prefix."""
+    """Return the inputs that must be complete when decoding begins: an encoder's, a memory, prefix lengths."""
     nodes = {node.name: node for node in graph.nodes}
     flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
     return tuple(name for name in graph.inputs if name not in flowing)
 
 
 def wire_of(node: Node, field: str) -> WireMarker:
-    """The marker of a wire field."""
+    """Return the marker of a wire field."""
     wire = marker(type(node.config).model_fields[field], WireMarker)
     assert wire is not None
     return wire
 
 
 def computes_alone(node: Node) -> bool:
-    """True if a node computes every position by itself."""
+    """Return True if a node computes every position independently."""
     try:
         return node.config.pieces(node.signals) == Pieces()
     except Invalid:
@@ -121,7 +124,7 @@ def computes_alone(node: Node) -> bool:
 
 
 def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[str, None]:
-    """The named nodes and inputs and all that they read, directly or not; those read as a whole only if `whole`."""
+    """Return the named nodes and inputs and their dependencies; with `whole`, also through complete wires."""
     seen: dict[str, None] = {}
     pending = list(names)
     while pending:

@@ -60,27 +60,27 @@ class Graph:
 
     @checked
     def node(self, name: str) -> Node:
-        """The node of that name; raises ValueError if there is none."""
+        """Return the node with a name; raise ValueError if there is none."""
         node = next((node for node in self.nodes if node.name == name), None)
         if node is None:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return node
 
     def configs(self, cls: type[C]) -> Iterator[tuple[str, C]]:
-        """The configs of a class, with their paths in the spec: those of layer variants too."""
+        """Yield the configs of a class with their paths in the spec, including the configs of layer variants."""
         for path, part in parts((), self.spec.model):
             if isinstance(part, cls):
                 yield ".".join(path), part
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Itself: nothing of it changes, and the copies of a model share it."""
+        """Return the graph itself: it is immutable, and the copies of a model share it."""
         return self
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {listing(node.name for node in self.nodes)}>"
 
     def _repr_svg_(self) -> str | None:
-        """The picture that a notebook shows; None, for the text, if the model cannot be drawn."""
+        """Return the picture that a notebook shows; None if the model cannot be drawn."""
         import tfkit
 
         try:
@@ -111,7 +111,7 @@ AnySpec: TypeAlias = Annotated[
 
 
 def as_graph(spec: AnySpec) -> Graph:
-    """The graph itself, or the loaded one; raises SpecError as `load` does."""
+    """Return a graph unchanged, or load it; raise SpecError as `load` does."""
     return spec if isinstance(spec, Graph) else load(spec)
 
 
@@ -122,7 +122,7 @@ def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> G
 
 
 def _warned(spec: Spec) -> Spec:
-    """The spec itself, after its notes were given as warnings."""
+    """Issue the notes of a spec as warnings, and return the spec."""
     for note in spec.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
@@ -177,7 +177,7 @@ class _Expansion:
                     self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")
 
     def _wires(self) -> dict[str, dict[str, str | list[str]]]:
-        """The source of each wire of each node; a missing `input` is the node above."""
+        """Return the source of each wire of each node; a missing `input` means the node above."""
         wires: dict[str, dict[str, str | list[str]]] = {}
         above: str | None = None
         for name, config in self.model.graph.items():
@@ -217,7 +217,7 @@ class _Expansion:
             self._error(path, f"unknown node {quoted(source)}", *notes, help=help)
 
     def _order(self, wires: Wires) -> list[str]:
-        """The nodes, each after those that it reads; raises SpecError for a cycle."""
+        """Sort the nodes so that each follows its sources; raise SpecError for a cycle."""
         try:
             return in_order(wires)
         except CycleError as cycle:
@@ -292,12 +292,12 @@ class _Expansion:
         return table
 
     def _tables(self) -> dict[str, Signal]:
-        """The token table of each node that has one."""
+        """Return the token table of each node that has one."""
         asked = {name: self._ask(name, "table", config.table) for name, config in self.model.graph.items()}
         return {name: table for name, table in asked.items() if table is not None}
 
     def _ask(self, name: str, what: str, method: Callable[[], T]) -> T | None:
-        """The answer of a block; None after an error in a plugin's."""
+        """Call a method of a block; after an error in a plugin's method, record it and return None."""
         try:
             return method()
         except Exception as error:

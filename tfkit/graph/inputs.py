@@ -10,10 +10,10 @@ from tfkit.graph.expand import Graph
 def input_shapes(
     graph: Graph, *, batch: int, length: int, memory_length: int | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of each input of a model: tokens [b, t], features [b, t, width], lengths [b].
+    """Return the shape of each input of a model: tokens [b, t], features [b, t, width], lengths [b].
 
     Inputs that are read once and as a whole, such as an encoder's, have `memory_length` positions if it is given;
-    those of fixed length have that one.
+    inputs of fixed length have that length.
     """
     once = () if memory_length is None else read_whole(graph)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -28,19 +28,19 @@ def input_shapes(
 
 
 def fixed_lengths(graph: Graph) -> dict[str, int]:
-    """The inputs whose length the spec fixes, and their lengths."""
+    """Return the lengths of the inputs whose length the spec fixes."""
     return {name: config.length for name, config in graph.spec.model.inputs.items() if config.length is not None}
 
 
 def fixed_length(graph: Graph) -> int | None:
-    """The length of the longest input where all lengths are fixed; None if one is free."""
+    """Return the length of the longest input if all lengths are fixed; None if any is free."""
     fixed = fixed_lengths(graph)
     sequences = [name for name, config in graph.spec.model.inputs.items() if config.type != "lengths"]
     return max(fixed.values()) if fixed and len(fixed) == len(sequences) else None
 
 
 def length_of(graph: Graph, length: int | None) -> int | None:
-    """The length that sequences are to have: the fixed one if there is one, else `length`.
+    """Return the fixed length of sequences if there is one, else `length`.
 
     Raises SpecError if a length other than the fixed one is requested.
     """

@@ -1,7 +1,7 @@
 """The meaning of trained weights: each value of a model that decides it, by its path.
 
 Two models whose tensors have the same names and shapes may compute different things: another epsilon, other positions,
-another mask. So files that tfkit writes have these values beside the tensors, and a reader can tell which of them
+another mask. So files that tfkit writes have these values next to the tensors, and a reader can tell which of them
 differ. Names of nodes and inputs, dropout and limits are not among them.
 """
 
@@ -59,7 +59,7 @@ class Meaning:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def renamed(self, names: Mapping[str, str]) -> Meaning:
-        """The meaning under other names of nodes and inputs."""
+        """Return the meaning under different names of nodes and inputs."""
 
         def value_of(path: str, value: Value) -> Value:
             reads = path.startswith(READS) and isinstance(value, list)
@@ -74,7 +74,7 @@ class Meaning:
 
     @property
     def flat(self) -> Values:
-        """Each value by its path; that of a layer once for every layer that has it."""
+        """Each value by its path; a value of a layer is repeated for every layer that has it."""
         parts = (*self.inputs.items(), *self.nodes.items())
         values = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
         return {expanded: value for path, value in values.items() for expanded in _by_layer(path)}
@@ -92,7 +92,7 @@ class Change(NamedTuple):
 
 
 def meaning_of(graph: Graph) -> Meaning:
-    """The meaning of a model's weights."""
+    """Return the meaning of a model's weights."""
     usual: set[str] = set()
     inputs = {name: _values(config, name, usual) for name, config in graph.spec.model.inputs.items()}
     nodes: dict[str, Values] = {}
@@ -103,7 +103,7 @@ def meaning_of(graph: Graph) -> Meaning:
 
 
 def parsed(data: Mapping[str, Any]) -> Meaning:
-    """The inverse of `Meaning.text`, from its JSON object; raises ValueError if it is malformed."""
+    """Parse the JSON object that `Meaning.text` writes; raise ValueError if it is malformed."""
     mappings = [data.get("inputs"), data.get("graph")]
     for part in mappings:
         if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
@@ -120,7 +120,7 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
 
 
 def changes(there: Meaning, here: Meaning) -> list[Change]:
-    """The differences between the meaning of a file's weights and of a model's."""
+    """Return the differences between the meaning of a file's weights and of a model's."""
     names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
     old, new = _Tree(there.renamed(names).flat), _Tree(here.flat)
     pairs: dict[str, tuple[str, str]] = {}
@@ -141,12 +141,12 @@ class _Tree:
         self.parts = {part for path in values for part in above(path)}
 
     def kind(self, path: str) -> str | None:
-        """The kind of the component at a path: its name, that there is one, or that there is none."""
+        """Return the kind of a path's component, `a part` for a config without a kind, None if nothing is there."""
         named = [str(self.values[key]) for key in (f"{path}.kind", f"{path}.block") if key in self.values]
         return named[0] if named else "a part" if path in self.parts else None
 
     def text(self, path: str) -> str:
-        """The value at a path, in few words."""
+        """Return the value at a path, in few words."""
         if path in self.values:
             value = self.values[path]
             return _short(value if isinstance(value, str) else json.dumps(value))
@@ -159,12 +159,12 @@ class _Tree:
 
 
 def above(path: str) -> Iterator[str]:
-    """The components that a path leads through, the outermost first."""
+    """Yield the components that a path leads through, the outermost first."""
     yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
 
 
 def _is_meant(path: str, old: _Tree, usual: Set[str]) -> bool:
-    """True if a file without a value for a path means its default: that of its field, or of the component around it."""
+    """Return True if a value missing from a file stands for a default: of its field, or of the component around it."""
     while path in usual:
         path = path.rpartition(".")[0]
         if path in old.parts:
@@ -177,13 +177,13 @@ def _short(text: str) -> str:
 
 
 def _values(config: Config, name: str, usual: set[str]) -> Values:
-    """The values of an input or a node; the paths of defaults are added to `usual`."""
+    """Return the values of an input or a node, and add the paths of defaults to `usual`."""
     start = f"{name}."
     return {path.removeprefix(start): value for path, value in _leaves(name, config, usual)}
 
 
 def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
-    """Path and value of all leaves of a value."""
+    """Yield path and value of every leaf."""
     if isinstance(value, Config):
         fields = type(value).model_fields
         for name, inside in value.material().items():
@@ -214,7 +214,7 @@ def _is_usual(field: FieldInfo, value: Any) -> bool:
 
 
 def _by_layer(path: str) -> list[str]:
-    """A path once for each layer that it names: `decoder.layers.0-2.norm.eps` is three."""
+    """Repeat a path for each layer that it names: `decoder.layers.0-2.norm.eps` gives three paths."""
     match = _LAYERS.search(path)
     if match is None:
         return [path]
@@ -228,14 +228,14 @@ def _by_layer(path: str) -> list[str]:
 
 
 def _matched(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """Names in a file matched to those in the model: equal ones first, the others in order."""
+    """Match names in a file to names in the model: equal names first, the remaining ones in order."""
     old, new = list(there), list(here)
     rest = zip((name for name in old if name not in new), (name for name in new if name not in old), strict=False)
     return dict(rest)
 
 
 def _same(a: Value, b: Value) -> bool:
-    """True if two values are equal; real numbers up to the rounding of the arithmetic that may have produced them."""
+    """Return True if two values are equal; real numbers may differ by the rounding of arithmetic."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, int | float) and isinstance(b, int | float)):
@@ -247,7 +247,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Change]:
-    """One change for all equally changed layers, which are named unless they are all layers."""
+    """Merge equal changes of several layers. Layers are named unless all of them changed."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for path, (old, new) in pairs.items():
         match = re.search(r"(?<=\.layers\.)\d+(?![^.])", path)

@@ -13,8 +13,8 @@ RESERVED = frozenset(
     set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
     train training type xpu zero_grad""".split()  # noqa: SIM905
 )
-"""Names that a node cannot have, beside all that start with `register_`: attributes of the built module, or arguments
-of the module that decodes step by step."""
+"""Names that a node cannot have, in addition to names that start with `register_`: attributes of the built module, or
+arguments of the module that decodes step by step."""
 WRITTEN = frozenset(
     """Config F NamedTuple NoneType OrderedDict Tensor add_caches batch config dataclass device empty_state first_value
     fx_pytree getattr inf keep_value kept_value length like made math min move_on nan nn operator past_of piece pytree
@@ -28,7 +28,7 @@ SPELLING = (
 
 
 def is_identifier(name: str) -> bool:
-    """True if it can be a public name in Python and in TorchScript.
+    """Return True if it can be a public name in Python and in TorchScript.
 
     TorchScript reads only ASCII. Python reads more, and treats some letters as others (`ﬁ` as `fi`, by NFKC).
     """
@@ -36,7 +36,7 @@ def is_identifier(name: str) -> bool:
 
 
 def taken(name: str, *, of_input: bool) -> str | None:
-    """The owner of a name that is already taken, if it is."""
+    """Return the owner of a name that is already in use, or None."""
     if name.endswith("_mask"):
         return "it names a padding mask"
     if name in RESERVED or name.startswith("register_"):

@@ -18,17 +18,17 @@ class CycleError(Exception):
 
 
 def as_list(source: str | list[str]) -> list[str]:
-    """The sources of one field as a list."""
+    """Return the sources of a field as a list."""
     return [source] if isinstance(source, str) else source
 
 
 def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
-    """The sources of one node."""
+    """Yield the sources of a node."""
     return (name for source in fields.values() for name in as_list(source))
 
 
 def in_order(wires: Wires) -> list[str]:
-    """The nodes in the given order, but each after its sources; raises CycleError."""
+    """Return the nodes in their given order, but each after its sources; raise CycleError."""
     done: dict[str, None] = {}
     for start in wires:
         trail = {} if start in done else {start: sources(wires[start])}
@@ -46,7 +46,7 @@ def in_order(wires: Wires) -> list[str]:
 
 
 def _first_in_front(trail: list[str], source: str, order: list[str]) -> list[str]:
-    """The section of a trail that leads from `source` back to it, starting at the node that comes first in `order`."""
+    """Return the part of a trail from `source` back to it, starting at the node that comes first in `order`."""
     names = trail[trail.index(source) :]
     first = min(range(len(names)), key=lambda index: order.index(names[index]))
     return names[first:] + names[:first]

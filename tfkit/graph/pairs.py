@@ -1,7 +1,7 @@
 """The masks that the nodes of a graph read, and those that may have pairs of tokens.
 
 A mask of pairs says which tokens a token may read. With it, documents in one row are as if each had the model to
-itself, provided that every node obeys: it reads the mask, or computes each position by itself without it.
+itself, provided that every node obeys: it reads the mask, or computes each position independently.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from tfkit.graph.expand import Graph, Node
 
 
 def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
-    """The masks that any of the nodes reads."""
+    """Return the masks that any of the nodes reads."""
     return {mask for node in nodes for _, mask in _masks(node)}
 
 
 def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
-    """The masks that may be of pairs: all nodes that read them can."""
+    """Return the masks that may be pairwise: every node that uses them supports pairwise masks."""
     nodes = list(nodes)
     refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not node.config.pairs}
     return masks_in_use(nodes) - refused
 
 
 def deaf_to_pairs(graph: Graph) -> str | None:
-    """The first node that mixes tokens which a mask of pairs keeps apart, or takes no such mask; None without one."""
+    """Return the first node that mixes tokens despite a pairwise mask, or does not take one; None if there is none."""
     return next((node.name for node in graph.nodes if not _obeys(node)), None)
 
 
@@ -35,7 +35,7 @@ def _obeys(node: Node) -> bool:
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
-    """The masks that a node reads, each with the field of its wire."""
+    """Yield the masks that a node reads, each with the field of its wire."""
     for field, signal in node.signals.items():
         if wire_of(node, field).mask:
             yield from ((field, part.mask) for part in (signal if isinstance(signal, list) else [signal]))

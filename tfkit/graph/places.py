@@ -9,7 +9,7 @@ from tfkit.spec.provenance import Path
 
 
 def place_of(graph: Graph, node: str, component: Component) -> Path:
-    """The path of a component inside a node of the spec; the node's own if the component is not in it."""
+    """Return the path of a component inside a node of the spec, or the node's path if it is not in it."""
     start = ("graph", node)
     paths = (path for path, part in parts(start, graph.node(node).config) if part is component)
     return next(paths, start)

@@ -11,12 +11,12 @@ from tfkit.spec.parts import parts
 
 
 def max_len(graph: Graph) -> int | None:
-    """The least `max_len` in a model; None if it has none."""
+    """Return the smallest `max_len` in a model; None if it has none."""
     return min(_limits(graph), default=None)
 
 
 def beyond(limit: int) -> str:
-    """The limit that was exceeded, as every error names it; a model's forward uses it too (`tfkit.nn.within`)."""
+    """Describe a limit that was exceeded, for every error that names it, including errors of a model's forward."""
     return f"max_len ({limit}), which can be set when building"
 
 
@@ -28,12 +28,12 @@ def _limits(graph: Graph) -> Iterator[int]:
 
 
 def rows_of(graph: Graph, name: str) -> int | None:
-    """The rows of the smallest table in which an input is looked up; None if there is none."""
+    """Return the rows of the smallest table that looks up an input; None if there is none."""
     return min(_rows(graph, name), default=None)
 
 
 def _rows(graph: Graph, name: str) -> Iterator[int]:
-    """The sizes of the tables in which an input is looked up."""
+    """Yield the sizes of the tables that look up an input."""
     for node in graph.nodes:
         for field, source in node.wires.items():
             if name not in as_list(source):

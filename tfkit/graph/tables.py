@@ -6,7 +6,7 @@ from tfkit.graph.expand import Graph
 
 
 def table_owner(graph: Graph, node: str) -> str:
-    """The node whose module holds the table that `node` uses: itself, or the node it is tied to."""
+    """Return the node whose module holds the table that `node` uses: the node itself, or the node it is tied to."""
     seen = {node}
     while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
         node = tie
@@ -17,7 +17,7 @@ def table_owner(graph: Graph, node: str) -> str:
 
 
 def heads_of_tables(graph: Graph) -> dict[str, list[str]]:
-    """The nodes whose table is the output matrix of heads, and those heads."""
+    """Return the nodes whose table is the output matrix of heads, with these heads."""
     heads: dict[str, list[str]] = {}
     for node in graph.nodes:
         tie = node.wires.get("tie")

@@ -7,7 +7,7 @@ from tfkit.nn.layers import is_scripting, is_tracing
 
 
 def is_token(mask: Tensor | None, name: str) -> Tensor | None:
-    """A padding mask as bool [b, t], True where there is a token; see `may_read` for its errors.
+    """Return a padding mask as bool [b, t], True where there is a token; see `may_read` for its errors.
 
     Raises:
         ValueError: the mask is one of pairs.
@@ -18,7 +18,7 @@ def is_token(mask: Tensor | None, name: str) -> Tensor | None:
 
 
 def may_read(mask: Tensor | None, name: str) -> Tensor | None:
-    """A mask as bool: [b, t], True where there is a token; or of pairs [b, q, k], True where token q may read token k.
+    """Return a mask as bool: [b, t], True at tokens; or pairwise [b, q, k], True where token q may attend to token k.
 
     A mask of pairs can hide more than padding, such as documents in one row from each other. None: nothing is hidden.
 
@@ -35,7 +35,7 @@ def may_read(mask: Tensor | None, name: str) -> Tensor | None:
 
 
 def can_look(x: Tensor) -> bool:
-    """True if values can be read without interrupting a device, a compiler or a tracer."""
+    """Return True if values can be read without interrupting a device, a compiler or a tracer."""
     if is_scripting():
         return x.is_cpu
     else:  # noqa: RET505  TorchScript compiles what follows an `if`, but not an `else` that is never reached
@@ -43,12 +43,12 @@ def can_look(x: Tensor) -> bool:
 
 
 def zeros_and_ones(x: Tensor) -> bool:
-    """True if the mask contains only 0 and 1."""
+    """Return True if the mask contains only 0 and 1."""
     return x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all())
 
 
 def one_run(mask: Tensor) -> Tensor:
-    """The mask, unchanged; distances of tokens are those of their columns if it has padding at the sides only.
+    """Return the mask unchanged. Distances are taken between columns, which needs padding at the sides only.
 
     Raises:
         ValueError: padding stands between the tokens of a row, [b, t]; looked for where that interrupts nothing.
@@ -61,19 +61,19 @@ def one_run(mask: Tensor) -> Tensor:
 
 
 def of_length(x: Tensor, length: int, name: str) -> Tensor:
-    """The sequences [b, t, ...], unchanged; raises ValueError if they do not have that many positions."""
+    """Return sequences [b, t, ...] unchanged; raise ValueError for a different number of positions."""
     if x.size(1) != length:
         raise ValueError(f"{name} has {x.size(1)} positions, but this model always reads {length}")
     return x
 
 
 def of_length_if_given(x: Tensor | None, length: int, name: str) -> Tensor | None:
-    """An optional input, unchanged; see `of_length`."""
+    """Return an optional input unchanged; see `of_length`."""
     return None if x is None else of_length(x, length, name)
 
 
 def within(tokens: Tensor, max_len: int) -> Tensor:
-    """The tokens [b, t], unchanged; raises ValueError if a sequence, padding included, is longer than `max_len`."""
+    """Return the tokens [b, t] unchanged; raise ValueError if they, padding included, are longer than `max_len`."""
     if tokens.size(1) > max_len:
         raise ValueError(f"{tokens.size(1)} tokens are more than max_len ({max_len}), which can be set when building")
     return tokens

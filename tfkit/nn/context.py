@@ -71,7 +71,7 @@ class Context(NamedTuple):
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
-    """Positions of the tokens x [b, t, ...], counted without padding, [b or 1, t].
+    """Count the positions of tokens x [b, t, ...] without padding, [b or 1, t].
 
     Padding has the position of the token before it, or one less than the first. With a mask of pairs, only the tokens
     that a token may read are before it.
@@ -87,7 +87,7 @@ def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor
 
 
 def tokens_until(mask: Tensor) -> Tensor:
-    """The number of tokens up to each position, [b, t]; in a mask of pairs, of those that it may read."""
+    """Count the tokens up to each position, [b, t]; with a pairwise mask, only tokens it may attend to."""
     return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
 
 
@@ -121,7 +121,7 @@ def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
 
 
 def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: int) -> Context:
-    """The context of one layer: the context that all layers share, and the tensors that this one cached."""
+    """Return the context of one layer: the shared context with the layer's cache."""
     cache = context.cache
     if cache is None or caches is None:
         return context
@@ -130,7 +130,7 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
 
 
 def cache_of_next(context: Context, before: int) -> Context:
-    """The context of another attention in a layer: its tensors come after `before` others."""
+    """Return the context of a further attention in a layer, whose tensors follow `before` others."""
     cache = context.cache
     if cache is None:
         return context

@@ -70,12 +70,12 @@ GRAPH = Style(calls=2, stream=None)
 
 
 def is_name(text: str) -> bool:
-    """True if the text is a valid name in Python."""
+    """Return True if the text is a valid name in Python."""
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> str:
-    """The function `forward`.
+    """Return the function `forward`.
 
     Globals that the text uses are added to `outside` by name; the names already there are not used for anything else.
     The order of steps does not change: a value that is read once is inlined into the line that reads it only if all
@@ -150,7 +150,7 @@ class _Writer:
             self._assign(value, written)
 
     def _with_pending(self, value: Value, write: Callable[[], _Expression]) -> _Expression:
-        """The expression of a value, inlining the pending values that it reads if they are the last ones, in order."""
+        """Return the expression of a value. Pending values are inlined if they are the last ones, in order."""
         waiting = list(self.pending)
         used = [operand for operand in self.operands[value] if operand in self.pending]
         self._flush(next(n for n in range(len(waiting) + 1) if _ends_with(waiting[n:], used)))
@@ -188,7 +188,7 @@ class _Writer:
             self.lines.append(start + written.text)
 
     def _variable(self, name: str) -> str:
-        """A free variable: the stream's if its value is no longer read, else one of this name."""
+        """Return a free variable: the stream's if its value is no longer read, else a numbered name."""
         if self.style.stream and self._is_free(self.style.stream):
             return self.style.stream
         return next(candidate for candidate in _numbered(name) if self._is_free(candidate))
@@ -243,7 +243,7 @@ class _Writer:
         return call
 
     def _part(self, value: Any) -> _Expression:
-        """An argument."""
+        """Return an argument."""
         if isinstance(value, Value):
             pending = self.pending.get(value)
             return _Expression(self.variables[value], reads=[value]) if pending is None else pending
@@ -269,7 +269,7 @@ class _Writer:
         return _joined(", ".join(part.text for part in parts), parts)
 
     def _index(self, value: Any) -> _Expression:
-        """The text between square brackets."""
+        """Return the text between square brackets."""
         if type(value) is tuple and len(value) > 1:
             parts = [self._index(item) for item in value]
             return _joined(", ".join(part.text for part in parts), parts)
@@ -295,7 +295,7 @@ class _Writer:
         return self._global(type(value).__name__, value)
 
     def _function(self, function: Any) -> str:
-        """The name of a function in this text."""
+        """Return the name of a function in this text."""
         name = getattr(function, "__name__", type(function).__name__)
         for short, module in (("torch", torch), ("F", F), ("operator", operator)):
             if getattr(module, name, None) is function:
@@ -303,7 +303,7 @@ class _Writer:
         return self._global(name if is_name(name) else "function", function)
 
     def _global(self, name: str, value: Any) -> str:
-        """A name for a global that no variable has."""
+        """Return a name for a global that no variable has."""
         free = (
             candidate
             for candidate in _numbered(name)
@@ -339,7 +339,7 @@ class _Writer:
 
 
 def _values(parts: Any) -> Iterator[Value]:
-    """The values in arguments, in the order in which Python evaluates them."""
+    """Yield the values in arguments, in the order in which Python evaluates them."""
     if isinstance(parts, Value):
         yield parts
     elif isinstance(parts, list | tuple):
@@ -353,7 +353,7 @@ def _values(parts: Any) -> Iterator[Value]:
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:
-    """True if the used values that are pending are the last pending ones, in their order."""
+    """Return True if the used values that are pending are the last pending ones, in their order."""
     drawn = [operand for operand in used if operand in waiting]
     return drawn == waiting[len(waiting) - len(drawn) :]
 
@@ -364,12 +364,12 @@ def _joined(text: str, parts: Sequence[_Expression], *, binds: int = ATOM) -> _E
 
 
 def _bracketed(part: _Expression, binds: int) -> str:
-    """An operand, in parentheses if its precedence is lower."""
+    """Return an operand, in parentheses if its precedence is lower."""
     return part.text if part.binds >= binds else f"({part.text})"
 
 
 def _path(target: str) -> str:
-    """A child or a parameter, by its dotted path."""
+    """Return a child or a parameter, by its dotted path."""
     text = "self"
     for name in target.split("."):
         text = f"{text}.{name}" if is_name(name) else f'getattr({text}, "{name}")'
@@ -377,13 +377,13 @@ def _path(target: str) -> str:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """The name, then the name with a number."""
+    """Yield the name, then the name with a number."""
     yield name
     yield from (f"{name}_{number}" for number in count(1))
 
 
 def _broken(start: str, parts: Sequence[str], end: str, width: int) -> list[str]:
-    """A call or a signature on one line; its arguments on a line of their own; or on one each."""
+    """Format a call or a signature on one line, with its arguments on a second line, or with one argument per line."""
     if len(line := f"{start}{', '.join(parts)}{end}") <= width:
         return [line]
     if len(inner := INDENT + ", ".join(parts)) <= width:

@@ -53,7 +53,7 @@ decoding = Decoding()
 
 
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
-    """True if oneDNN should multiply `weight` [d_out, d_in] with x [..., d_in]."""
+    """Return True if oneDNN should multiply `weight` [d_out, d_in] with x [..., d_in]."""
     plain = type(x) in PLAIN and x.is_cpu and x.dtype == torch.float32 and takes(weight)
     if not plain or torch.is_autocast_enabled("cpu") or is_watched():  # watchers only know `F.linear`
         return False
@@ -65,13 +65,13 @@ def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 
 def takes(weight: Tensor) -> bool:
-    """True if there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
+    """Return True if there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
     plain = type(weight) in PLAIN and weight.is_cpu and weight.dtype == torch.float32
     return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The kernel of `torch.nn.functional.linear`."""
+    """Return the kernel of `torch.nn.functional.linear`."""
     return F.linear(x, weight, bias)
 
 
@@ -82,7 +82,7 @@ if ONEDNN:
 
 
 def large_weights(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The weights of a model for which there is a choice of kernels, grouped by shape."""
+    """Return the weights of a model for which several kernels exist, grouped by shape."""
     groups: dict[torch.Size, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if takes(parameter):
@@ -108,12 +108,12 @@ def ask_once(model: nn.Module, rows: int) -> None:
 
 
 def sample(group: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The weights of one shape that a race reads."""
+    """Return the weights of one shape that a race reads."""
     return group[: -(-SAMPLE // group[0].nbytes)]
 
 
 def case_of(weight: Tensor, rows: int) -> Case:
-    """The values that the choice of a kernel depends on."""
+    """Return the values that the choice of a kernel depends on."""
     return (weight.size(0), weight.size(1), rows, weight.is_contiguous())
 
 

@@ -30,7 +30,7 @@ class Linear(nn.Linear):
         super().__init__(d_in, d_out if isinstance(d_out, int) else sum(d_out.values()), bias=bias)
 
     def reset_parameters(self) -> None:
-        """Nothing: the builder fills the weights once they have a place in memory."""
+        """Do nothing: the builder fills the weights once they have memory."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -40,7 +40,7 @@ class Linear(nn.Linear):
 
 
 class StackedLinear(nn.Module):
-    """The weights of `n` linear layers of one shape, such as those of experts.
+    """The weights of `n` linear layers of one shape, such as experts.
 
     A subclass multiplies them in its `forward`: libraries that adapt or shard weights act when a module is called.
 
@@ -85,7 +85,7 @@ class StackedLinear(nn.Module):
 
 
 def _with_parts(sizes: str, parts: Mapping[str, int] | None) -> str:
-    """The size of the output, and the sizes of the parts that are fused into it."""
+    """Return the size of the output, and the sizes of the parts that are fused into it."""
     return sizes if parts is None else f"{sizes}, {named(parts=parts)}"
 
 
@@ -94,7 +94,7 @@ is_tracing = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Weight [d_out, d_in] times x [..., d_in], plus bias: `torch.nn.functional.linear`.
+    """Multiply x [..., d_in] by weight [d_out, d_in] and add the bias, as `torch.nn.functional.linear` does.
 
     While a `CachedModel` decodes, large weights are multiplied by the kernel that reads them fastest on this machine.
     """
@@ -110,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _guessing_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, large: int = GUESS_LARGE, least_rows: int = GUESS_ROWS
 ) -> Tensor:
-    """An estimate that TorchScript can compile.
+    """Return an estimate that TorchScript can compile.
 
     It cannot ask for autocast (torch.is_autocast_cpu_enabled ends the process), but it can see the type of a product.
     """
@@ -126,7 +126,7 @@ _scripted_linear = _guessing_linear if ONEDNN else F.linear
 
 
 def is_untouched(layer: nn.Module) -> bool:
-    """True if a layer is the `Linear` that was built, with its own weight: code may then read the weight directly.
+    """Return True if a layer is the `Linear` that was built, with its weight, so code may read the weight directly.
 
     LoRA and quantization put another module or another tensor in its place.
     """
@@ -137,7 +137,7 @@ class Table(nn.Embedding):
     """An embedding table with weights that the spec's `init` fills, not its constructor."""
 
     def reset_parameters(self) -> None:
-        """Nothing: the builder fills the weights once they have a place in memory."""
+        """Do nothing: the builder fills the weights once they have memory."""
 
 
 class Softmax(nn.Module):

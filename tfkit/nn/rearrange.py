@@ -65,7 +65,7 @@ class Rearrange(nn.Module):
         return self.forward(x)
 
     def extra_repr(self) -> str:
-        """The pattern and the sizes."""
+        """Return the pattern and the sizes."""
         return ", ".join([repr(self.pattern), *(f"{name}={size}" for name, size in self.sizes.items())])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -73,12 +73,12 @@ class Rearrange(nn.Module):
 
 
 def _made(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> Rearrange:
-    """The module without its state, from which unpickling and copying start."""
+    """Create the module without its state, for unpickling and copying."""
     return Rearrange(pattern, **sizes)
 
 
 def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict[str, int | list[int]]:
-    """The size of each axis with a known one, a list if it is cut; sizes of whole products are used and removed."""
+    """Return the size of each axis, a list if it is cut. Sizes of products are divided and removed."""
     left, right = _sides(pattern)
     axes = {axis for names in left for axis in names}
     products = {"".join(names): names for names in (*left, *right) if len(names) > 1}
@@ -127,7 +127,7 @@ def _sides(pattern: str) -> tuple[Side, Side]:
 
 @cache
 def _written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...]) -> type[Rearrange]:
-    """The class of a pattern: all modules with this pattern share it, and it is compiled once."""
+    """Return the class of a pattern: all modules with this pattern share it, and it is compiled once."""
     try:
         RearrangeMixin(pattern, **dict.fromkeys(sized, 1))
     except EinopsError as error:

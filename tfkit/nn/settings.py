@@ -9,7 +9,7 @@ LONG = 8
 
 
 def settings(module: nn.Module) -> str:
-    """The plain attributes of a module, for `extra_repr = settings` in a class. `named` leaves some out."""
+    """Return the plain attributes of a module, for `extra_repr = settings` in a class. `named` leaves some out."""
     return named(
         **{
             name: value
@@ -20,7 +20,10 @@ def settings(module: nn.Module) -> str:
 
 
 def named(*values: Any, **by_name: Any) -> str:
-    """Values as the arguments of a call; named ones without an effect (None, False, 0, a factor of 1) are left out."""
+    """Format values as the arguments of a call.
+
+    Named values without effect (None, False, 0, a factor of 1) are omitted.
+    """
     effective = {name: value for name, value in by_name.items() if not _does_nothing(value)}
     return ", ".join([*map(_text, values), *(f"{name}={_text(value)}" for name, value in effective.items())])
 
@@ -36,7 +39,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A number with six digits; of a long list, both ends."""
+    """Format a number with six digits; of a long list, only both ends."""
     if isinstance(value, list | tuple):
         shown = [*value[:2], "...", value[-1]] if len(value) > LONG else value
         return f"[{', '.join(map(_text, shown))}]"

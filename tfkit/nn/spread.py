@@ -1,4 +1,4 @@
-"""Tensors that `torch.distributed.fsdp.fully_shard` spread over processes, beside those that are whole everywhere."""
+"""Tensors that `torch.distributed.fsdp.fully_shard` sharded, and tensors that are complete in every process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All values of a tensor. If it is spread, its processes gather them together: each of them calls this."""
+    """Return the full tensor. For a sharded tensor this is a collective operation: every process must call it."""
     return tensor.full_tensor() if _is_spread(tensor) else tensor
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """The values of a whole tensor, spread as `like` is."""
+    """Shard a full tensor in the same way as `like`."""
     if not _is_spread(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor  # which `like` has imported

@@ -4,7 +4,7 @@ Each built-in kind is a short function, written from its documentation and its p
 that `tfkit.build` makes, so that the two can check each other.
 
 A function takes its `Part` first: `part.config` has its fields, `part.weight(name)` its weights, and
-`part.at(name, config)` is what fills one of its slots. The other arguments are those of its slot, for one sequence:
+`part.at(name, config)` fills one of its slots. The remaining arguments are the slot's, for one sequence:
 
     activation, norm, ffn    x                                                      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
@@ -77,7 +77,7 @@ def run(
 
 
 def _inputs(graph: Graph, inputs: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
-    """The inputs of one sequence, without a mask all tokens."""
+    """Yield the inputs of one sequence; without a mask, all positions are tokens."""
     for name in graph.inputs.keys() & inputs:
         x, mask = np.asarray(inputs[name][row]), inputs.get(graph.inputs[name].mask or "")
         tokens = np.ones(2 * x.shape[:1], bool)

@@ -31,7 +31,7 @@ class Scope:
 
 
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
-    """Multi-head attention with g heads of keys and values; a kind may have another core than `dot_product`."""
+    """Compute multi-head attention with g heads of keys and values; a kind may replace the core `dot_product`."""
     config, position = part.config, scope.position
     q, k, v = (_heads(part, name, y, scope) for name, y in zip("qkv", _projected(part, x, scope, g), strict=True))
     if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
@@ -49,7 +49,7 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
 
 
 def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
-    """Queries of x, keys and values of what it reads; one matrix may hold all three, in this order."""
+    """Return queries of x, and keys and values of its source; one matrix may hold all three, in this order."""
     if f"{part.path}.project.qkv.weight" in part.weights:
         y, h = part.at("project.qkv").linear(x, bias_of(part, "q")), part.config.n_heads
         d = y.shape[1] // (h + 2 * g)
@@ -60,7 +60,7 @@ def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
 
 
 def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:
-    """The heads [h, t, d] of y [t, h d]: clip, norm, norm of each, rotation, norm; of values, clip and norm of each."""
+    """Return heads [h, t, d] of y [t, h d] after clip, norm, per-head norm, rotation, norm; values are not rotated."""
     config, clip = part.config, part.config.clip or np.inf
     norms = (config.qk_norm_full, config.qk_norm, config.qk_norm_rotated)
     full, of_each, rotated = norms if name != "v" else (None, config.value_norm, None)
@@ -72,7 +72,7 @@ def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:
 
 
 def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: Array) -> Array:
-    """Queries [h, q, d], keys and values [g, k, d], bias [h, q, k] -> [q, h, d]. https://arxiv.org/abs/1706.03762."""
+    """Attend: queries [h, q, d], keys and values [g, k, d], bias [h, q, k] -> [q, h, d]. arXiv:1706.03762."""
     config, y = part.config, []
     scale = q.shape[2] ** -0.5 if config.scale is None else config.scale
     sinks = part.weight("core.softmax.sinks") if config.sinks else np.full(len(q), -np.inf)
@@ -86,7 +86,7 @@ def dot_product(part: Part, q: Array, k: Array, v: Array, bias: Array, visible: 
 
 
 def softmax(scores: Array, visible: Array, sink: float = -np.inf) -> Array:
-    """Weights [q, k] of the visible keys, zeros if there is none; a sink is one more score, as in arXiv:2309.17453."""
+    """Return weights [q, k] of the visible keys, zeros without any; a sink adds a score, as in arXiv:2309.17453."""
     weights = np.zeros_like(scores)
     for query, seen in enumerate(visible):
         if seen.any():

@@ -15,7 +15,7 @@ STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
 
 
 def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Sequence[Value | None] = ()) -> Value:
-    """Rows of the token table; then scale, positions, further tables, norm and projection in the order of `stages`."""
+    """Look up rows of the token table, then apply scale, positions, tables, norm and projection as `stages` orders."""
     config = part.config
     x = rows(part.weight("tokens.weight") if tie is None else tie, input.x)
     for stage in config.stages or STAGES:
@@ -34,7 +34,7 @@ def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Seq
 
 
 def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
-    """softcap(scale * (matrix @ x + bias)), after a projection or the transform of masked language models."""
+    """Compute softcap(scale * (matrix @ x + bias)), after a projection or the transform of masked language models."""
     config, x = part.config, _transformed(part, input.x)
     if config.transform is None and config.d_embed is not None:
         x = part.at("project").linear(x, config.project_bias)
@@ -44,7 +44,7 @@ def lm_head(part: Part, *, input: Value, tie: Array | None = None) -> Value:
 
 
 def _transformed(part: Part, x: Array) -> Array:
-    """A dense layer, its activation and a norm, if the head has a transform."""
+    """Return a dense layer, its activation and a norm, if the head has a transform."""
     config = part.config.transform
     if config is None:
         return x
@@ -53,12 +53,12 @@ def _transformed(part: Part, x: Array) -> Array:
 
 
 def classifier(part: Part, *, input: Value) -> Value:
-    """One product for each position, after the transform if there is one."""
+    """Multiply each position by a matrix, after the transform if there is one."""
     return Value(part.at("output").linear(_transformed(part, input.x), part.config.bias), input.pairs)
 
 
 def pooler(part: Part, *, input: Value) -> Value:
-    """The first token, the last, or the mean of all; then a dense layer and its activation."""
+    """Select the first token, the last, or the mean of all, then apply a dense layer and its activation."""
     pooled = np.asarray(input.tokens.any())
     x = input.x[input.tokens] if pooled else input.x
     x = {"first": x[0], "last": x[-1], "mean": x.mean(0)}[part.config.select]
@@ -68,14 +68,14 @@ def pooler(part: Part, *, input: Value) -> Value:
 
 
 def linear(part: Part, *, input: Value) -> Value:
-    """A linear layer on each position, and an activation."""
+    """Return a linear layer on each position, and an activation."""
     config = part.config
     layer = part if config.activation is None else part.at("dense")
     return Value(part.at("activation", config.activation)(layer.linear(input.x, config.bias)), input.pairs)
 
 
 def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
-    """One after the other, padding included, or side by side in each position with the padding of the first."""
+    """Concatenate along positions, padding included, or along width with the padding of the first input."""
     if part.config.along == "width":
         return Value(np.concatenate([value.x for value in inputs], axis=-1), inputs[0].pairs)
     tokens = np.concatenate([value.tokens for value in inputs])

@@ -44,7 +44,7 @@ class Value(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The values that a model returns, and those of its components."""
+    """The values that a model and its components return."""
 
     outputs: Mapping[str, Array]
     """By the name of the node, [b, ...]."""
@@ -84,11 +84,11 @@ class Part:
         return y
 
     def at(self, name: str, config: Any = None) -> Part:
-        """A part of this one."""
+        """Return a part inside this part."""
         return replace(self, path=f"{self.path}.{name}".lstrip("."), config=config)
 
     def weight(self, name: str = "weight") -> Array:
-        """A weight of this part."""
+        """Return a weight of this part."""
         name = self.at(name).path
         if name not in self.weights:
             raise ValueError(f"the weights lack `{name}`")
@@ -96,12 +96,12 @@ class Part:
         return np.asarray(self.weights[name], np.float64)
 
     def linear(self, x: Array, bias: bool) -> Any:
-        """A linear layer: x W^T + b, with the weight W [out, in]."""
+        """Return a linear layer: x W^T + b, with the weight W [out, in]."""
         return self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
 
 
 def computed(model: Part, values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """The value of each node and of each input."""
+    """Return the value of each node and of each input."""
     for node in model.graph.nodes:
         wires = {name: _wire(model, node, name, values) for name in node.wires}
         values = {**values, node.name: model.at(node.name, node.config)(**wires)}
@@ -116,13 +116,13 @@ def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> An
 
 
 def _table(model: Part, name: str) -> Array:
-    """The token table of an embedding, which may be that of another one."""
+    """Return the token table of an embedding, which may belong to another embedding."""
     tie = model.graph.node(name).wires.get("tie")
     return _table(model, tie) if isinstance(tie, str) else model.weight(f"{name}.tokens.weight")
 
 
 def rows(table: Array, ids: Array) -> Array:
-    """The rows of a table; NumPy would count negative ids from the end."""
+    """Look up rows of a table; NumPy would count negative ids from the end."""
     if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
         raise ValueError(f"ids from {ids.min()} to {ids.max()} for a table of {len(table)} rows")
     return table[ids]

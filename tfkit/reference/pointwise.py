@@ -1,4 +1,4 @@
-"""Components that act on each position by itself: activations, norms, feed-forward networks."""
+"""Components that act on each position independently: activations, norms, feed-forward networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.reference.model import Array, Function, Part
 
 
 def sigmoid(part: Part, x: Array) -> Array:
-    """1 / (1 + exp(-x)), in a form that does not overflow."""
+    """Compute 1 / (1 + exp(-x)) in a form that does not overflow."""
     return (1 + np.tanh(x / 2)) / 2
 
 
@@ -66,7 +66,7 @@ NORMS: dict[str, Function] = {"layernorm": layernorm, "rmsnorm": rmsnorm}
 
 
 def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool = False) -> Array:
-    """down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x) of one matrix, with the gate first.
+    """Compute down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x), whose matrix has the gate first.
 
     Unless it is given, the activation is that in the slot. https://arxiv.org/abs/1706.03762; gated: 2002.05202.
     """
@@ -78,7 +78,7 @@ def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool
 
 
 def bias_of(part: Part, name: str) -> bool:
-    """True if the linear layer of that name has a bias: all may have one, or some."""
+    """Return True if the linear layer of that name has a bias: all may have one, or some."""
     bias = part.config.bias
     return bias if isinstance(bias, bool) else bool(dict(bias)[name])
 

@@ -16,12 +16,15 @@ from tfkit.reference.model import Array, Function, Part, rows
 
 
 def learned(part: Part, positions: Array, width: int) -> Array:
-    """Row position + offset of a table. https://arxiv.org/abs/1705.03122."""
+    """Look up row position + offset of a table. https://arxiv.org/abs/1705.03122."""
     return rows(part.weight("table.weight"), positions + part.config.offset)
 
 
 def sinusoidal(part: Part, positions: Array, width: int) -> Array:
-    """Sines and cosines of position * theta ** (-2 i / width). https://arxiv.org/abs/1706.03762, section 3.5."""
+    """Compute sines and cosines of position * theta ** (-2 i / width).
+
+    https://arxiv.org/abs/1706.03762, section 3.5.
+    """
     config, i = part.config, np.arange(width // 2)
     frequencies = config.theta ** (-2 * i / (width - 2 if config.endpoint else width))
     angles = np.outer(positions + config.offset, frequencies)
@@ -51,23 +54,23 @@ def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
 
 
 def ntk(frequencies: Array, factor: float) -> Array:
-    """Theta grows until the last pair turns `factor` times slower. https://arxiv.org/abs/2309.00071, section 3.1."""
+    """Increase theta until the last pair turns `factor` times slower. https://arxiv.org/abs/2309.00071, section 3.1."""
     return frequencies * factor ** -np.linspace(0, 1, len(frequencies))
 
 
 def dynamic(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """NTK by factor * n_keys / original_max_len - (factor - 1). https://arxiv.org/abs/2309.00071, section 3.3."""
+    """Apply NTK by factor * n_keys / original_max_len - (factor - 1). https://arxiv.org/abs/2309.00071, section 3.3."""
     factor, longer = part.config.factor, max(1.0, n_keys / part.config.original_max_len)
     return ntk(frequencies, factor * longer - (factor - 1)), 1.0
 
 
 def proportional(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """The pairs after the first `width` channels do not turn."""
+    """Return the pairs after the first `width` channels do not turn."""
     return np.where(2 * np.arange(len(frequencies)) < part.config.width, frequencies, 0), 1.0
 
 
 def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Short waves stay, and long ones stretch. https://arxiv.org/abs/2407.21783, section 3.4.1."""
+    """Keep short waves and stretch long ones. https://arxiv.org/abs/2407.21783, section 3.4.1."""
     config = part.config
     waves = config.original_max_len * frequencies / (2 * math.pi)
     kept = np.clip((waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor), 0, 1)
@@ -75,7 +78,7 @@ def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[A
 
 
 def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Pairs stretch by a ramp, from that which turns `beta_fast` times in training to that of `beta_slow`; and sharper.
+    """Stretch pairs by a ramp between the pairs that turn `beta_fast` and `beta_slow` times, and scale scores.
 
     https://arxiv.org/abs/2309.00071, sections 3.2 and 3.4.
     """
@@ -92,7 +95,7 @@ def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Arr
 
 
 def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """A divisor for each pair, by the length, and sharper. https://arxiv.org/abs/2402.13753."""
+    """Return a divisor for each pair, by the length, and sharper. https://arxiv.org/abs/2402.13753."""
     config = part.config
     divisors = config.short_factor if n_keys <= config.original_max_len else config.long_factor
     by_default = math.sqrt(1 + math.log(max(config.factor or 1, 1)) / math.log(config.original_max_len))
@@ -103,7 +106,7 @@ def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple
 
 
 def alibi(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
-    """-slope * |distance|; beyond a power of two of heads, every other slope of twice that number.
+    """Compute -slope * |distance|; beyond a power of two of heads, use every other slope of twice that number.
 
     https://arxiv.org/abs/2108.12409.
     """
@@ -116,7 +119,7 @@ def alibi(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
 
 
 def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
-    """A learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1.
+    """Return a learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1.
 
     Short distances have a bucket each, then they grow up to max_distance; half of all are for keys ahead.
     """

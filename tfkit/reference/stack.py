@@ -23,13 +23,13 @@ PLACES = {
 }
 """The norms of each placement; in the last two, sublayers read the layer's input."""
 Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
-"""The scopes that a sublayer of each kind reads beside x: one, or none."""
+"""The scopes that a sublayer of each kind takes in addition to x: one, or none."""
 
 
 def stack(
     part: Part, *, input: Value, memory: Value | None = None, prefix: Value | None = None, causal: bool = False
 ) -> Value:
-    """Layers, then a norm. Those of a causal stack, a decoder, read what came before, and the prefix."""
+    """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
     resolved = part.graph.node(part.path).stack
     assert resolved is not None
@@ -45,7 +45,7 @@ def stack(
 
 
 def _variants(config: Any) -> Iterator[str]:
-    """The variant of each layer with weights of its own."""
+    """Yield the variant of each layer that has separate weights."""
     layers = config.layers
     n = (layers and layers.groups) or config.n_layers
     pattern = (layers and layers.pattern) or ["base"]
@@ -62,7 +62,7 @@ def _variants(config: Any) -> Iterator[str]:
 def _scopes(
     config: Any, position: Part, input: Value, memory: Value | None, prefix: Value | None, causal: bool
 ) -> Scopes:
-    """Scopes that each kind of sublayer reads beside x: attention the tokens of its window and the prefix, no padding.
+    """Return the scopes that each kind of sublayer takes in addition to x: window and prefix without padding.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
@@ -81,7 +81,7 @@ def _scopes(
 
 
 def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
-    """Sublayers one after the other; further ones of a kind are numbered."""
+    """Apply sublayers one after the other; further ones of a kind are numbered."""
     config, times = part.config, Counter[str]()
     start = _normed(part, "input_norm", config.input_norm, x)
     for step in [{"sublayer": kind} for kind in scopes] if config.sublayers is None else map(dict, config.sublayers):
@@ -94,7 +94,7 @@ def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
 
 
 def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, *scope: Scope) -> Array:
-    """norm_after(onto + scale * norm_out(sublayer(norm_in(read)))): onto x, or onto what the sublayer reads."""
+    """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), onto x or onto the sublayer's input."""
     config = part.config
     component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
     inside = _normed(part, "norm_in", step.get("norm_in"), read, name)

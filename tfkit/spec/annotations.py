@@ -22,7 +22,7 @@ class Shape:
 
 
 def shape_of(annotation: Any) -> Shape | None:
-    """The shape of a field that holds configs; None for every other field."""
+    """Return the shape of a field that holds configs; None for any other field."""
     members = options(annotation)
     for option in members:
         arguments = [a for a in get_args(option) if a is not Ellipsis]
@@ -36,7 +36,7 @@ def shape_of(annotation: Any) -> Shape | None:
 
 
 def options(annotation: Any) -> list[Any]:
-    """The members of a union, without their annotations."""
+    """Return the members of a union, without their annotations."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [o for argument in get_args(annotation) for o in options(argument)]
     if hasattr(annotation, "__metadata__"):
@@ -45,7 +45,7 @@ def options(annotation: Any) -> list[Any]:
 
 
 def numeric(annotation: Any) -> tuple[set[type], set[object]]:
-    """The number types that a field takes, and the words beside them."""
+    """Return the number types of a field, and the words that it also takes."""
     numbers: set[type] = set()
     words: set[object] = set()
     for option in options(annotation):
@@ -59,13 +59,13 @@ def numeric(annotation: Any) -> tuple[set[type], set[object]]:
 
 
 def extra(info: FieldInfo, key: str) -> str | None:
-    """A field's setting by `tfkit.slot` or `tfkit.optional_slot`: its `default_kind` or `implied_kind`."""
+    """Return a field's setting by `tfkit.slot` or `tfkit.optional_slot`: its `default_kind` or `implied_kind`."""
     settings = info.json_schema_extra
     return str(settings[key]) if isinstance(settings, dict) and key in settings else None
 
 
 def allowed(info: FieldInfo, *, nested: int) -> list[str]:
-    """The values that a field takes, in words, one entry for each way to fill it; with `nested`, those of its items."""
+    """Describe the values that a field takes, an entry per way to fill it; with `nested`, the values of its items."""
     annotation = info.annotation if nested else Annotated[info.annotation, info]
     for _ in range(nested):
         inner = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
@@ -74,12 +74,12 @@ def allowed(info: FieldInfo, *, nested: int) -> list[str]:
 
 
 def either(words: list[str]) -> str:
-    """`a, b or c`."""
+    """Join words: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
-    """The members of an annotation in words; `bounds` are those stated around it."""
+    """Describe the members of an annotation; `bounds` come from the annotation around it."""
     if hasattr(annotation, "__metadata__"):
         return _words(get_args(annotation)[0], {**bounds, **_bounds(annotation.__metadata__)})
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -94,7 +94,7 @@ def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
 
 
 def _bounds(metadata: Any) -> dict[str, float]:
-    """The limits that an annotation states, by pydantic's names; and `wire` if it is one."""
+    """Return the limits of an annotation by pydantic's names, and `wire` for a wire."""
     bounds: dict[str, float] = {}
     for part in metadata:
         if isinstance(part, FieldInfo):
@@ -106,7 +106,7 @@ def _bounds(metadata: Any) -> dict[str, float]:
 
 
 def _range(bounds: dict[str, float], step: int | None = None) -> str:
-    """The limits in words. A whole number, which has a `step`, starts at least one step above an exclusive bound."""
+    """Describe the limits. An integer, which has a `step`, starts at least one step above an exclusive bound."""
     low, high = bounds.get("ge"), bounds.get("le")
     if low is None and step is not None and "gt" in bounds:
         low = bounds["gt"] + step

@@ -44,12 +44,12 @@ class ExpressionError(Invalid):
 
 
 def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
-    """The value of an expression; `lookup` gives the value of a name or raises `ExpressionError`."""
+    """Evaluate an expression; `lookup` returns the value of a name or raises `ExpressionError`."""
     return _value(parsed(text), lookup)
 
 
 def parsed(text: str) -> ast.expr:
-    """The tree of an expression; raises `ExpressionError` if it is not one of Python."""
+    """Parse an expression; raise `ExpressionError` if it is not a Python expression."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters; this one has {len(text)}")
     try:
@@ -61,7 +61,7 @@ def parsed(text: str) -> ast.expr:
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
-    """The value of one operand or operator of an expression; an error in it is marked as its own."""
+    """Evaluate an operand or operator. An error in it carries its columns."""
     try:
         return _part(node, lookup)
     except ExpressionError as error:
@@ -84,7 +84,7 @@ def _part(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
 
 
 def apply(op: ast.operator, left: Number, right: Number) -> Number:
-    """The result of an operator; raises `ExpressionError` where it has none."""
+    """Apply an operator; raise `ExpressionError` where it is undefined."""
     if isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT:
         raise ExpressionError(f"a power of more than {MAX_EXPONENT}")
     try:

@@ -11,7 +11,7 @@ _WORDS = re.compile(r"\[([^\[\]]*)\]")
 
 
 def expanded(name: str) -> list[str]:
-    """The names that `[q k v]` in a name stands for, in order; raises `Invalid` for brackets that are not closed."""
+    """Return the names that `[q k v]` in a name stands for, in order; raise `Invalid` for unclosed brackets."""
     segments = _WORDS.split(name)
     if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
         not w.split() for w in segments[1::2]

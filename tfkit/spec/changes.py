@@ -10,7 +10,7 @@ from tfkit.arguments import Sets, shown
 
 
 def as_changes(sets: Sets) -> list[str]:
-    """Each change as `path=value`; text among the values of a mapping is read as `--set` reads it.
+    """Return each change as `path=value`. Text among the values of a mapping is parsed as `--set` parses it.
 
     Raises TypeError for a value of a type that YAML does not have.
     """
@@ -22,7 +22,7 @@ def as_changes(sets: Sets) -> list[str]:
 
 
 def _as_yaml(path: str, value: object) -> str:
-    """A value as JSON, which is valid YAML."""
+    """Format a value as JSON, which is valid YAML."""
     if isinstance(value, str):
         return value
     try:
@@ -33,7 +33,7 @@ def _as_yaml(path: str, value: object) -> str:
 
 
 def _plain(value: object) -> int | float:
-    """A number of another library, such as numpy, as one of Python's."""
+    """Convert a number of another library, such as numpy, to a Python number."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""From a mapping given in Python to data in which every value knows its path, as that of a text knows its line.
+"""From a mapping given in Python to data in which every value has a path, as a value of a text has a line.
 
 Values are those that YAML has. Text is an unquoted word, so that it may be arithmetic; but text that YAML reads as
 another value, such as `12`, would have needed quotes there, and stays text.
@@ -24,7 +24,7 @@ NAME = "<mapping>"
 
 
 def read_data(data: MappingABC[Any, Any]) -> Mapping:
-    """The tree of a mapping, which is copied; raises SpecError with every value in it that YAML does not have."""
+    """Build the tree of a mapping, which is copied; raise SpecError with every value that YAML cannot express."""
     copier = _Copier()
     plain = copier.copy(data, ())
     if copier.errors:
@@ -35,7 +35,7 @@ def read_data(data: MappingABC[Any, Any]) -> Mapping:
 
 
 class _Copier:
-    """Copies data as the types of YAML. Errors are collected; only those of size end the copying."""
+    """Copies data as the types of YAML. Errors are collected; only errors of size end the copying."""
 
     def __init__(self) -> None:
         self.errors: list[Diagnostic] = []
@@ -113,7 +113,7 @@ class _Tree:
         self.line = 0
 
     def node(self, value: Plain, start: int = 0) -> Node:
-        """The node of the next line, whose value begins after `start` characters."""
+        """Build the node of the next line, whose value begins after `start` characters."""
         self.line += 1
         span = Span(self.source, self.line, start + 1, max(1, len(self.source.line(self.line)) - start))
         if isinstance(value, dict):
@@ -130,7 +130,7 @@ class _Tree:
 
 
 def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
-    """The path and the line of each value, an enclosing one first."""
+    """Yield path and line of each value, an enclosing value first."""
     yield path, f"{start}{_in_short(value, inside=True)}"
     if isinstance(value, dict):
         for key, item in value.items():
@@ -141,7 +141,7 @@ def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
 
 
 def _in_short(value: Plain, *, inside: bool) -> str:
-    """A value as YAML writes it on one line; without what is two levels inside."""
+    """Format a value as YAML on one line, without anything nested deeper than one level."""
     if isinstance(value, dict):
         items = [f"{_word(key)}: {_in_short(item, inside=False)}" for key, item in value.items()]
         return f"{{{', '.join(items) if inside or not items else '...'}}}"
@@ -154,7 +154,7 @@ def _in_short(value: Plain, *, inside: bool) -> str:
 
 
 def _word(text: str) -> str:
-    """Text on one line, in quotes where YAML would need them."""
+    """Format text on one line, in quotes where YAML needs them."""
     return text if text.isprintable() and isinstance(_meaning(text), str) else json.dumps(text)
 
 
@@ -166,7 +166,7 @@ def _text(text: str, span: Span) -> Scalar:
 
 
 def _meaning(text: str) -> object:
-    """The value that YAML reads in an unquoted word; None for one that it refuses."""
+    """Return the value of an unquoted word in YAML; None if the word is rejected."""
     try:
         return resolve(text)
     except Invalid:

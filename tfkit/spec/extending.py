@@ -35,13 +35,13 @@ class Language:
 
 
 def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
-    """The tree of a file, merged over what it extends; `chain` are the files that led to it."""
+    """Read a file and merge it over the file that it extends; `chain` lists the files that led to it."""
     root = language.read(path, name=str(shortest(path)))
     return based(root, path.parent, language, (*chain, _real(path)))
 
 
 def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
-    """`root` merged over the document that it extends, if any."""
+    """Merge `root` over the document that it extends, if any."""
     check_sort(root, language.sort)
     word = root.items.get("extends")
     if word is None:
@@ -61,7 +61,7 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
 
 
 def shortest(path: Path) -> Path:
-    """A path as errors show it: relative if it is below the current folder."""
+    """Return a path as errors show it: relative if it is below the current folder."""
     try:
         return _real(path).relative_to(Path.cwd())
     except ValueError:
@@ -69,5 +69,5 @@ def shortest(path: Path) -> Path:
 
 
 def _real(path: Path) -> Path:
-    """The target of a path; unlike `Path.resolve`, also for a loop of links and for a name that is too long."""
+    """Return the target of a path. Unlike `Path.resolve`, this accepts loops of links and names that are too long."""
     return Path(os.path.realpath(path))

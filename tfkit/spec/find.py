@@ -16,14 +16,14 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def plugin_folders(folder: Path = Path()) -> list[Path]:
-    """The folders searched for a plugin that a spec names: beside the spec, here, and in a checkout of tfkit."""
+    """Return the folders to search for a spec's plugin: its own, the current one, and a checkout of tfkit."""
     return [folder, folder / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
 
 
 def find_spec(
     name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None, span: Span | None = None
 ) -> Path:
-    """The file of a spec, by its path, by the folder of a model, or by a bare name that is known.
+    """Find the file of a spec by its path, by the folder of a model, or by a name.
 
     Relative paths start from `folder`. A bare name that is known is not looked for there. Raises SpecError
     if there is no such file.
@@ -56,18 +56,18 @@ def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic
 
 
 def is_folder(name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None) -> bool:
-    """True if the name of a spec is that of a folder, and not of a spec that is known."""
+    """Return True if `name` refers to a folder, and not to a named spec."""
     text = os.fspath(name)
     return bool(text) and text not in specs.files and os.path.isdir((folder or Path()) / text)
 
 
 def weights_beside(name: str | os.PathLike[str], specs: KnownSpecs) -> Path | None:
-    """The folder that a spec's name refers to, if it has weights; None for a file and for a bare name."""
+    """Return the folder that a spec's name refers to, if it has weights; None for a file or a name."""
     return model_folder(Path(name)) if is_folder(name, specs) and has_weights(Path(name)) else None
 
 
 def find_family(name: str, specs: KnownSpecs, span: Span) -> Path:
-    """The file of a family: by a bare name that is known, or by a path from the folder of the file that names it.
+    """Find the file of a family by its name, or by a path relative to the file that names it.
 
     Raises SpecError if there is no such file.
     """

@@ -19,7 +19,7 @@ LATEST = "latest"
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder itself, or the latest checkpoint in the folder of a run."""
+    """Return the folder, or the latest checkpoint if it is the folder of a run."""
     try:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -28,7 +28,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def spec_of(folder: Path, span: Span | None = None) -> Path:
-    """The spec in a folder; raises SpecError where there is none."""
+    """Return the spec in a folder; raise SpecError if there is none."""
     folder = model_folder(folder)
     if (folder / SPEC).is_file():
         return folder / SPEC
@@ -50,5 +50,5 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 
 def has_weights(folder: Path) -> bool:
-    """True if there are weights beside the spec."""
+    """Return True if the folder of the spec has weights."""
     return any((model_folder(folder) / name).exists() for name in (WEIGHTS, INDEX))

@@ -29,7 +29,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, fields: Container[str]) -> Expression:
-        """The expression of a text, in which `fields` are numbers; raises `Invalid` if it has no inverse."""
+        """Parse an expression in which `fields` are numbers; raise `Invalid` if it has no inverse."""
         if _PATH.fullmatch(text):
             return cls(text)
         tree = _tree(text)
@@ -44,17 +44,17 @@ class Expression:
 
     @property
     def is_path(self) -> bool:
-        """True if the value of the spec is that of the field."""
+        """True if the spec and the field have the same value."""
         return self.steps is None
 
     def forward(self, value: Number, number: Lookup) -> Number:
-        """The field's value for the spec's."""
+        """Return the field's value for the spec's."""
         assert self.steps is not None
         text = re.sub(rf"(?<![\w.]){re.escape(self.path)}(?![\w.])", UNKNOWN, ast.unparse(self.steps))
         return evaluate(text, lambda name: value if name == UNKNOWN else number(name))
 
     def inverse(self, value: Number, number: Lookup) -> Number:
-        """The spec's value for the field's; raises `ExpressionError` where arithmetic ends."""
+        """Return the spec's value for the field's value; raise `ExpressionError` if it is undefined."""
         assert self.steps is not None
         return _solved(self.steps, self.path, lambda operand: evaluate(ast.unparse(operand), number), value)
 
@@ -65,7 +65,7 @@ def _tree(text: str) -> ast.expr:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """The names in an expression, with dots."""
+    """Yield the names in an expression, with dots."""
     name = ast.unparse(tree) if isinstance(tree, ast.Name | ast.Attribute) else ""
     if _PATH.fullmatch(name):
         yield name
@@ -75,7 +75,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _solved(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], value: Number) -> Number:
-    """The value at `path` for which the expression has that value."""
+    """Return the value at `path` for which the expression has the given value."""
     if path not in _names(tree):
         raise AssertionError(path)
     if isinstance(tree, ast.Name | ast.Attribute):

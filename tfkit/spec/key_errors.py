@@ -44,7 +44,10 @@ class Missing:
 def of_keys(
     unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
 ) -> Iterator[Diagnostic]:
-    """One error for each unknown or missing key, a single one if a key is both: misspelt, or in the wrong place."""
+    """Yield an error for each unknown or missing key.
+
+    A key that is both, misspelt or misplaced, gets a single error.
+    """
     shared: dict[str, list[Missing]] = defaultdict(list)
     alone = []
     for key in missing:
@@ -61,7 +64,7 @@ def of_keys(
 
 
 def _explains(unknown: Unknown, missing: Missing) -> bool:
-    """True if a key is missing because it, or one of similar name, is in an enclosing config."""
+    """Return True if a key is missing because it, or one of similar name, is in an enclosing config."""
     around = missing.path[: len(unknown.path)] == unknown.path
     if unknown.path == missing.path:
         return not unknown.path and closest(unknown.key, ["extends"]) is not None
@@ -100,7 +103,7 @@ def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins)
 
 
 def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
-    """The owner of a key, if there is one: another kind of the same slot, or another slot."""
+    """Name the owner of a key, if there is one: another kind of the same slot, or another slot."""
     slots = {
         slot: [
             kind for kind, registered in plugins.registry.kinds(slot).items() if key in registered.config.model_fields
@@ -120,7 +123,7 @@ def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
 
 
 def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
-    """A key that one config needs, or that several do and that could be written around them all."""
+    """Return the error for a key that one or several configs need."""
     first = group[0]
     span = provenance.span(first.path)
     path = ".".join((*first.path, first.name))
@@ -135,7 +138,7 @@ def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic
 
 
 def owner(cls: type[Config], path: Path) -> str:
-    """The owner of a config's keys: `attention kind mha`, `a spec`, `a run`, `an input`, or the key that holds it."""
+    """Name the owner of a config's keys: `attention kind mha`, `a spec`, `a run`, `an input`, or its key."""
     if issubclass(cls, Component):
         return f"{kind_of(cls)} `{cls.kind_name()}`"
     if not path:

@@ -46,7 +46,7 @@ class Spec:
     """The names of tensors and fields in published checkpoints of the model."""
 
     def named(self, name: str) -> Spec:
-        """The spec under another name."""
+        """Return the spec under another name."""
         return replace(self, model=self.model.model_copy(update={"name": name}))
 
 
@@ -60,7 +60,7 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
 
 def read_tree(name: str | os.PathLike[str], specs: KnownSpecs, *, read: Read = source.read) -> Mapping:
-    """The tree of the spec of that path or bare name, `extends` applied and nothing resolved; raises SpecError.
+    """Read the tree of a spec, with `extends` applied and nothing resolved; raise SpecError.
 
     `read` reads one file: a caller that reads many specs can pass one that caches.
     """
@@ -80,7 +80,7 @@ def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[st
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
-    """A tree without the values at its top that have no effect: nothing in the model takes them."""
+    """Remove the values at the top that have no effect because no part of the model takes them."""
     resolved = _resolved(root, plugins)
     return root if resolved.errors else without(root, {*resolved.idle, *_nulls(root, plugins)})
 
@@ -115,7 +115,7 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
 
 
 def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
-    """The family of a model, with its places in `provenance`; and the errors in it."""
+    """Resolve the family of a model, add its locations to `provenance`, and return it with its errors."""
     node = root.items.get("checkpoint")
     if node is None or is_null(node):
         return None, []
@@ -157,13 +157,13 @@ def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
 
 
 def _nulls(root: Mapping, plugins: Plugins) -> dict[str, Node]:
-    """The shared keys at the top that are null."""
+    """Return the shared keys at the top that are null."""
     shared = plugins.registry.shared_names()
     return {name: node for name, node in root.items.items() if name in shared and is_null(node)}
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
-    """A null at the top where there is no shared key to remove."""
+    """Return the error for a null at the top without a shared key to remove."""
     if left_out(node):
         help = f"`--set {name}=null` removes a key at the top of the spec"
         return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
@@ -176,7 +176,7 @@ def _idle(name: str, key: Span) -> Diagnostic:
 
 
 def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
-    """A shared key whose last reader was changed by another file or `--set` than the one that wrote it."""
+    """Return the warning for a shared key that became unused by a change in another file or a `--set`."""
     message = f"`{name}` has no effect any more: nothing in the changed model takes it"
     help = f"`--set {name}=null` removes it" if by_set else f"write `{name}: null` to remove it"
     return Diagnostic(message, key, name, help=help)
@@ -193,7 +193,7 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
 
 
 def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
-    """The error of a plugin that a spec needs: it is not loaded, or has another version."""
+    """Return the error of a plugin that a spec needs: it is not loaded, or has another version."""
     from tfkit.plugin import required  # packaging takes a while to import, and most specs need no plugin
 
     try:
@@ -215,7 +215,7 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
 
 
 def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:
-    """`root` changed by all applicable `--set` arguments, and the errors of the others."""
+    """Apply all valid `--set` arguments to `root`, and return it with the errors of the remaining ones."""
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
@@ -226,7 +226,7 @@ def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tupl
 
 
 def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
-    """`inputs: [source, target]` is short for two inputs of tokens."""
+    """Expand `inputs: [source, target]` to two inputs of tokens."""
     inputs = root.items.get("inputs")
     if not isinstance(inputs, ListNode):
         return root, []
@@ -246,7 +246,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 
 def models(specs: KnownSpecs, read: Read = source.read) -> Language:
-    """The language of specs; `read` reads one file."""
+    """Return the language of specs; `read` reads one file."""
 
     def find(name: str, folder: Path, span: Span) -> Path:
         return find_spec(name, specs, folder=folder, span=span)

@@ -21,7 +21,7 @@ _VALUES = ("batches", "path")
 
 
 def word_key(path: tuple[str, ...]) -> str:
-    """The key that a bare word stands for at this place of a spec or a run."""
+    """Return the key that a bare word stands for at a path of a spec or a run."""
     if path == ("weights",):
         return "path"
     if len(path) == 3 and path[:2] == ("eval", "splits"):
@@ -32,7 +32,7 @@ def word_key(path: tuple[str, ...]) -> str:
 
 
 def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
-    """`base` with the changes of `patch`; every value keeps the place where it was written."""
+    """Apply the changes of `patch` to `base`. Every value keeps its location."""
     items, keys = dict(base.items), dict(base.keys)
     for name, value in patch.items.items():
         here = (*path, name)
@@ -45,20 +45,20 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
 
 
 def extended(base: Mapping, patch: Mapping) -> Mapping:
-    """A spec changed by one that extends it: keys that are null at the top of the latter are removed."""
+    """Merge a spec over the spec that it extends. Keys that are null at its top are removed."""
     gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
     return merge(without(base, gone), without(patch, gone))
 
 
 def nested(keys: Iterable[str], value: Node) -> Mapping:
-    """The patch that changes the value at the end of `keys`."""
+    """Return the patch that changes the value at the end of `keys`."""
     first, *rest = keys
     inner = nested(rest, value) if rest else value
     return Mapping({first: inner}, {first: value.span}, value.span)
 
 
 def without(root: Mapping, names: Collection[str]) -> Mapping:
-    """A mapping without some of its keys."""
+    """Return a mapping without some of its keys."""
     items = {name: node for name, node in root.items.items() if name not in names}
     return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
@@ -79,12 +79,12 @@ def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
 
 
 def is_null(value: Node) -> bool:
-    """True if it is null, written out or left empty."""
+    """Return True if it is null, written out or left empty."""
     return isinstance(value, Scalar) and value.value is None
 
 
 def left_out(value: Node) -> bool:
-    """True if nothing follows the `=` of `--set bias=`, as with an empty shell variable."""
+    """Return True if nothing follows the `=` of `--set bias=`, as with an empty shell variable."""
     span = value.span
     return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
 
@@ -101,12 +101,12 @@ class Change:
     value: Node
 
     def inside(self) -> Change:
-        """The change of what the first key leads to."""
+        """Return the change below the first key."""
         return replace(self, steps=self.steps[1:])
 
 
 def change_of(argument: str) -> Change:
-    """A `--set` argument, `path=value`; raises SpecError if it is not of that form."""
+    """Parse a `--set` argument, `path=value`; raise SpecError if it is malformed."""
     source = Source(SET, argument)
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
@@ -122,12 +122,12 @@ def change_of(argument: str) -> Change:
 
 
 def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
-    """`root` changed by one `--set` argument, `path=value`; see `put`."""
+    """Apply one `--set` argument, `path=value`, to `root`; see `put`."""
     return put(root, change_of(argument), fields)
 
 
 def put(root: Mapping, change: Change, fields: frozenset[str], *, what: str = "spec") -> Mapping:
-    """`root` with a value assigned.
+    """Assign a value in `root`.
 
     The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
     `what`. Raises SpecError if the path leads nowhere, or through a value that is not a mapping or a list.
@@ -152,7 +152,7 @@ def put(root: Mapping, change: Change, fields: frozenset[str], *, what: str = "s
 
 
 def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...]) -> Node:
-    """`node` with `value` at the end of `steps`, each a key and its place in the argument."""
+    """Assign `value` at the end of `steps`, each a key and its location in the argument."""
     if not steps:
         return value
     (head, span), *rest = steps

@@ -38,7 +38,7 @@ SPECIAL = {
 
 
 def kind_of(base: type[Component]) -> str:
-    """`block`, or `norm kind`."""
+    """Return `block`, or for instance `norm kind`."""
     return base.slot if base.word_key == base.slot else f"{base.slot.replace('_', ' ')} kind"
 
 
@@ -47,7 +47,7 @@ def _noun(base: type[Component]) -> str:
 
 
 def kinds_with_origin(kinds: dict[str, Registered]) -> str:
-    """`gqa, mha, mla (from tfkit-mla 0.1)`."""
+    """List kinds: `gqa, mha, mla (from tfkit-mla 0.1)`."""
     return listing([k if r.plugin == BUILT_IN else f"{k} (from {r.plugin})" for k, r in sorted(kinds.items())], 20)
 
 
@@ -56,7 +56,7 @@ def _known(base: type[Component], plugins: Plugins) -> str:
 
 
 def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span, path: Path) -> Diagnostic:
-    """A spec names a kind that does not exist, or one that belongs in another slot."""
+    """Return the error for a kind that does not exist, or that belongs in a different slot."""
     registry = plugins.registry
     notes = [_known(base, plugins)]
     elsewhere = registry.find(base.slot, word)
@@ -75,7 +75,7 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
 def missing_kind(
     base: type[Component], node: Mapping, path: Path, plugins: Plugins, provenance: Provenance
 ) -> Diagnostic:
-    """A mapping does not name its kind, perhaps because its own name or that key is misspelt."""
+    """Return the error for a mapping without its kind, perhaps because a name is misspelt."""
     key = str(base.word_key)
     siblings = [
         sibling[-1]
@@ -95,7 +95,7 @@ def missing_kind(
 
 
 def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugins: Plugins) -> Diagnostic:
-    """Another value where a mapping belongs."""
+    """Return the error for a value that must be a mapping."""
     options = [f"the name of a {_noun(cls)}"] if issubclass(cls, Component) else []
     if cls.word_key is not None and not options:
         options = [f"a {cls.word_key}"]
@@ -107,17 +107,17 @@ def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugin
 
 
 def no_list(path: Path, node: Node) -> tuple[str, str]:
-    """Another value where a list of configs belongs."""
+    """Return message and help for a value that must be a list of configs."""
     return f"{label(path)} takes a list, not {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
 
 
 def too_many(path: Path, number: int, limit: int) -> str:
-    """More items than any model has."""
+    """Return the message for more items than any model has."""
     return f"{label(path)} has {number:,} items; at most {limit:,} are allowed"
 
 
 def no_names(path: Path, node: Node) -> tuple[str, str]:
-    """Another value where a mapping of names to configs belongs."""
+    """Return message and help for a value that must map names to configs."""
     return f"{label(path)} takes a mapping of names, not {found(node)}", "write a line `name: {...}` for each"
 
 
@@ -125,12 +125,12 @@ def no_names(path: Path, node: Node) -> tuple[str, str]:
 
 
 def label(path: Path) -> str:
-    """The key at the end of a path; for an item of a list, the list's."""
+    """Return the key at the end of a path; for an item of a list, the key of the list."""
     return f"an item of `{path[-2]}`" if len(path) > 1 and path[-1].isdigit() else quoted(path[-1])
 
 
 def found(value: object) -> str:
-    """A value of a spec, or its node, in words."""
+    """Return a value of a spec, or its node, in words."""
     if isinstance(value, Scalar):
         value = value.value
     if value is None:
@@ -145,7 +145,7 @@ def found(value: object) -> str:
 
 
 def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
-    """A value that the field does not take, such as a word where a number belongs."""
+    """Return a value that the field does not take, such as a word where a number belongs."""
     words = allowed(info, nested=nested)
     message = f"{label(path)} takes {either(words)}, not {found(node)}"
     return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
@@ -194,14 +194,14 @@ def from_pydantic(
 
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
-    """An error of a config's own check: about one of its fields, or about all of it."""
+    """Return the error of a config's own check, for one of its fields or for the config."""
     if isinstance(reason, Invalid):
         return refused(reason, path, provenance)
     return Diagnostic(str(reason), provenance.span(path), ".".join(path))
 
 
 def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
-    """The error that the config or block at `path` raised as `Invalid`, with its place."""
+    """Return the error that the config or block at `path` raised as `Invalid`, with its location."""
     place = (*path, *reason.field.split(".")) if reason.field else path
     here = ".".join(provenance.written(place))
     return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
@@ -210,7 +210,7 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 def crashed(
     cls: type[Component] | type[Config], what: str, error: Exception, path: Path, provenance: Provenance
 ) -> Diagnostic:
-    """A component's own code failed: the fault lies with the plugin that provides it, not with the spec."""
+    """Return the error for a component whose code failed: the fault lies in its plugin, not in the spec."""
     cause = " ".join(str(error).split())
     notes = (f"{type(error).__name__}: {cause}".removesuffix(": "), *last_line(cls, error))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
@@ -218,12 +218,12 @@ def crashed(
 
 
 def fault_of(cls: type[Config]) -> str:
-    """The party at fault when a component breaks its contract."""
+    """Return the party at fault when a component breaks its contract."""
     return f"the fault is not in the spec but in the component, which is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
-    """The path of the wrong value, without pydantic's own names for the members of a union."""
+    """Return the path of the invalid value, without pydantic's names for the members of a union."""
     place = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
         if (*place, str(part)) in provenance.spans:
@@ -232,7 +232,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
 
 
 def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
-    """Help for the value that was probably meant, where `words` are allowed; `whole` asks for a whole number."""
+    """Suggest the value that was probably meant among `words`; `whole` asks for an integer."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"without quotes it is a number: {value}"
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
@@ -247,7 +247,7 @@ def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at:
 
 
 def _nothing(at: Span) -> str | None:
-    """The addition to an error about a null: empty if the null was written as a word."""
+    """Return the addition to an error about a null: empty if the null was written as a word."""
     line = at.source.line(at.line)
     if re.match(r"null\b|~", line[at.column - 1 :], re.IGNORECASE):
         return None
@@ -259,7 +259,7 @@ def _nothing(at: Span) -> str | None:
 
 
 def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
-    """A name that is not in scope; `numbers` are the names in scope that have a number."""
+    """Return the error for a name that is not in scope; `numbers` are the names in scope that have a number."""
     near = closest(name, numbers)
     help = f"a similar name exists: `{near}`" if near else None
     notes = (f"names: {listing(sorted(numbers))}",) if numbers else ()
@@ -267,7 +267,7 @@ def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
 
 
 def circle(names: Sequence[str]) -> ExpressionError:
-    """A value that is computed from itself, directly or over several steps."""
+    """Return the error for a value that is computed from itself, directly or through other values."""
     way = f": {' -> '.join(names)}" if len(names) > 2 else ""
     error = ExpressionError(f"a value cannot be computed from itself{way}")
     error.circle = tuple(sorted(set(names)))
@@ -275,7 +275,7 @@ def circle(names: Sequence[str]) -> ExpressionError:
 
 
 def expression_span(span: Span, text: str, columns: tuple[int, int] | None) -> Span:
-    """The span of one operand of an expression, if the source has the expression unchanged on one line."""
+    """Return the span of one operand, if the source contains the expression unchanged on one line."""
     line = span.source.line(span.line)
     if columns is None or line[span.column - 1 : span.column - 1 + len(text)] != text:
         return span

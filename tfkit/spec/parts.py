@@ -9,7 +9,7 @@ from tfkit.spec.provenance import Path
 
 
 def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
-    """A config and everything inside it, each with its path."""
+    """Yield a config and everything inside it, each with its path."""
     yield path, part
     inside: Mapping[str, object] = {}
     if isinstance(part, Config):

@@ -30,13 +30,13 @@ class Provenance:
     """For each value that was inherited, the path under which it was written."""
 
     def span(self, path: Path) -> Span | None:
-        """The place of `path`, or of the nearest config around it."""
+        """Return the location of `path`, or of the nearest config around it."""
         while path and path not in self.spans:
             path = path[:-1]
         return self.spans.get(path)
 
     def written(self, path: Path) -> Path:
-        """The path under which the value at `path` was written: another one if it was inherited."""
+        """Return the path at which a value was written, which differs from its own if it was inherited."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.inherited:
                 return (*self.inherited[path[:length]], *path[length:])

@@ -40,7 +40,7 @@ class Setting:
     key: Span
 
     def change(self, value: Any) -> Change:
-        """The change to a value of the range."""
+        """Return the change to a value of the range."""
         return _change(self.path, self.key, Scalar(value, self.key))
 
 
@@ -58,12 +58,12 @@ class SweepFile:
     file: str
 
     def error(self, message: str, *path: str, notes: tuple[str, ...] = (), help: str | None = None) -> SpecError:
-        """An error about a value of the sweep."""
+        """Return an error about a value of the sweep."""
         return SpecError(Diagnostic(message, self.provenance.span(path), ".".join(path), notes, help))
 
 
 def shipped_sweeps() -> list[str]:
-    """The names of the sweeps that come with tfkit."""
+    """Return the names of the sweeps that come with tfkit."""
     return sorted(path.stem for path in (own_specs() / "sweeps").glob("*.yaml"))
 
 

@@ -37,7 +37,7 @@ class Quoted(str):
 
 
 def render(model: ModelSpec) -> str:
-    """The YAML text of a resolved spec; `parse_spec` gives an equal model for it.
+    """Write the YAML of a resolved spec; `parse_spec` reads an equal model from it.
 
     Raises ValueError for models made by hand that no text can express: those with a key `<<`, or with a variant that
     removes entries from a mapping of its stack's.
@@ -53,7 +53,7 @@ def render(model: ModelSpec) -> str:
 
 
 def render_run(config: RunSpec, model: ModelSpec) -> str:
-    """The YAML text of a resolved run, its model inside."""
+    """Return the YAML text of a resolved run, its model inside."""
     values = _config(config, None)
     inside = {name: value for name, value in document(model).items() if name != "tfkit"}
     first = [name for name in ("tfkit", "name", "description", "source") if name in values]
@@ -63,7 +63,7 @@ def render_run(config: RunSpec, model: ModelSpec) -> str:
 
 
 def render_tree(root: Tree) -> str:
-    """The YAML text of a spec that is not resolved: shared values are written once."""
+    """Return the YAML text of a spec that is not resolved: shared values are written once."""
     data = {key: plain(node) for key, node in root.items.items()}
     lines = []
     for key, value in data.items():
@@ -73,12 +73,12 @@ def render_tree(root: Tree) -> str:
 
 
 def schema_line(folder: Path) -> str:
-    """The line that points editors to the schema in the folder that a spec will be written to; empty without one."""
+    """Return the line that points editors to the schema in the folder of a new spec; empty without a schema."""
     return f"# yaml-language-server: $schema={SCHEMA}\n" if (folder / SCHEMA).is_file() else ""
 
 
 def document(model: ModelSpec) -> dict[str, Data]:
-    """A resolved spec as plain data, in the order of its text."""
+    """Return a resolved spec as plain data, in the order of its text."""
     data = _config(model, None)
     if "inputs" in data and all(value == TOKENS for value in model.inputs.values()):
         data["inputs"] = list(model.inputs)
@@ -86,7 +86,7 @@ def document(model: ModelSpec) -> dict[str, Data]:
 
 
 def _config(config: Config, parent: Config | None) -> dict[str, Data]:
-    """The mapping of a config; `parent` is the config around it."""
+    """Return the mapping of a config; `parent` is the config around it."""
     data: dict[str, Data] = {}
     for name in _ordered(config):
         value, info = getattr(config, name), type(config).model_fields[name]
@@ -101,7 +101,7 @@ def _config(config: Config, parent: Config | None) -> dict[str, Data]:
 
 
 def _ordered(config: Config) -> list[str]:
-    """The fields in the order a person would write them: kind, wires, short values, mappings."""
+    """Order the fields as a person would write them: kind, wires, short values, mappings."""
     fields = type(config).model_fields
 
     def rank(name: str) -> int:
@@ -117,7 +117,7 @@ def _nested(value: object) -> bool:
 
 
 def _written(config: Config, name: str) -> bool:
-    """True if a field must be in the text: unless it resolves to its default when missing."""
+    """Return True if a field must be in the text: unless it resolves to its default when missing."""
     info = type(config).model_fields[name]
     if name == config.word_key or info.is_required() or marker(info, SharedMarker) is not None:
         return True
@@ -127,7 +127,7 @@ def _written(config: Config, name: str) -> bool:
 
 
 def _same(a: object, b: object) -> bool:
-    """True if equal and of one type: True is not 1."""
+    """Return True if equal and of one type: True is not 1."""
     return type(a) is type(b) and a == b
 
 
@@ -151,7 +151,7 @@ def _value(value: Any, config: Config, name: str) -> Data:
 
 
 def _word(data: Data, config: Config) -> Data:
-    """A mapping that holds only what a bare word stands for, as that word."""
+    """Shorten a mapping that holds only the value of a bare word to that word."""
     if isinstance(data, dict) and list(data) == [config.word_key]:
         word = data[str(config.word_key)]
         return data if word == "none" else word  # `none` would leave the slot empty
@@ -159,7 +159,7 @@ def _word(data: Data, config: Config) -> Data:
 
 
 def _changes(base: Config, changed: Config) -> dict[str, Data]:
-    """The patch with which `tfkit.spec.merge` turns the text of `base` into that of `changed`."""
+    """Return the patch with which `tfkit.spec.merge` turns the text of `base` into the text of `changed`."""
     patch: dict[str, Data] = {}
     for name in _ordered(changed):
         old, new = getattr(base, name), getattr(changed, name)
@@ -176,7 +176,7 @@ def _changes(base: Config, changed: Config) -> dict[str, Data]:
 
 
 def _entries(old: Data, new: Data, name: str) -> Data:
-    """The entries of a patch from `old` to `new`: mappings of one kind are merged, everything else is replaced."""
+    """Return the patch from `old` to `new`: mappings of one kind are merged, everything else is replaced."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     if "kind" in new and new["kind"] != old.get("kind"):
@@ -191,7 +191,7 @@ def _mapping(data: Mapping[str, Data], depth: int) -> list[str]:
 
 
 def _entry(key: str, value: Data, depth: int) -> list[str]:
-    """The lines of `key: value`: one if it fits, else one for each entry of the value."""
+    """Return the lines of `key: value`: one if it fits, else one for each entry of the value."""
     if key == MERGE:
         raise ValueError(f"`{MERGE}` cannot be a key: it merges")
     start = f"{INDENT * depth}{_text(key, flow=False)}:"
@@ -233,7 +233,7 @@ def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
 
 
 def _text(text: str, *, flow: bool = True) -> str:
-    """A string, quoted unless it reads as one without quotes."""
+    """Quote a string unless YAML reads it as a string without quotes."""
     plain = _PLAIN.fullmatch(text) if flow else _BLOCK_PLAIN.fullmatch(text.replace(", ", "  "))
     if plain and not isinstance(text, Quoted) and _reads_as_text(text):
         return text

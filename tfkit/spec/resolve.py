@@ -56,7 +56,7 @@ class Resolver:
         return errors
 
     def config(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> Any:
-        """The config of class `cls` described by the mapping, or INVALID with the reasons in `diagnostics`."""
+        """Return the config of class `cls` described by the mapping, or INVALID with the reasons in `diagnostics`."""
         before = self._count()
         if before >= MAX_ERRORS:
             return INVALID
@@ -78,7 +78,7 @@ class Resolver:
         return len(self._errors) + len(self._unknown) + len(self._missing)
 
     def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Given], Scope]:
-        """The text values of a config's fields, its own and inherited; and the scope of the configs inside it."""
+        """Return the text values of a config's fields, written or inherited, and the scope of the configs inside it."""
         values: dict[str, Given] = {}
         inner = dict(scope)
         for name, info in cls.model_fields.items():
@@ -142,7 +142,7 @@ class Resolver:
             self.provenance.spans[(*path, name)] = span
 
     def _patches(self, shape: Shape, node: Node, path: Path) -> Any:
-        """Named changes, each resolved as the enclosing config with the change merged in."""
+        """Resolve named changes, each as the enclosing config with the change merged in."""
         if not isinstance(node, Mapping):
             return self._error(*messages.no_names(path, node), node.span, path)
         if len(node.items) > MAX_VARIANTS:
@@ -162,14 +162,14 @@ class Resolver:
         return INVALID if INVALID in variants.values() else variants
 
     def _missing_in_base(self, path: Path, name: str) -> bool:
-        """True if a key missing in a variant is missing in the layer that it changes too."""
+        """Return True if a key missing in a variant is missing in the layer that it changes too."""
         return any(
             path[i + 1] == "variants" and ((*path[:i], *path[i + 3 :]), name) in self._missing
             for i in range(len(path) - 2)
         )
 
     def _one(self, shape: Shape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
-        """One config, from a mapping or a bare word; or null, or a boolean, where the field allows it."""
+        """Resolve a config from a mapping or a bare word; or null or a boolean, where the field allows it."""
         cls = shape.config
         if isinstance(node, Scalar):
             if isinstance(node.value, bool) and shape.boolean:
@@ -194,7 +194,7 @@ class Resolver:
         return self.config(kind, node, path, scope)
 
     def _kind(self, base: type[Component], info: FieldInfo, node: Mapping, path: Path) -> Any:
-        """The class of the kind that a mapping names."""
+        """Return the class of the kind that a mapping names."""
         key = str(base.word_key)
         kinds = self.plugins.registry.kinds(base.slot, base)
         word = node.items.get(key)
@@ -214,7 +214,7 @@ class Resolver:
         return INVALID
 
     def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
-        """A value without configs inside, arithmetic evaluated; `nested` is its depth within the field."""
+        """Resolve a value without configs inside, with arithmetic evaluated; `nested` is its depth within the field."""
         if not isinstance(node, Scalar) and len(node.items) > MAX_ITEMS:
             return self._error(messages.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
@@ -260,7 +260,7 @@ class Resolver:
             self._missing[path, name] = key_errors.Missing(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
-        """The config of these values; relations between them are checked only if they are `sound`."""
+        """Construct the config from its values. Relations between them are checked only if the values are `sound`."""
         try:
             config = cls.model_validate({name: value for name, value in values.items() if value is not INVALID})
         except ValidationError as error:
@@ -282,10 +282,10 @@ _ABSENT: Any = object()
 
 
 def _is_word(cls: type[Config], value: object) -> bool:
-    """True for a number in the place of a mapping that is no component: it stands for the value of its word."""
+    """Return True for a number in the place of a mapping that is no component: it stands for the value of its word."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not issubclass(cls, Component)
 
 
 def _value_span(node: Node, key: Span) -> Span:
-    """The place of a value: its own if it is within one line, else its key's."""
+    """Return the location of a value if it is on one line, else the location of its key."""
     return node.span if isinstance(node, Scalar) or node.span.line == key.line else key

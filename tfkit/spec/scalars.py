@@ -23,7 +23,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """The meaning of an unquoted word. Raises Invalid for numbers that nobody means."""
+    """Return the value of an unquoted word. Raise Invalid for numbers that are almost certainly a mistake."""
     if text in _WORDS:
         return _WORDS[text]
     if match := _INTEGER.fullmatch(text):

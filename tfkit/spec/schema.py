@@ -1,6 +1,6 @@
 """The spec language as JSON Schema (draft 2020-12), with all installed plugins, for completion and checks in editors.
 
-It covers each field by itself; the loader checks relations between fields. Every mapping is described twice: whole, and
+It covers each field alone; the loader checks relations between fields. Every mapping is described twice: whole, and
 as a change (`changes.` before its name) in which nothing is required, for layer variants and for specs that extend
 another one.
 """
@@ -32,14 +32,14 @@ SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
 
 
 def json_schema(plugins: Plugins) -> Schema:
-    """The schema of a spec: plain data, in the same order for the same plugins."""
+    """Return the schema of a spec: plain data, in the same order for the same plugins."""
     language = _Language(plugins)
     whole, changes = language.document(partial=False), language.document(partial=True)
     return language.schema("spec", "A transformer as tfkit reads it", whole, changes, language.arithmetic())
 
 
 def run_schema(plugins: Plugins) -> Schema:
-    """The schema of a run, as `json_schema` makes that of a spec."""
+    """Return the schema of a run, as `json_schema` does for a spec."""
     language = _Language(plugins)
     whole, changes = language.run(partial=False), language.run(partial=True)
     arithmetic = language.arithmetic("data")  # of `data.vocab_size`
@@ -55,7 +55,7 @@ class _Language:
         self.configs: dict[str, type[Config]] = {}
 
     def schema(self, name: str, title: str, whole: Schema, changes: Schema, arithmetic: Schema) -> Schema:
-        """The schema of a document: whole, or, if it extends another, as changes."""
+        """Return the schema of a complete document or, if it extends another, of its changes."""
         definitions = {name: whole, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
         return {
             "$schema": DRAFT,
@@ -68,7 +68,7 @@ class _Language:
         }
 
     def document(self, *, partial: bool) -> Schema:
-        """The top of a spec: its own fields, and those that are shared."""
+        """Return the schema of the top of a spec: its fields, and the shared fields."""
         whole = self._mapping(ModelSpec, partial=partial)
         properties = whole["properties"]
         for part in ("inputs", "graph"):
@@ -85,7 +85,7 @@ class _Language:
         return whole
 
     def run(self, *, partial: bool) -> Schema:
-        """The top of a run: its fields, and its model, whose name and version may be the run's."""
+        """Return the schema of the top of a run: its fields and its model, which may inherit name and version."""
         self.defs.setdefault(f"{CHANGES}spec", self.document(partial=True))
         whole = self._mapping(RunSpec, partial=partial)
         properties = whole["properties"]
@@ -100,7 +100,7 @@ class _Language:
         return whole
 
     def arithmetic(self, *further: str) -> Schema:
-        """Text that stands for a number: names of numeric fields, further names, numbers, operators."""
+        """Return the schema of arithmetic: names of numbers, literals and operators."""
         fields = [field for config in self.configs.values() for field in config.model_fields.items()]
         names = "|".join(sorted({*further, *(name for name, info in fields if numeric(info.annotation)[0])}))
         return {
@@ -114,7 +114,7 @@ class _Language:
         return sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
 
     def _shared(self, name: str, *, partial: bool) -> Schema:
-        """The values that the fields of that name take, wherever they are."""
+        """Return the values that the fields with a name take, anywhere in a spec."""
         options: list[Schema] = []
         users: set[str] = set()
         for _, config in sorted(self.configs.items()):
@@ -128,7 +128,7 @@ class _Language:
         return {**_documented(about), **any_of(options)}
 
     def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
-        """A reference to the definition of a config's mapping."""
+        """Return a reference to the definition of a config's mapping."""
         if self.configs.setdefault(name, config) is not config:
             name = f"{config.__module__}.{config.__qualname__}"
             self.configs[name] = config
@@ -184,7 +184,7 @@ class _Language:
         return any_of(options)
 
     def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
-        """The forms of one config: a mapping, or a bare word."""
+        """Return the forms of one config: a mapping, or a bare word."""
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)
             words = {
@@ -196,14 +196,14 @@ class _Language:
         return [self._word(config, config.word_key), *options] if config.word_key else options
 
     def _word(self, config: type[Config], key: str) -> Schema:
-        """The word that stands for a whole mapping: the value of its field `key`; of a slot, the name of a kind."""
+        """Return the schema of a word that stands for a mapping: the value of its field `key`, or a kind."""
         info = config.model_fields[key]
         if shape_of(info.annotation) is None:
             return _plain(config, key)
         return {"type": "string", **_bare(self._field(config, key, info, partial=False))}
 
     def _slot(self, base: type[Component], implied: str | None, *, partial: bool) -> Schema:
-        """A reference to the definition of a slot's mapping, or of those of its kinds that `base` takes.
+        """Return a reference to the definition of a slot's mapping, restricted to the kinds that `base` takes.
 
         Its kind determines its keys. Without one it is of the `implied` kind; in a change, of the kind that it changes.
         """
@@ -235,7 +235,7 @@ class _Language:
         }
 
     def _of_some_kind(self, kinds: Iterable[Registered], name: str) -> Schema:
-        """A reference to the definition of a change to a component whose kind is stated elsewhere: any kind's keys."""
+        """Return a reference to the definition of a change to a component of unknown kind, with all keys."""
         key = f"{CHANGES}{name}.any"
         self.defs[key] = {}
         fields: dict[str, list[Schema]] = {}
@@ -254,7 +254,7 @@ class _Language:
 
 
 def _with_null_entries(schema: Schema) -> Schema:
-    """A mapping of names to configs, where null removes an entry of the spec that is changed."""
+    """Return a mapping of names to configs, where null removes an entry of the spec that is changed."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_with_null_entries(option) for option in schema["anyOf"]]}
     if not isinstance(schema.get("additionalProperties"), dict):
@@ -263,7 +263,7 @@ def _with_null_entries(schema: Schema) -> Schema:
 
 
 def _required(config: type[Config]) -> list[str]:
-    """The required fields of a mapping: those without a default that cannot be inherited either."""
+    """Return the required fields of a mapping: without a default, and not inherited."""
     return [
         name
         for name, info in config.model_fields.items()
@@ -272,7 +272,7 @@ def _required(config: type[Config]) -> list[str]:
 
 
 def _plain(config: type[Config], name: str) -> Schema:
-    """The values of a field without configs inside, numbers also as arithmetic."""
+    """Return the values of a field without configs inside, numbers also as arithmetic."""
     schema = _bare(_properties(config).get(name, {}), "default")
     return _computed(schema) if numeric(config.model_fields[name].annotation)[0] else schema
 
@@ -302,12 +302,12 @@ ABOUT = ("title", "description", "markdownDescription", "default")
 
 
 def _bare(schema: Schema, *keep: str) -> Schema:
-    """A schema without its descriptions."""
+    """Return a schema without its descriptions."""
     return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
 
 
 def _about(schema: Schema) -> Schema:
-    """The descriptions of a schema."""
+    """Return the descriptions of a schema."""
     return {key: value for key, value in schema.items() if key in ABOUT}
 
 
@@ -317,7 +317,7 @@ def _about_kind(registered: Registered) -> str:
 
 
 def _documented(text: str) -> Schema:
-    """The description, repeated for editors that render Markdown."""
+    """Return the description, repeated for editors that render Markdown."""
     if not text:
         return {}
     return {"description": text, **({"markdownDescription": text} if "`" in text else {})}

@@ -19,18 +19,18 @@ TEXTS = ("title", "description", "markdownDescription")
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """The schema of a value that fits any of these."""
+    """Return the schema of a value that fits any of these."""
     schemas = list(options)
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
 
 
 def ref(name: str) -> Schema:
-    """A reference to the definition of that name."""
+    """Return a reference to the definition of that name."""
     return {"$ref": f"#/$defs/{name}"}
 
 
 def told_apart(schema: Any) -> Any:
-    """The schema with every `anyOf` in it decided by type, where that is possible."""
+    """Return the schema with every `anyOf` in it decided by type, where that is possible."""
     if isinstance(schema, list):
         return [told_apart(part) for part in schema]
     if not isinstance(schema, dict):
@@ -40,7 +40,7 @@ def told_apart(schema: Any) -> Any:
 
 
 def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The definitions, with a definition of its own for each field that occurs in several."""
+    """Move each field that occurs several times into a separate definition."""
     fields = [
         (name, json.dumps(schema)) for part in defs.values() for name, schema in part.get("properties", {}).items()
     ]
@@ -63,7 +63,7 @@ def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
 
 
 def _flat(options: Iterable[Schema]) -> list[Schema]:
-    """The alternatives, nested ones flattened, each once."""
+    """Flatten nested alternatives and remove duplicates."""
     alternatives: list[Schema] = []
     for option in options:
         inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
@@ -89,7 +89,7 @@ def _alternatives(options: list[Schema]) -> Schema:
 
 
 def _by_type(option: Schema) -> list[tuple[str, Schema]]:
-    """An alternative under the type of its values; one that lists values of several types in two parts."""
+    """Return an alternative by the type of its values, split in two if it lists values of several types."""
     if "enum" in option:
         words = [value for value in option["enum"] if isinstance(value, str)]
         rest = [value for value in option["enum"] if not isinstance(value, str)]
@@ -104,7 +104,7 @@ def _by_type(option: Schema) -> list[tuple[str, Schema]]:
 
 
 def _strings(options: list[Schema]) -> Schema:
-    """Words in one list, each with its meaning, and any other strings."""
+    """Merge words into one list with their descriptions, followed by any other strings."""
     words: dict[str, str] = {}
     for option in options:
         about = option.get("enumDescriptions") or [option.get("description", "")] * len(option.get("enum", []))
@@ -117,7 +117,7 @@ def _strings(options: list[Schema]) -> Schema:
 
 
 def _merged(options: list[Schema]) -> Schema:
-    """Alternatives of similar types as one, if at most the first of them says more than its type."""
+    """Merge alternatives of similar types, if at most the first of them restricts more than its type."""
     if {"type": "boolean"} in options:  # takes the false of "nothing"
         options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
     if len(options) == 1:
@@ -129,7 +129,7 @@ def _merged(options: list[Schema]) -> Schema:
 
 
 def _widened(schema: Schema, types: list[str]) -> Schema:
-    """The schema, with types that another alternative has decided added to its own."""
+    """Add types that a different alternative decides to a schema."""
     if "type" not in schema or "enum" in schema or not types:
         return schema
     present = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

@@ -24,7 +24,7 @@ Scope = Mapping[str, Given]
 
 
 def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
-    """The value of an expression at `path`; the paths of all values that it reads are added to `used`.
+    """Evaluate the expression at `path`, and add the paths of all values that it uses to `used`.
 
     Every name has its meaning at the place of the expression. Raises ExpressionError.
     """
@@ -63,7 +63,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_expression(value: Given) -> bool:
-    """True if it is arithmetic, and not just a word."""
+    """Return True if it is arithmetic, and not just a word."""
     node = value.node
     if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
         return False

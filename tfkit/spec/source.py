@@ -26,7 +26,7 @@ UNWELCOME = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
-    """The tree of a spec file; errors call the file `name`, or its path if there is none.
+    """Read the tree of a spec file. Errors call the file `name`, by default its path.
 
     Raises SpecError with every error in the spec, and for a file that cannot be read.
     """
@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
 
 
 def parse(text: str, name: str) -> Mapping:
-    """The tree of a spec's text. Raises SpecError with every error in it."""
+    """Return the tree of a spec's text. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))
     node = _compose(source, 0)
     if isinstance(node, Mapping):
@@ -53,7 +53,7 @@ def parse(text: str, name: str) -> Mapping:
 
 
 def parse_value(source: Source, start: int) -> Node:
-    """The one value in `source.text[start:]`, which follows `=` in a `--set` argument.
+    """Parse the single value in `source.text[start:]`, which follows `=` in a `--set` argument.
 
     Its places refer to the whole source. Empty text is null, as after a key in a file. Raises SpecError.
     """
@@ -65,7 +65,7 @@ def parse_value(source: Source, start: int) -> Node:
 
 
 def plain(node: Node) -> Any:
-    """The tree as plain Python data: dict, list, str, int, float, bool, None."""
+    """Return the tree as plain Python data: dict, list, str, int, float, bool, None."""
     if isinstance(node, Mapping):
         return {key: plain(value) for key, value in node.items.items()}
     if isinstance(node, Sequence):

@@ -25,13 +25,13 @@ _GLUED = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
 
 
 def missing_space(text: str) -> str | None:
-    """The help for `key:value`, which YAML reads as one word; None for any other text."""
+    """Return the help for `key:value`, which YAML reads as one word; None for any other text."""
     match = _GLUED.match(text)
     return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
 
 
 def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
-    """The diagnostic for the parser's error in `source.text[start:]`."""
+    """Return the diagnostic for the parser's error in `source.text[start:]`."""
     mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return Diagnostic("this is not valid YAML", source.span(start))

@@ -60,7 +60,7 @@ Node: TypeAlias = "Scalar | Sequence | Mapping"
 
 
 def node_of(data: Any, span: Span) -> Node:
-    """Plain data as a tree, all of it at one place."""
+    """Convert plain data to a tree with a single location."""
     if isinstance(data, dict):
         items = {str(key): node_of(value, span) for key, value in data.items()}
         return Mapping(items, dict.fromkeys(items, span), span)
@@ -70,7 +70,7 @@ def node_of(data: Any, span: Span) -> Node:
 
 
 def compose(source: Source, start: int = 0) -> Node | None:
-    """The tree of the one document in `source.text[start:]`; None if there is none.
+    """Parse the document in `source.text[start:]`; None if it is empty.
 
     Raises SpecError with every error in it.
     """
@@ -93,7 +93,7 @@ class _Anchor:
 
 
 class _Composer:
-    """One pass over the events. Errors are collected; only those of size end the pass."""
+    """One pass over the events. Errors are collected; only errors of size end the pass."""
 
     def __init__(self, source: Source, start: int) -> None:
         self.source = source
@@ -182,7 +182,7 @@ class _Composer:
         return self._merged(entries, self._span(start, event))
 
     def _merged(self, entries: dict[str, tuple[Span, Node]], span: Span) -> Mapping:
-        """Merged keys take the place of `<<`, unless they are also written out."""
+        """Replace `<<` by the merged keys, except keys that are also written out."""
         merged: dict[str, tuple[Span, Node]] = {}
         for name, entry in entries.items():
             if name == MERGE:
@@ -243,7 +243,7 @@ class _Composer:
         raise SpecError(*self.errors, Diagnostic(message, span, notes=notes, help=help))
 
     def _span(self, event: Any, last: Any = None) -> Span:
-        """The span of an event, or up to the end of another; without an anchor or tag before it."""
+        """Return the span of an event, or from it to another event, without an anchor or tag before it."""
         start, end = self.start + event.start_mark.index, self.start + (last or event).end_mark.index
         match = _PROPERTIES.match(self.source.text, start)
         if match and not isinstance(event, yaml.AliasEvent):

@@ -85,13 +85,13 @@ def check_model(
 
 
 def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
-    """The deviations of a model in words, by the property."""
+    """Return the deviations of a model in words, by the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
     return {one.name: one.fault for one in outcomes(subject, properties) if one.status == "failed"}
 
 
 def in_lines(name: str, found: Mapping[str, Mapping[str, str]]) -> str:
-    """The faults of several models, as an error lists them: each finding once, with its models.
+    """Format the faults of several models: each finding once, with its models.
 
     Args:
         name: the component or model that breaks the promises.

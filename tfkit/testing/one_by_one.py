@@ -45,12 +45,12 @@ def check_causal(model: fx.GraphModule, inputs: Inputs, *, along: str) -> None:
 
 
 def check_padding(model: fx.GraphModule, inputs: Inputs) -> None:
-    """Check that outputs of tokens do not depend on the amount or the contents of padding beside them."""
+    """Check that outputs of tokens do not depend on the amount or the contents of padding next to them."""
     _hold(batches.padded_rows(model, inputs))
 
 
 def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
-    """Check that activations, norms and FFNs act on each position by itself, and do not depend on their number."""
+    """Check that activations, norms and FFNs act on each position independently, and do not depend on their number."""
     _hold(batches.positions_alone(model, inputs))
 
 
@@ -73,7 +73,7 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
 
 
 def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
-    """Check that a model read in steps has the outputs of the whole forward over each sequence by itself.
+    """Check that a model read in steps has the outputs of one full forward over each sequence alone.
 
     The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
     on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
@@ -81,7 +81,7 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
 
     Args:
         model: a model that `tfkit.build` returned.
-        inputs: those of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
+        inputs: inputs of the model, without padding: three rows or more, and for inputs read in steps `t` tokens, at
             least 8 and several times the size of a sliding window.
         tolerance: the largest difference, relative to the largest value if that is above 1.
 

@@ -1,4 +1,4 @@
-"""Every check of a component as a test of its own."""
+"""Every check of a component as a separate test."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def parametrize_with_checks(
 
 
 def _check(one: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
-    """A property, measured on all models; the test is skipped if it applies to none."""
+    """Measure a property on all models; the test is skipped if it applies to none."""
 
     def check() -> None:
         import pytest

@@ -16,15 +16,15 @@ def stay_in_place(tensor: Tensor) -> None:
 
 
 def modes() -> list[str]:
-    """The modes of `torch.compile`."""
+    """Return the modes of `torch.compile`."""
     return list(torch._inductor.list_mode_options())
 
 
 def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
-    """The backend with this name, to be called by one of our own: torch.compile takes a name or a function."""
+    """Return the backend with a name as a function that ours can call; torch.compile takes a name or a function."""
     return torch._dynamo.lookup_backend(name)
 
 
 def sizes_apart() -> AbstractContextManager[None]:
-    """A context in which free sizes that are equal in the first call may differ in a later one."""
+    """Return a context in which dynamic sizes that are equal in the first call may differ later."""
     return torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]

@@ -31,28 +31,28 @@ class DispatchMode(TorchDispatchMode):
 
 
 def running_node() -> Any:
-    """The autograd node whose backward runs; None in a forward."""
+    """Return the autograd node whose backward runs; None in a forward."""
     return torch._C._current_autograd_node()
 
 
 def number_of(node: Any) -> int:
-    """The place of an autograd node in the order in which they were made."""
+    """Return the index of an autograd node in the order of creation."""
     return int(node._sequence_nr())
 
 
 def next_number() -> int:
-    """The number of the autograd node that is made next in this thread."""
+    """Return the number of the next autograd node of this thread."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def is_mutable(operation: Any) -> bool:
-    """True if an operation changes one of its arguments."""
+    """Return True if an operation changes one of its arguments."""
     return bool(operation._schema.is_mutable)
 
 
 @cache
 def is_view(operation: Any) -> bool:
-    """True if an operation returns memory of its arguments without changing it."""
+    """Return True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:
         return True
     aliases = [result.alias_info for result in operation._schema.returns]

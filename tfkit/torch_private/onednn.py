@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X [..., d_in] times weight [d_out, d_in], plus bias; without a gradient."""
+    """Multiply x [..., d_in] by weight [d_out, d_in] and add the bias, without a gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def scripted_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` for TorchScript, where an empty list has a type, here that of `Scalar?[]`."""
+    """Apply `linear` in TorchScript, where an empty list has a type, here `Scalar?[]`."""
     none = torch.jit.annotate(list[number | None], [])
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")

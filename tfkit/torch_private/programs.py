@@ -30,7 +30,7 @@ OPTIONS = {
 def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: Mapping[str, str]) -> None:
     """Write an archive of programs, by name.
 
-    `package_pt2` would write the same except for the weights: further programs point to those of the first one.
+    `package_pt2` would write the same except for the weights: further programs point to the weights of the first.
     """
     from torch._export.serde import schema
     from torch._export.serde.serialize import serialize
@@ -54,14 +54,14 @@ def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: M
 
 
 def read_programs(path: Path) -> dict[str, ExportedProgram]:
-    """The programs of an archive by name, each with its own weights."""
+    """Read the programs of an archive by name, each with its weights."""
     from torch.export.pt2_archive._package import load_pt2
 
     return load_pt2(str(path)).exported_programs
 
 
 def has_compiler() -> bool:
-    """True if AOTInductor finds a C++ compiler."""
+    """Return True if AOTInductor finds a C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -85,7 +85,7 @@ def write_libraries(path: Path, programs: Mapping[str, ExportedProgram], extra: 
 
 
 def read_libraries(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """The callable libraries of an archive by name; and their weights, which must live as long as they do."""
+    """Read the callable libraries of an archive by name, and their weights, which must live as long."""
     from torch.export.pt2_archive._package import PT2ArchiveReader, load_pt2
 
     libraries = load_pt2(str(path)).aoti_runners
@@ -103,7 +103,7 @@ def read_libraries(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tens
 
 
 def arguments_of(called: ExportedProgram | Any) -> list[str]:
-    """The names of the arguments of a program, or of a library."""
+    """Return the names of the arguments of a program, or of a library."""
     if isinstance(called, ExportedProgram):
         return list(called.call_spec.in_spec.child(1).context)
     takes, _ = called.loader.get_call_spec()
@@ -111,5 +111,5 @@ def arguments_of(called: ExportedProgram | Any) -> list[str]:
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """A program in smaller operations: all that torch can decompose are."""
+    """Return a program in smaller operations: all that torch can decompose are."""
     return program.run_decompositions(dict(decomposition_table))

@@ -9,12 +9,12 @@ from torch import nn
 
 
 def computes_in(module: nn.Module) -> torch.dtype | None:
-    """The type in which a module that `fully_shard` returned computes; None if it is that of its parameters."""
+    """Return the compute dtype of a module that `fully_shard` returned; None if it equals the parameters' dtype."""
     sharded: Any = module
     dtype: torch.dtype | None = sharded._get_fsdp_state()._mp_policy.param_dtype
     return dtype
 
 
 def local_part(value: object) -> object:
-    """The tensor of this process, for a `DTensor`; anything else unchanged."""
+    """Return this process's tensor of a `DTensor`; any other value unchanged."""
     return getattr(value, "_local_tensor", value)

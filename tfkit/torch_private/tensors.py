@@ -16,7 +16,7 @@ leaves = tree_leaves
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:
-    """The tensors among them; quicker than `leaves`."""
+    """Yield the tensors in nested containers; faster than `leaves`."""
     if isinstance(nested, Tensor):
         yield nested
     for item in nested if isinstance(nested, list | tuple) else nested.values() if isinstance(nested, Mapping) else ():
@@ -24,7 +24,7 @@ def tensors_in(nested: Any) -> Iterator[Tensor]:
 
 
 def storage_key(memory: Tensor | UntypedStorage) -> int:
-    """A key that is equal for tensors that share memory, on the meta device too, where every `data_ptr` is 0."""
+    """Return a key that is equal for tensors that share memory, also on the meta device (`data_ptr` is 0)."""
     storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
     return storage._cdata
 
@@ -40,5 +40,5 @@ def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
 
 
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
-    """True if `register_state_dict_post_hook` was called with this hook, for the module or the one that it copies."""
+    """Return True if this hook is registered by `register_state_dict_post_hook`, also on the copied module."""
     return hook in module._state_dict_hooks.values()

@@ -20,7 +20,7 @@ def quiet() -> Iterator[None]:
 
 
 def as_written() -> AbstractContextManager[None]:
-    """A context in which programs run as they are written: torch's optimizer of them takes longer than some runs."""
+    """Return a context in which programs run unoptimized: torch's optimizer takes longer than some runs."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 

@@ -10,12 +10,12 @@ from torch.autograd import forward_ad
 
 
 def is_transformed() -> bool:
-    """True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
+    """Return True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_watched() -> bool:
-    """True if anything follows the operations: a transform, forward-mode differentiation, a dispatch mode.
+    """Return True if anything follows the operations: a transform, forward-mode differentiation, a dispatch mode.
 
     Counters of operations and fake tensors are dispatch modes.
     """

@@ -17,7 +17,7 @@ from tfkit.wrapped import whole
 
 @checked
 def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, Tensor]:
-    """The weights that each query gives to each key, in one forward without dropout and gradients.
+    """Return the weights that each query gives to each key, from one forward without dropout and gradients.
 
     The model may have been built with any attention backend; it is not changed. Its parameters are used in place, by a
     second model whose attention is written out.
@@ -56,7 +56,7 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
 
 
 def _names(model: fx.GraphModule) -> dict[str, str]:
-    """The path of each softmax inside an attention, and the attention's; the softmax's own if there are several."""
+    """Map the path of each softmax in an attention to the attention's path, or to its own path if there are several."""
     attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}
     for path, module in model.named_modules():

@@ -66,7 +66,7 @@ def first_run(
 ) -> tuple[fx.GraphModule, FirstRun]:
     """Build a model, run it on random inputs, and return it with the report.
 
-    Its weights are those of `weights`, see `tfkit.build`, or else random. `stage` is called with the name of each
+    Its weights come from `weights`, see `tfkit.build`, or else random. `stage` is called with the name of each
     stage. Raises SpecError if there is not enough memory, before any is taken, and if the forward of a component fails.
     """
     stage("building")

@@ -53,7 +53,7 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 
 def _unknown(what: str, word: str, known: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
-    """The error of a word that is not known; `slots` are those that have a kind of this name."""
+    """Return the error for an unknown word; `slots` have a kind of this name."""
     kinds = " or ".join(f"`tfkit components {slot} {word}`" for slot in slots)
     help = f"a kind is shown beside its slot: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, known)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))

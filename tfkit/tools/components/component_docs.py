@@ -45,7 +45,7 @@ class ComponentDoc:
 
 
 def slot_doc(registry: Registry, slot: str) -> str:
-    """The purpose of a slot: the first sentence of its base class, without the slot's name."""
+    """Return the purpose of a slot: the first sentence of its base class, without the slot's name."""
     (first, *_) = registry.kinds(slot).values()
     bases = [base for base in first.config.__mro__ if issubclass(base, Component) and "slot" in vars(base)]
     sentence = re.split(r"(?<=\w\.) ", _doc(bases[-1]).partition("\n")[0])[0]
@@ -54,7 +54,7 @@ def slot_doc(registry: Registry, slot: str) -> str:
 
 
 def describe(one: Registered) -> ComponentDoc:
-    """A component with its fields in order, without the one that names its kind."""
+    """Describe a component and its fields, in order, without the field that names its kind."""
     config = one.config
     docs = field_docs(config)
     named = [item for item in config.model_fields.items() if item[0] != config.word_key]
@@ -87,7 +87,7 @@ def _type(info: FieldInfo) -> str:
 
 
 def _words(annotation: Any, wire: bool) -> str:
-    """A type in the words of a spec: `int > 0 or null`, `list of node`, `norm`, `none | tanh`."""
+    """Format a type for a reader of specs: `int > 0 or null`, `list of node`, `norm`, `none | tanh`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = ", ".join(_bounds(arguments[1:]))

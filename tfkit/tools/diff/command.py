@@ -64,7 +64,7 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
 
 
 def _is_published(reader: Reader, name: str) -> bool:
-    """True for a config.json, and for a folder that has one but not a spec."""
+    """Return True for a config.json, or a folder that contains one but no spec."""
     from tfkit.spec.find import is_folder
     from tfkit.spec.folder import CONFIG, SPEC
 

@@ -24,7 +24,7 @@ class Difference:
 
 
 def differences(before: Graph, after: Graph) -> list[Difference]:
-    """The differences between the resolved values of two specs.
+    """Compare the resolved values of two specs.
 
     A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
     them has, the written values count, but not the defaults.
@@ -39,7 +39,7 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
 
 
 def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:
-    """True if only one spec has a value, and does not write it: it comes with the component that it belongs to."""
+    """Return True if only one spec has a value and does not write it: the value comes with its component."""
     value = there.get(path)
     if value is None or path in missing or value.how == "given":
         return False
@@ -56,7 +56,7 @@ def _text(value: Value | None) -> str | None:
 
 
 def _name(*values: Value | None) -> str:
-    """The path of a value; only the key if both specs inherit it."""
+    """Return the path of a value, or only its key if both specs inherit it."""
     there = [value for value in values if value is not None]
     inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
     return there[0].name if inherited else there[0].dotted

@@ -27,18 +27,18 @@ MISSING = "missing"
 
 
 def count_of(box: Box) -> str:
-    """The parameters of a box in words."""
+    """Format the parameter count of a box."""
     count = short(box.parameters) if box.parameters else ""
     return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
 
 
 def runs(notes: Iterable[Note], differing: frozenset[str]) -> list[Run]:
-    """Notes as runs of text; different ones are bold."""
+    """Format notes as runs of text, with differences in bold."""
     return [Run(note.text, note.key in differing) for note in notes]
 
 
 def natural_width(box: Box) -> float:
-    """A width with enough room for the title and for the longest word of the notes."""
+    """Return a width that fits the title and the longest word of the notes."""
     title = width_of(box.title, TITLE, bold=True) + 12 + width_of(count_of(box), SMALL, bold=True)
     notes = [width_of(note.text, SMALL, bold=True) for note in box.notes]
     return 2 * PAD + max([title, *(width for width in notes if width < 200)])
@@ -122,7 +122,7 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
 
 
 def _place_parts(canvas: Canvas, parts: Sequence[Box], left: float, y: float, width: float) -> None:
-    """The inner boxes in a row, each as wide as it needs plus a share of the remaining space."""
+    """Place the inner boxes in a row. Each gets the width that it needs and a share of the remaining space."""
     needs = [_need(part) for part in parts]
     spare = (width - sum(needs) - PART_GAP * (len(parts) - 1)) / len(parts)
     x = left
@@ -140,7 +140,7 @@ def _need(part: Box) -> float:
 
 
 def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
-    """Inner boxes in rows, as many in each as fit."""
+    """Distribute inner boxes over rows, as many per row as fit."""
     rows: list[list[Box]] = []
     for part in parts:
         if rows and sum(_need(box) + PART_GAP for box in rows[-1]) + _need(part) <= width:
@@ -151,7 +151,7 @@ def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
 
 
 def _rows(chips: Sequence[Chip], width: float, differing: frozenset[str]) -> list[list[tuple[Chip, list[str], float]]]:
-    """Chips in rows, each with its lines and its width."""
+    """Distribute chips over rows; each chip comes with its lines and its width."""
     rows: list[list[tuple[Chip, list[str], float]]] = []
     used = width
     for chip in chips:

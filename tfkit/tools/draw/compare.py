@@ -12,7 +12,7 @@ Said = Mapping[str, object]
 
 
 def differences(a: Scene, b: Scene) -> tuple[Differences, Differences]:
-    """For each of two scenes, the keys of differing notes, by the key of their box."""
+    """Return, for each of two scenes, the keys of differing notes by the key of their box."""
     left, right = dict(_contents(a)), dict(_contents(b))
     return _against(left, right), _against(right, left)
 
@@ -29,7 +29,7 @@ def _against(contents: Mapping[str, Said], other: Mapping[str, Said]) -> Differe
 
 
 def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
-    """The contents of each box, frame and mark, by its key."""
+    """Yield the contents of each box, frame and mark, by its key."""
     yield "", {"total": scene.total} | {note.key: note.text for note in scene.facts}
     for box in scene.boxes():
         notes = {note.key: note.text for note in box.notes} | {chip.key: chip.text for chip in box.chips}

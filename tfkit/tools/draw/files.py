@@ -17,7 +17,7 @@ ZOOM = 2
 
 
 def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
-    """A PNG of twice the picture's size, in light colours unless `theme` is dark. No system font is needed.
+    """Render a PNG at twice the picture's size, in light colours unless `theme` is dark. No system font is needed.
 
     Raises:
         SpecError: a required package is not installed.

@@ -12,7 +12,7 @@ from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Words
 from tfkit.tools.draw.text import Run, flow
 
 WIDTH = 250.0
-"""Width of a box by itself."""
+"""Width of a box alone."""
 GAP, STEP = 10.0, 12.0
 """Space between two boxes of a branch, and around a point where lines meet."""
 TURN = 6.0
@@ -28,7 +28,7 @@ RAIL = 13.0
 
 
 def branch_widths(segment: Segment) -> list[float]:
-    """Width of each branch of a segment."""
+    """Return the width of each branch of a segment."""
     if len(segment.branches) == 1:
         return [WIDTH]
     boxes = [[item for item in branch if isinstance(item, Box)] for branch in segment.branches]
@@ -36,7 +36,7 @@ def branch_widths(segment: Segment) -> list[float]:
 
 
 def inner_width(layers: Iterable[Layer]) -> float:
-    """Width of the boxes of some layers, side by side if they are parallel."""
+    """Return the total width of the boxes of layers, side by side if they are parallel."""
     widths = [WIDTH]
     for layer in layers:
         for segment in layer.segments:
@@ -46,7 +46,7 @@ def inner_width(layers: Iterable[Layer]) -> float:
 
 
 def side_width(layers: Iterable[Layer]) -> float:
-    """From the boxes of some layers to the sides of their frames."""
+    """Return the distance from the boxes of layers to the sides of their frames."""
     factors = [segment.factor for layer in layers for segment in layer.segments if segment.factor is not None]
     return SIDE + max([0.0, *map(natural_width, factors)])
 
@@ -137,7 +137,7 @@ def _key(segment: Segment) -> str:
 
 
 def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, width: float = WIDTH) -> float:
-    """Place a box with a line before it, or a number beside the line, above `bottom`; returns its top."""
+    """Place a box with a line before it, or a number next to the line, above `bottom`; returns its top."""
     if isinstance(item, Box):
         edge = bottom - GAP
         canvas.way((cx, bottom), (cx, edge), arrow=True)
@@ -181,6 +181,6 @@ class Header:
 def header_of(
     layer: Layer, differing: frozenset[str], notes: tuple[Note, ...] = (), swatch: int | None = None
 ) -> Header:
-    """The header of a layer's frame."""
+    """Return the header of a layer's frame."""
     each = (f"{short(layer.parameters)} a layer",) if layer.times > 1 else ()
     return Header(layer.name, f"× {layer.times}", (*notes, *layer.notes), each, differing, swatch)

@@ -19,7 +19,7 @@ SIZES = ("d_model", "vocab_size", "max_len")
 
 
 def scene_of(graph: Graph) -> Scene:
-    """The contents of a model's picture. Its boxes' parameters add up to the model's."""
+    """Collect the contents of a model's picture. The parameters of its boxes add up to the model's."""
     counts = ParameterCounts(graph)
     side_inputs = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
@@ -46,7 +46,7 @@ def scene_of(graph: Graph) -> Scene:
 
 
 def _keys(graph: Graph) -> list[str]:
-    """The key that each node is compared by: the kind of its block, and its number among those of the kind."""
+    """Return the key by which each node is compared: its block's kind, and its index among nodes of that kind."""
     seen: dict[str, int] = {}
     keys = []
     for node in graph.nodes:
@@ -66,13 +66,13 @@ def _facts(graph: Graph) -> Iterator[Note]:
 
 
 def _main(node: Node) -> str | None:
-    """The source below a node."""
+    """Return the source drawn below a node."""
     source = node.wires.get("input") or node.wires.get("inputs")
     return as_list(source)[0] if source else None
 
 
 def _beside(graph: Graph, node: Node) -> Iterator[str]:
-    """The inputs of the model at the side of a node; those of tables are boxes there."""
+    """Yield the model inputs drawn at the side of a node. Tables that read an input are drawn as boxes."""
     main = _main(node)
     for field, source in node.wires.items():
         if not isinstance(getattr(node.config, field), Mapping):
@@ -80,7 +80,10 @@ def _beside(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """The columns of nodes: each is above the one that it reads, unless that place is taken; others are beside it."""
+    """Arrange nodes in columns.
+
+    A node goes above the node that it reads, or into a new column if that place is taken.
+    """
     columns: list[list[str]] = []
     for node in graph.nodes:
         columns += [[name] for name in _beside(graph, node) if all(name not in column for column in columns)]
@@ -93,7 +96,7 @@ def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
 
 
 def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[str, Any]) -> Iterator[Wire]:
-    """The wires that lead further than from a node to the one above it."""
+    """Yield the wires that do not simply lead from a node to the node above it."""
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
         main, side_inputs = _main(node), set(_beside(graph, node))
@@ -117,7 +120,7 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[st
 
 
 def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:
-    """The lowest node below the target, in its column, that has a table or uses it; else the one that has it."""
+    """Return the lowest node below the target, in its column, that has or uses a table; else the table's owner."""
     ties = [(node, field) for node in graph.nodes for field, source in node.wires.items() if source == table]
     users = {table, *(node.name for node, field in ties if wire_of(node, field).value == "table")}
     column = next(column for column in columns if target in column)
@@ -125,7 +128,7 @@ def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, tar
 
 
 def _read(graph: Graph, node: Node) -> str:
-    """The input below a node, with its axes."""
+    """Return the input below a node, with its axes."""
     name = _main(node)
     if name is None or name not in graph.inputs:
         return ""
@@ -145,7 +148,10 @@ def _axes(signal: Signal) -> str:
 
 
 def _chain(node: Node, key: str, counts: ParameterCounts) -> Chain:
-    """A node that is not a stack. An embedding is recognized by its table, everything else by its modules."""
+    """Build the boxes of a node that is not a stack.
+
+    An embedding is recognized by its table, any other node by its modules.
+    """
     table = node.config.table()
     items = _modules(node, key, counts) if table is None else _embedding(node, table, key, counts)
     return Chain(key, node.name, tuple(items), counts.take(node.name))
@@ -182,13 +188,13 @@ def _stage(stage: Call | Lookup | Projection, key: str, label: str, parameters: 
 
 
 def component_box(config: Component, key: str, title: str, parameters: int) -> Box:
-    """The box of any component, by its config."""
+    """Build the box of a component from its config."""
     notes, chips = tuple(notes_of(config)), tuple(chips_of(config))
     return Box(key, config.slot, title, notes, chips, parameters=parameters, tip=tip_of(config))
 
 
 def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
-    """A box for each module with weights directly inside the node, in order; the last is the node's main one."""
+    """Yield a box for each module with weights directly inside the node, in order. The last one is the main module."""
     config = node.config
     gives_logits = node.output.type == "logits"
     role = "head" if gives_logits else "block"

@@ -48,7 +48,7 @@ def _chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
 
 
 def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
-    """A circle on the line, and at its side the box that is added there."""
+    """Draw a circle on the line, and next to it the box that is added there."""
     content = Content.of(canvas, beside(box), beside_width(box))
     middle = bottom - GAP / 2 - content.height / 2
     left = cx + RADIUS + BESIDE
@@ -86,7 +86,7 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
 
 
 def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) -> None:
-    """A cell for each layer, the first at the bottom, in the colour of its variant."""
+    """Draw a cell for each layer, the first at the bottom, in the colour of its variant."""
     height = (bottom - top) / len(tower.order)
     gap = 1.0 if height > 3 else 0.0
     for number, kind in enumerate(tower.order):
@@ -95,7 +95,7 @@ def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) ->
 
 
 def extent(node: Node) -> tuple[float, float]:
-    """The extent of a node to the left and to the right of its line."""
+    """Return the extent of a node to the left and to the right of its line."""
     if isinstance(node, Tower):
         half = inner_width(node.layers) / 2 + side_width(node.layers)
         if len(node.layers) == 1:
@@ -109,13 +109,13 @@ def extent(node: Node) -> tuple[float, float]:
 
 
 def beside(box: Box) -> Box:
-    """A box at the side of a line: narrow, its parameters among the notes."""
+    """Return a narrow version of a box for the side of a line, with its parameters among the notes."""
     if not box.parameters:
         return box
     return replace(box, notes=(*box.notes, Note("parameters", short(box.parameters))), parameters=0)
 
 
 def beside_width(box: Box) -> float:
-    """The width of a box at the side of a line."""
+    """Return the width of a box at the side of a line."""
     widths = [width_of(note.text, SMALL, bold=True) for note in beside(box).notes]
     return 20 + max([width_of(box.title, TITLE, bold=True), *widths]) + (0 if count_of(beside(box)) == "" else 60)

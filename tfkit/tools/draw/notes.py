@@ -28,7 +28,7 @@ Tip = tuple[tuple[str, str], ...]
 
 
 def notes_of(config: Config) -> Iterator[Note]:
-    """The notes in the box of a config: its sizes, and all unusual values."""
+    """Yield the notes in the box of a config: its sizes, and all unusual values."""
     for name, value in sorted(_telling(config), key=lambda field: not field[0].startswith("n_")):
         if isinstance(value, MaskConfig):
             yield from window_of(value)
@@ -39,7 +39,7 @@ def notes_of(config: Config) -> Iterator[Note]:
 
 
 def chips_of(config: Config) -> Iterator[Chip]:
-    """The components inside a config, and the mappings in it."""
+    """Yield the components and mappings inside a config."""
     for name, value in _telling(config):
         if isinstance(value, Config) and not isinstance(value, MaskConfig):
             role = value.slot if isinstance(value, Component) else "step"
@@ -47,7 +47,7 @@ def chips_of(config: Config) -> Iterator[Chip]:
 
 
 def window_of(mask: MaskConfig) -> Iterator[Note]:
-    """The extent of attention; empty if it reads everything, or everything before."""
+    """Yield the extent of attention; nothing if it covers all tokens, or all earlier tokens."""
     if mask.left is not None and mask.causal:
         yield Note("window", f"window {mask.left + 1:,}")
     elif mask.left is not None or mask.right:
@@ -56,7 +56,7 @@ def window_of(mask: MaskConfig) -> Iterator[Note]:
 
 
 def fact(name: str, value: Any) -> str:
-    """A field in words: `32 heads`, `d_ff 3,072`, `sinks`."""
+    """Format a field: `32 heads`, `d_ff 3,072`, `sinks`."""
     words = name if name.startswith("d_") else name.replace("_", " ")
     if isinstance(value, bool):
         return words if value else f"no {words}"
@@ -67,12 +67,12 @@ def fact(name: str, value: Any) -> str:
 
 
 def tip_of(config: Config) -> Tip:
-    """The purpose of a config, then all its values."""
+    """Return the purpose of a config, followed by all of its values."""
     return (("", first_paragraph(type(config).__doc__ or "")), *_values(config, ""))
 
 
 def _telling(config: Config) -> Iterator[tuple[str, Any]]:
-    """The fields that distinguish this config from others of its kind."""
+    """Yield the fields that distinguish this config from other configs of its kind."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(config, Component) and name == config.word_key:
@@ -87,7 +87,7 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _described(name: str, config: Config) -> str:
-    """`rope: theta 10,000, linear`; the field's name appears only if the slot's is not enough."""
+    """Format a config: `rope: theta 10,000, linear`. The field's name appears only if the slot's name is ambiguous."""
     words = name.replace("_", " ")
     if isinstance(config, Component):
         words = config.kind_name() if name == config.slot else f"{words} {config.kind_name()}"

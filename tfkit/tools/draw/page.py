@@ -37,7 +37,7 @@ for (const box of document.querySelectorAll(".tipped")) {
 
 
 def to_html(picture: Picture, theme: Theme = "auto") -> str:
-    """The text of a page that needs no other file."""
+    """Render a page that needs no other file."""
     light, dark = (_rules(which) for which in (0, 1))
     rules = f"{light}@media(prefers-color-scheme:dark){{{dark}}}" if theme == "auto" else (light, dark)[theme == "dark"]
     svg = to_svg(picture, theme, tips=True)

@@ -63,7 +63,7 @@ def _gutter_width(tracks: int) -> float:
 
 
 def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) -> float:
-    """The height where a node begins: above the node below it, its input, or its source in another column."""
+    """Return the height where a node begins: above the node below it, its input, or its source elsewhere."""
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]

@@ -24,15 +24,15 @@ class ParameterCounts:
         self._labels = {path: part.label for path, part in owners_of(model).items()}
 
     def take(self, path: str) -> int:
-        """The parameters of a module and of everything in it; they belong to the caller from now on."""
+        """Return the parameters of a module and of everything in it, and remove them from the counts."""
         inside = [name for name in self._left if name == path or name.startswith(f"{path}.")]
         return sum(self._left.pop(name) for name in inside)
 
     def label(self, path: str) -> str:
-        """The name of a module's component: the class of a norm, else its slot."""
+        """Return the name of a module's component: the class of a norm, else its slot."""
         return self._labels.get(path, "")
 
     def children(self, path: str) -> list[str]:
-        """The names of the modules with weights directly inside one, in order."""
+        """Return the names of the modules with weights directly inside a module, in order."""
         inside = [name[len(path) + 1 :] for name in self._names if name.startswith(f"{path}.")]
         return list(dict.fromkeys(name.partition(".")[0] for name in inside))

@@ -21,7 +21,7 @@ MARGIN, APART = 22.0, 56.0
 
 @checked
 def draw(*graphs: AnySpec) -> Picture:
-    """The picture of a model or its spec, or of two side by side with the differences marked.
+    """Draw a model or its spec, or two side by side with their differences marked.
 
     Nothing is allocated: parameters are counted on the meta device.
 
@@ -34,7 +34,7 @@ def draw(*graphs: AnySpec) -> Picture:
 
 
 def picture_of(scenes: Sequence[Scene]) -> Picture:
-    """The picture of scenes, as `draw` makes it of models."""
+    """Draw scenes, as `draw` does for models."""
     marked: Sequence[Differences] = differences(*scenes) if len(scenes) == 2 else [{}]
     canvases = [Canvas(marks) for marks in marked]
     right, top, titles = -APART, 0.0, []
@@ -54,7 +54,7 @@ def picture_of(scenes: Sequence[Scene]) -> Picture:
 
 
 def _in_words(scenes: Sequence[Scene]) -> str:
-    """A description of the picture for those who cannot see it."""
+    """Describe the picture for readers who cannot see it."""
     texts = []
     for scene in scenes:
         boxes = ", ".join(box.title for box in scene.boxes())

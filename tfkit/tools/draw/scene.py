@@ -96,7 +96,6 @@ class Segment:
     after: Box | None = None
 
     def boxes(self) -> Iterator[Box]:
-        """All boxes."""
         yield from (box for box in (self.stem, self.factor, self.after) if box is not None)
         yield from (item for branch in self.branches for item in branch if isinstance(item, Box))
 
@@ -113,7 +112,6 @@ class Layer:
     segments: tuple[Segment, ...]
 
     def boxes(self) -> Iterator[Box]:
-        """All boxes."""
         for segment in self.segments:
             yield from segment.boxes()
 
@@ -133,7 +131,6 @@ class Tower:
     tip: tuple[tuple[str, str], ...] = ()
 
     def boxes(self) -> Iterator[Box]:
-        """All boxes."""
         for layer in self.layers:
             yield from layer.boxes()
         if self.closing is not None:
@@ -150,7 +147,6 @@ class Chain:
     rest: int = 0
 
     def boxes(self) -> Iterator[Box]:
-        """All boxes."""
         for item in self.items:
             if not isinstance(item, Mark):
                 yield item.box if isinstance(item, Added) else item
@@ -162,11 +158,11 @@ WireKind = Literal["up", "side", "memory", "tie"]
 
 @dataclass(frozen=True)
 class Wire:
-    """A wire beside the columns, from a node to a box of another one, or (`up`) to the bottom of that.
+    """A wire outside the columns, from a node to a box of a second node, or (`up`) to the bottom of that node.
 
     Attributes:
         way: `memory` leads to a cross-attention; `tie` from a table to one that uses it.
-        key: that of the box.
+        key: the key of the box.
     """
 
     source: str
@@ -197,7 +193,6 @@ class Scene:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def boxes(self) -> Iterator[Box]:
-        """All boxes."""
         for node in self.nodes.values():
             yield from node.boxes()
 

@@ -39,7 +39,7 @@ class Words:
     anchor: Anchor = "start"
 
     def box(self) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of the area that it covers at most."""
+        """Return left, top, right and bottom of an area that contains the text."""
         width = line_width(self.line, self.size)
         left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
         return left, self.y - 0.8 * self.size, left + width, self.y + 0.22 * self.size
@@ -96,15 +96,15 @@ class Canvas:
     anchors: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
 
     def differing(self, key: str) -> frozenset[str]:
-        """The differences of a box."""
+        """Return the differences of a box."""
         return self.differences.get(key, frozenset())
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
-        """A text in one weight, bold if `look` says so."""
+        """Draw a text in one weight, bold if `look` contains it."""
         self.front.append(Words(x, y, (Run(text, "bold" in look.split()),), size, look, anchor))
 
     def way(self, *points: Point, look: str = "line", arrow: bool = False, start: str = "", end: str = "") -> None:
-        """A line along points."""
+        """Draw a line along points."""
         self.lines.append(Way(points, look, arrow, start, end))
 
     @contextmanager

@@ -18,11 +18,11 @@ from tfkit.tools.show.values import number, text_of
 LONGEST = 44
 """Longest list of layers or pattern, in characters."""
 MOST = 3
-"""Most values that distinguish layers which look alike."""
+"""The maximum number of values that distinguish layers with equal pictures."""
 
 
 def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower:
-    """The tower of a stack."""
+    """Build the tower of a stack."""
     names = list(stack.variants)
     drawers = [_Layers(node, stack, f"{key}/{name}", indices, counts) for name, indices in stack.variants.items()]
     layers = tuple(_told_apart([drawer.draw(alone=len(names) == 1) for drawer in drawers], drawers))
@@ -38,7 +38,7 @@ def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower
 
 
 def _told_apart(layers: list[Layer], drawers: list[_Layers]) -> Iterator[Layer]:
-    """The layers, with a note in those that look like another one: the values in which they differ."""
+    """Yield the layers. A layer that looks like an earlier one gets a note with the values in which they differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
         twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
         values: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
@@ -52,7 +52,7 @@ def _looks(layer: Layer) -> list[object]:
 
 
 def norm_box(norm: Component, key: str, label: str, parameters: int, times: int = 1) -> Box:
-    """The box of a norm; `label` is its class."""
+    """Build the box of a norm; `label` is its class."""
     return Box(key, "norm", label or norm.kind_name(), parameters=parameters, times=times, tip=tip_of(norm))
 
 
@@ -70,7 +70,7 @@ def _notes(node: Node, stack: Layers) -> Iterator[Note]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The layers `indices` of a stack, all alike; their boxes count the weights of one."""
+    """The identical layers `indices` of a stack; their boxes count the weights of one layer."""
 
     node: Node
     stack: Layers
@@ -93,7 +93,7 @@ class _Layers:
         return Layer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
-        """The values of this layer in which another one differs, by their path in the layer."""
+        """Return the values of this layer that differ in another layer, by their path in the layer."""
         mine, other_config = self.layer.config, other.layer.config
         fields = type(mine).model_fields.keys() & type(other_config).model_fields.keys()
         theirs = set(tip_of(other_config))
@@ -101,7 +101,7 @@ class _Layers:
         return {name: value for name, value in values if name.partition(".")[0] in fields}
 
     def _segments(self) -> Iterator[Segment]:
-        """The steps in groups that are added together."""
+        """Group the sublayers that are added together."""
         groups: list[list[Step]] = []
         for step in self.layer.steps:
             if groups and _joins(step, groups[-1], first=len(groups) == 1):
@@ -173,7 +173,7 @@ class _Layers:
         )
 
     def _parts(self, name: str) -> tuple[Box, ...]:
-        """The boxes inside a sublayer: the router, the chosen experts, the shared ones."""
+        """Build the boxes inside a sublayer: the router, the chosen experts, the shared experts."""
         children = self.counts.children(f"{self.node.name}.layers.{self.indices[0]}.{name}")
         boxes = []
         for child in children:
@@ -182,18 +182,18 @@ class _Layers:
         return tuple(boxes)
 
     def _with_shared(self, chip: Chip) -> Chip:
-        """Positions with weights: those of these layers, or of all that share them, counted where they come first."""
+        """Count the position weights of these layers. Weights shared with other layers count where they come first."""
         contexts = [self.stack.layers[index].context for index in self.indices]
         return replace(chip, parameters=sum(self.counts.take(f"{self.node.name}.{path}") for path in contexts if path))
 
     def _count(self, name: str) -> int:
-        """The parameters of a module of one layer; those of all the others are taken too."""
+        """Take the parameters of a module in all layers, and return the count of one layer."""
         taken = [self.counts.take(f"{self.node.name}.layers.{index}.{name}") for index in self.indices]
         return taken[0]
 
 
 def _joins(step: Step, group: list[Step], *, first: bool) -> bool:
-    """True if a step is added together with those of the group, because it does not read their sum."""
+    """Return True if a sublayer is added together with the group, because it does not read the group's sum."""
     last = group[-1]
     reads_same = step.reads_input and (first or last.reads_input)
     plain = step.residual.learned_onto == "none" and step.residual.onto == last.residual.onto == "previous"

@@ -40,12 +40,12 @@ INKS = {
 
 
 def role(slot: str) -> str:
-    """The class of a box in the colours of a slot."""
+    """Return the class of a box in the colours of a slot."""
     return f"r-{slot if slot in FILLS else PLAIN}"
 
 
 def css(theme: Theme, used: set[str]) -> str:
-    """The rules for the classes that are `used`. With `auto` a picture follows what its reader's system prefers."""
+    """Return the rules for the classes in `used`. With `auto`, a picture follows the reader's system preference."""
     shape = (
         f"text{{font-family:{FONTS}}}.bold{{font-weight:700}}"
         ".line{fill:none;stroke-width:1.4}.residual{stroke-width:1.8}.tie{stroke-dasharray:5 4}"

@@ -31,7 +31,7 @@ class Picture:
     description: str
 
     def flat(self) -> Iterator[Shape]:
-        """All shapes, including those of groups."""
+        """Yield all shapes, including those inside groups."""
         pending = list(reversed(self.shapes))
         while pending:
             shape = pending.pop()
@@ -41,12 +41,12 @@ class Picture:
                 yield shape
 
     def _repr_svg_(self) -> str:
-        """The picture that a notebook shows."""
+        """Return the SVG that a notebook shows."""
         return to_svg(self)
 
 
 def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:
-    """The text of an SVG document; with `tips`, the tip of each box is in its attributes."""
+    """Render an SVG document; with `tips`, each box carries its tip in its attributes."""
     width, height = _number(math.ceil(picture.width)), _number(math.ceil(picture.height))
     box = f"{_number(picture.x)} {_number(picture.y)} {width} {height}"
     used = {name for shape in picture.flat() for name in getattr(shape, "look", "").split()}
@@ -57,7 +57,7 @@ def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> st
 
 
 def inline(picture: Picture) -> ET.Element:
-    """The picture as a part of a page."""
+    """Return the picture as an element of a page."""
     return ET.fromstring(to_svg(picture).replace(f' xmlns="{SVG}"', "", 1))
 
 
@@ -89,7 +89,7 @@ def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
 
 
 def _text(words: Words) -> ET.Element:
-    """A line of text. What is bold has the accent, unless the look of the line is bold."""
+    """Render a line of text. Bold runs get the accent colour, unless the entire line is bold."""
     attributes = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
     if words.anchor != "start":
         attributes["text_anchor"] = words.anchor
@@ -104,7 +104,7 @@ def _text(words: Words) -> ET.Element:
 
 
 def _path(points: tuple[Point, ...]) -> str:
-    """A line along points that turns its corners in arcs."""
+    """Render a line along points, with rounded corners."""
     parts = [f"M{_pair(points[0])}"]
     for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
         radius = min(ROUND, math.dist(before, corner) / 2, math.dist(corner, behind) / 2)
@@ -114,7 +114,7 @@ def _path(points: tuple[Point, ...]) -> str:
 
 
 def _tip(before: Point, end: Point) -> str:
-    """A triangle at the end of a line."""
+    """Render a triangle at the end of a line."""
     base = _towards(end, before, TIP)
     across = ((base[1] - end[1]) * 0.5, (end[0] - base[0]) * 0.5)
     corners = (end, (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1]))

@@ -1,6 +1,6 @@
 """The width of a text in an unknown font.
 
-The advances are those of DejaVu Sans, wider than the sans-serif fonts of common systems: a text that fits in it fits in
+The advances come from DejaVu Sans, wider than the sans-serif fonts of common systems: a text that fits in it fits in
 those.
 """
 
@@ -41,7 +41,7 @@ Line = tuple[Run, ...]
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """Width of a text at a font size, both in pixels."""
+    """Return the width of a text at a font size, both in pixels."""
     table = BOLD if bold else PLAIN
     total = 0
     for character in text:
@@ -54,12 +54,12 @@ def width_of(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def line_width(line: Iterable[Run], size: float) -> float:
-    """Width of a line of runs."""
+    """Return the width of a line of runs."""
     return sum(width_of(run.text, size, bold=run.bold) for run in line)
 
 
 def flow(items: Sequence[Run], width: float, size: float) -> list[Line]:
-    """Short texts in lines of at most `width`, with a dot between those on one line.
+    """Arrange short texts in lines of at most `width`, separated by dots.
 
     A text that is wider than a line is broken between its words; a word that is wider is cut.
     """
@@ -75,7 +75,7 @@ def flow(items: Sequence[Run], width: float, size: float) -> list[Line]:
 
 
 def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
-    """A text in lines of at most `width`."""
+    """Break a text into lines of at most `width`."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -89,7 +89,7 @@ def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[st
 
 
 def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
-    """A text no wider than `width`, with dots in place of the rest."""
+    """Shorten a text to `width`, with dots for the omitted rest."""
     if width_of(text, size, bold=bold) <= width:
         return text
     while text and width_of(f"{text}...", size, bold=bold) > width:

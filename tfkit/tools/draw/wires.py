@@ -1,4 +1,4 @@
-"""Wires from one node to another, beside the columns: memories, further inputs, tied tables."""
+"""Wires between nodes, outside the columns: memories, further inputs, tied tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfkit.tools.draw.shapes import Canvas, Disc, Point
 EXIT = 10.0
 """From the top of a node to the point where a wire leaves the line to the next one."""
 GUTTER, TRACK = 14.0, 11.0
-"""Space beside a column, and for each wire that runs there."""
+"""Space next to a column, and for each wire that runs there."""
 CLEAR = 3.0
 """Between a wire and a box that it passes."""
 ASIDE = 14.0
@@ -35,21 +35,21 @@ class Places:
     taken: dict[int, int] = field(default_factory=dict)
 
     def gutter(self, wire: Wire) -> int:
-        """The gutter of a wire: beside its target, on the side of its source; outside, within one column."""
+        """Return the gutter of a wire: next to its target, on the side of its source; outside, within one column."""
         source, target = self.column[wire.source], self.column[wire.target]
         if source == target:
             return 0 if target == 0 else target + 1
         return target if source < target else target + 1
 
     def track(self, wire: Wire) -> float:
-        """The next free place in the gutter of a wire."""
+        """Return the next free track in the gutter of a wire."""
         gutter = self.gutter(wire)
         number = self.taken.get(gutter, 0)
         self.taken[gutter] = number + 1
         return self.gutters[gutter] + GUTTER + TRACK * number
 
     def leave(self, wire: Wire) -> tuple[Point, Point]:
-        """The top of the source, and the point where a wire leaves the line above it."""
+        """Return the top of the source, and the point where a wire leaves the line above it."""
         x, top = self.centres[self.column[wire.source]], self.tops[wire.source]
         return (x, top), (x, top - EXIT)
 
@@ -74,7 +74,7 @@ def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
 
 
 def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) -> list[Point]:
-    """From the point where a wire leaves to that height at `x`, or to another one if boxes are in its way."""
+    """Route from the point where a wire leaves to `x`, at a different height if boxes are in the way."""
     if _free(canvas, leave[1], leave[0], x):
         return [leave, (x, leave[1])]
     column = places.column[wire.source]
@@ -85,7 +85,7 @@ def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) 
 
 
 def _enter(canvas: Canvas, key: str, x: float) -> list[Point]:
-    """Into the side of a box; from above if others are beside it."""
+    """Route into the side of a box, or from above if it has neighbours."""
     left, top, right, bottom = canvas.anchors[key]
     middle, end = (top + bottom) / 2, left if x < left else right
     between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _spans(box, x, end)]
@@ -101,7 +101,7 @@ def _free(canvas: Canvas, y: float, start: float, end: float) -> bool:
 
 
 def _spans(box: tuple[float, float, float, float], start: float, end: float) -> bool:
-    """True if a box is somewhere between two x."""
+    """Return True if a box overlaps the range between two x."""
     return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfkit.tools.explain.explanation import Explanation
 
 COLUMNS = (9, 7, 7)
-"""Widths of the columns at the right: parameters, their share, that of the FLOPs."""
+"""Widths of the columns at the right: parameters, their share, the share of FLOPs."""
 INDENT = "  "
 
 
@@ -49,7 +49,7 @@ def explain(reader: Reader, spec: str, json: bool) -> None:
 
 
 def lines_of(explained: Explained) -> Iterator[str]:
-    """The text, line by line."""
+    """Format an explanation, line by line."""
     return (line.rstrip() for line in _lines(explained))
 
 
@@ -73,7 +73,7 @@ def _lines(explained: Explained) -> Iterator[str]:
 
 
 def _end(explained: Explained) -> Iterator[str]:
-    """The cost of a whole forward and the cache."""
+    """Describe the cost of a full forward and of the cache."""
     per_token = explained.flops / explained.length
     yield f"A forward takes {_flops(per_token)} per token if {explained.length:,} are read at once."
     if explained.cache is not None:
@@ -86,7 +86,7 @@ def _flops(count: float) -> str:
 
 
 def _part(part: Explanation, explained: Explained, depth: int) -> Iterator[str]:
-    """A component, then those inside it."""
+    """Format a component, followed by the components inside it."""
     margin = INDENT * depth
     kind = f" ({part.kind})" if part.kind not in (None, part.name) else ""
     title = f"{part.name.replace('_', '-') if depth else part.name}{kind}{f', {part.where}' if part.where else ''}"
@@ -110,7 +110,7 @@ def _stop(text: str) -> str:
 
 
 def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
-    """Parameters, their share and that of the FLOPs; for a node with everything inside it."""
+    """Return parameters, their share, and the share of FLOPs; for a node, including everything inside it."""
     parts = list(part.walk()) if whole else [part]
     parameters, flops = sum(component.parameters for component in parts), sum(component.flops for component in parts)
     share = percent(parameters, explained.parameters) if parameters else ""
@@ -118,7 +118,7 @@ def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str
 
 
 def _row(text: str, cells: tuple[str, str, str]) -> Iterator[str]:
-    """A title with its costs at the right, over several lines if it is long."""
+    """Format a title with its costs at the right, over several lines if it is long."""
     right = "".join(cell.rjust(width) for cell, width in zip(cells, COLUMNS, strict=True))
     room = WIDTH - sum(COLUMNS)
     margin = text[: len(text) - len(text.lstrip())]

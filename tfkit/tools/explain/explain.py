@@ -27,9 +27,9 @@ class Explained:
         name: its name.
         description: its distinctive features, in its spec's words.
         source: the paper or the reference implementation that its spec names.
-        parameters: their number in the whole model; those of all nodes, and of everything inside them, add up to it.
+        parameters: parameters of the entire model, which the nodes and everything inside them add up to.
         active: of these, those that one token is multiplied by: of routed experts, the chosen ones.
-        flops: FLOPs of one forward over `length` tokens; those of everything in it add up to it.
+        flops: FLOPs of one forward over `length` tokens, which the nodes add up to.
         length: tokens of that forward.
         inputs: the inputs, a sentence each.
         nodes: the nodes, in the order in which data flows.
@@ -52,10 +52,10 @@ class Explained:
 
 @checked
 def explain(graph: AnySpec) -> Explained:
-    """Explain a model, or that of a spec: every component in the words of its own docstrings, with sizes and costs.
+    """Explain a model or spec: every component in the words of its docstrings, with sizes and costs.
 
-    FLOPs are those of a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot be
-    built.
+    FLOPs are counted for a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot
+    be built.
     """
     graph = as_graph(graph)
     costs_of_model = cost(graph)
@@ -78,7 +78,7 @@ def explain(graph: AnySpec) -> Explained:
 
 
 def _input(graph: Graph, name: str, signal: Signal) -> str:
-    """The contents of an input."""
+    """Describe an input."""
     what = {"tokens": "token ids", "sequence": "vectors", "lengths": "a length for each sequence"}[signal.type]
     rows = rows_of(graph, name) if signal.type == "tokens" else None
     what += f" below {rows:,}" if rows else f" of width {signal.width:,}" if signal.width else ""
@@ -87,7 +87,7 @@ def _input(graph: Graph, name: str, signal: Signal) -> str:
 
 
 def _node(graph: Graph, node: Node) -> Explanation:
-    """A node in words."""
+    """Describe a node."""
     if node.stack is not None:
         part = explain_stack(node, node.stack)
     else:
@@ -99,7 +99,7 @@ def _node(graph: Graph, node: Node) -> Explanation:
 
 
 def _facts(graph: Graph, node: Node) -> Iterator[str]:
-    """The sizes of a node that is not a stack, and the owner of the table that it uses."""
+    """Describe the sizes of a node that is not a stack, and the owner of its table."""
     table = node.config.table()
     tie = node.wires.get("tie")
     if table is not None and table.rows and table.width:
@@ -111,7 +111,7 @@ def _facts(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _with_costs(part: Explanation, costs: list[ComponentCost]) -> Explanation:
-    """A node whose components have their costs; the remainder is the node's own."""
+    """Add costs to the components of a node; the remainder belongs to the node itself."""
     left = list(costs)
 
     def claimed(component: Explanation, layers: tuple[int, ...]) -> Explanation:
@@ -134,7 +134,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)")
 
 
 def _in(cell: ComponentCost, layers: tuple[int, ...]) -> bool:
-    """True if the module of a cost is in one of the layers, or no layers are given."""
+    """Return True if the module of a cost is in one of `layers`, or `layers` is empty."""
     match = _LAYER.search(cell.layer)
     return not layers or match is None or int(match[1]) in layers
 

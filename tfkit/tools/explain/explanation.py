@@ -33,11 +33,11 @@ class Explanation:
         kind: its kind; None if it has none.
         where: the layers that have it, if not all do; of a node, its sources.
         layers: the numbers of those layers, if not all do.
-        says: its description, a sentence of its own docstring.
+        says: its description, a sentence of its docstring.
         papers: its sources.
         facts: its sizes and settings, a sentence each.
         steps: the steps of a layer, in order; only of a stack.
-        parameters: the number of its own, without the components inside it.
+        parameters: its parameters, without the components inside it.
         flops: its own FLOPs of one forward.
         parts: the components inside it, in the order in which they run.
     """
@@ -55,7 +55,7 @@ class Explanation:
     parts: tuple[Explanation, ...] = ()
 
     def walk(self) -> Iterator[Explanation]:
-        """The component and everything inside it."""
+        """Yield the component and everything inside it."""
         yield self
         for part in self.parts:
             yield from part.walk()
@@ -64,7 +64,7 @@ class Explanation:
 def explain_component(
     name: str, config: Config, *, facts: tuple[str, ...] = (), leave_out: frozenset[str] = frozenset()
 ) -> Explanation:
-    """A component with its settings, and with the components in its slots."""
+    """Describe a component, its settings, and the components in its slots."""
     kind = config.kind_name() if isinstance(config, Component) else None
     texts, inside = list(facts), []
     for field, value in _given(config, leave_out):
@@ -78,7 +78,7 @@ def explain_component(
 
 
 def _inside(config: Config, field: str, value: Config) -> Explanation:
-    """The contents of a field: their purpose and description; a slot's own name makes the first redundant."""
+    """Describe the contents of a field. Its purpose is omitted if the field is named after its slot."""
     part, role = explain_component(field, value), field_words(config, field)
     if not isinstance(value, Component) or value.slot.endswith(field) or not role:
         return part
@@ -90,7 +90,7 @@ def _inside(config: Config, field: str, value: Config) -> Explanation:
 
 
 def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """The fields worth a word: required sizes, and values other than the defaults."""
+    """Yield the fields worth a mention: required sizes, and values that differ from the defaults."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         hidden = name in leave_out or name in SAID or name == config.word_key
@@ -103,12 +103,11 @@ def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any
 
 
 def _is_size(value: object) -> bool:
-    """True if a value is a number that is a size of something."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _fact(config: Config, name: str, value: Any) -> str:
-    """A setting and its purpose: `theta 500,000: Base of the geometric series of frequencies`."""
+    """Describe a setting and its purpose: `theta 500,000: Base of the geometric series of frequencies`."""
     words = field_words(config, name)
     if isinstance(value, bool):
         shown = name if value else f"no {name}"
@@ -121,7 +120,7 @@ def _fact(config: Config, name: str, value: Any) -> str:
 
 
 def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | None) -> Explanation:
-    """An attention: its heads, its cache per token, and the tokens that a token reads, in plain words."""
+    """Describe an attention: its heads, its cache per token, and the tokens that a query attends to."""
     facts = [_heads(config)]
     if mask is not None:
         facts.append(_reads(mask))
@@ -140,12 +139,12 @@ def _heads(config: AttentionConfig) -> str:
 
 
 def many(count: int, what: str) -> str:
-    """`1 layer`, `12 layers`."""
+    """Format a count: `1 layer`, `12 layers`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _reads(mask: MaskConfig) -> str:
-    """The tokens that a query may read, in words."""
+    """Describe the tokens that a query may attend to."""
     if mask.left is None and mask.right is None:
         return "each token reads all tokens"
     if mask.right == 0:
@@ -156,7 +155,7 @@ def _reads(mask: MaskConfig) -> str:
 
 
 def differing(part: Explanation, first: Explanation) -> Explanation:
-    """A component of other layers, reduced to its differences from that of the first ones."""
+    """Reduce the description of a component to its differences from the first layers."""
     if part.kind != first.kind:
         return part
     counterparts: Mapping[tuple[str, str | None], Explanation] = {

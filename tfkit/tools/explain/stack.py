@@ -18,7 +18,7 @@ FEW = 28
 
 
 def explain_stack(node: Node, stack: Layers) -> Explanation:
-    """A stack of layers."""
+    """Describe a stack of layers."""
     component = explain_component(node.name, node.config, leave_out=stack.described)
     roles = dict.fromkeys(step.role for layer in stack.layers for step in layer.steps)
     parts = [part for role in sorted(roles, key=rank) for part in _parts(role, stack)]
@@ -38,7 +38,7 @@ def _size(node: Node, stack: Layers) -> str:
 
 
 def _sharing(config: Config, stack: Layers) -> Iterator[str]:
-    """The ways in which layers differ or share."""
+    """Describe how layers differ or share weights."""
     if stack.repeats > 1:
         sets = "one set of weights" if len(stack.layers) == 1 else f"{len(stack.layers)} sets of weights"
         words = f"the layers share {sets}, each used {stack.repeats} times in a row"
@@ -51,13 +51,13 @@ def _sharing(config: Config, stack: Layers) -> Iterator[str]:
 
 
 def _papers(config: Config, field: str) -> tuple[str, ...]:
-    """The papers of a field of a config, or of a mapping in it."""
+    """Return the papers of a field of a config, or of a mapping in it."""
     inside = [value for _, value in config if isinstance(value, Config) and not isinstance(value, Component)]
     return next((papers for holder in (config, *inside) if (papers := field_papers(holder, field, None))), ())
 
 
 def _where(names: set[str], stack: Layers) -> str:
-    """The layers of these variants: their numbers if those are few, else their variants; empty for all."""
+    """Name the layers of these variants: by number if they are few, else by variant; an empty string for all layers."""
     layers = sorted(index for name in names for index in stack.variants[name])
     if len(layers) == len(stack.layers):
         return ""
@@ -69,12 +69,12 @@ def _where(names: set[str], stack: Layers) -> str:
 
 
 def _firsts(stack: Layers) -> Iterator[Layer]:
-    """The first layer of each variant."""
+    """Yield the first layer of each variant."""
     return (stack.layers[indices[0]] for indices in stack.variants.values())
 
 
 def _parts(role: str, stack: Layers) -> Iterator[Explanation]:
-    """The components of a role, each once for all layers that have it; of further ones the differences."""
+    """Describe the components of a role, once for all layers that share one; further ones by their differences."""
     groups: list[tuple[Explanation, set[str]]] = []
     for layer in _firsts(stack):
         for part in dict.fromkeys(_explained(layer, role)):
@@ -100,7 +100,7 @@ def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
 
 
 def _norms(stack: Layers) -> Iterator[Explanation]:
-    """The norms of the residual stream, each kind once."""
+    """Describe the norms of the residual stream, each kind once."""
     norms: dict[str, Component] = {}
     for layer in _firsts(stack):
         for step in layer.steps:
@@ -113,7 +113,7 @@ def _norms(stack: Layers) -> Iterator[Explanation]:
 
 
 def _programs(config: Config, stack: Layers) -> Iterator[str]:
-    """The steps of the layers, a line each; those of layers that differ one after the other."""
+    """Describe the sublayers of the layers, one per line, for each variant in turn."""
     programs: dict[tuple[str, ...], list[Layer]] = {}
     for layer in _firsts(stack):
         programs.setdefault(tuple(as_sentences(layer)), []).append(layer)

@@ -1,8 +1,8 @@
 """Components in their own words: the first sentence of their docstrings, and the papers cited there.
 
-A paper belongs to a component if it is in the docstring of its class; or in that of its module, after a label that is
-its kind, its class or a field (`Grouped-query: https://...`), or without a label. So a plugin's component is explained
-like the built-in ones, from its author's words.
+A paper belongs to a component if it is in the docstring of its class, or in the docstring of its module after a label
+that is its kind, its class or a field (`Grouped-query: https://...`), or without a label. A plugin's component is
+therefore explained like a built-in component, in its author's words.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _END = re.compile(r"(?<=\w[.)])\s|\n\s*\n")
 
 
 def sentence(text: str) -> str:
-    """The first sentence of a text, on one line and without links."""
+    """Return the first sentence of a text, on one line and without links."""
     first = _END.split(inspect.cleandoc(text), maxsplit=1)[0]
     bare = re.sub(r"\(\s*\)", "", _LINK.sub("", first))
     return re.sub(r"[\s,:;]+(\.?)$", r"\1", " ".join(bare.split()))
 
 
 def doc_of(config: Config | type[Config]) -> str:
-    """The description of a component, a sentence of its own or of its class; empty if there is none."""
+    """Return the description of a component: its own sentence, else the sentence of its class, else an empty string."""
     if isinstance(config, Config) and (text := config.in_words()) is not None:
         return text
     cls = config if isinstance(config, type) else type(config)
@@ -36,7 +36,7 @@ def doc_of(config: Config | type[Config]) -> str:
 
 
 def papers_of(config: Config) -> tuple[str, ...]:
-    """The papers of a component."""
+    """Return the papers of a component."""
     cls = type(config)
     links = [link for _, link in _links(cls.__doc__ or "")]
     if links:
@@ -51,12 +51,12 @@ def papers_of(config: Config) -> tuple[str, ...]:
 
 
 def field_words(config: Config, name: str) -> str:
-    """The purpose of a field, in a sentence."""
+    """Return the purpose of a field, in one sentence."""
     return sentence(field_docs(type(config)).get(name, ""))
 
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
-    """The papers of a field's value: the links of its own text, or else those at its name or value in a module's."""
+    """Return the papers of a field's value: links in its own text, else at its name or value in a module's text."""
     links = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
     for cls in [] if links else type(config).__mro__:
@@ -72,12 +72,12 @@ def _module_doc(cls: type) -> str:
 
 @cache
 def _links(text: str) -> tuple[tuple[str, str], ...]:
-    """The links of a text, each with the label before it or an empty one."""
+    """Return the links of a text, each with the label before it or an empty string."""
     return tuple((match[1] or "", match[2]) for match in _LINK.finditer(text))
 
 
 def _names(label: str, words: Iterable[str]) -> bool:
-    """True if a label (`YaRN and NTK`) names one of the words, ignoring case and punctuation."""
+    """Return True if a label (`YaRN and NTK`) names one of the words, ignoring case and punctuation."""
     labels = set(_folded(re.split(r",| and | or ", label)))
     return any(word in labels for word in _folded(words))
 

@@ -1,6 +1,6 @@
 """AOTInductor: the programs of `pt2.py`, compiled to machine code for this kind of processor.
 
-One archive with a library for each program and, beside them, the weights, once:
+One archive with a library for each program, and the weights, once:
 `load_pt2(FILE, load_weights_from_disk=True)` of `torch.export.pt2_archive._package`.
 https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
 """
@@ -56,11 +56,9 @@ class _Compiled(Programs):
         self._model = model
 
     def takes(self, name: str) -> list[str]:
-        """The argument names of a program."""
         return arguments_of(self._libraries[name])
 
     def run(self, name: str, inputs: dict[str, Any]) -> list[Tensor]:
-        """The results of a program."""
         # The code assumes the memory layout of its inputs at compile time, and ignores strides.
         dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in inputs.items()}
         with torch.no_grad():
@@ -70,7 +68,7 @@ class _Compiled(Programs):
         return self._weights[MODEL]
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        """The outputs of the uncompiled program: compiled code has no modules."""
+        """Run the uncompiled program, because compiled code has no modules."""
         watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():
             watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())

@@ -64,7 +64,7 @@ def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check,
 
 
 def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> None:
-    """Raise SpecError unless the weights that the file keeps are those of the model, bit by bit."""
+    """Raise SpecError unless the weights in the file equal the model's, bit by bit."""
     ours = model.state_dict()
     for name, tensor in opened.weights().items():
         if name in ours and not torch.equal(tensor, ours[name]):
@@ -101,7 +101,7 @@ def _check_cached(
 def _first_cached(
     model: fx.GraphModule, opened: Opened, sequences: Sequences, number: int, tolerance: float
 ) -> str | None:
-    """The first component that differs in a step, or for the same tokens read as a whole."""
+    """Return the first component that differs in a step, or for the same tokens in one forward."""
     cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.pieces[0]))
     cached.start(sequences.pieces[0][main].size(0), **sequences.once)
 
@@ -116,7 +116,7 @@ def _first_cached(
 
 
 def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, Call], dict[str, Tensor]]:
-    """The arguments and results of each module, in the order in which they returned."""
+    """Record the arguments and results of each module, in the order in which they return."""
     arguments: dict[str, Call] = {}
     returned: dict[str, Tensor] = {}
 
@@ -138,7 +138,7 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
 
 
 def _first(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> str | None:
-    """The first module with another output in the file."""
+    """Return the first module whose output differs in the file."""
     for path, output in expected.items():
         if path in outputs and outputs[path].shape == output.shape and not _gap(outputs[path], output) <= tolerance:
             return path
@@ -146,7 +146,7 @@ def _first(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolera
 
 
 def _distance(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference of outputs, outside padding."""
+    """Return the largest difference of outputs, outside padding."""
     graph, largest = graph_of(model), 0.0
     for name, result, reference in zip(graph.outputs, results, expected, strict=True):
         mask = inputs.get(str(graph.node(name).output.mask))
@@ -158,7 +158,7 @@ def _distance(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expe
 
 
 def _gap(result: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value if that is above 1; infinite for NaN on one side."""
+    """Return the largest difference, relative to the largest value if it is above 1; infinite for NaN on one side."""
     if not expected.numel():
         return 0.0
     same = (result == expected) | (result.isnan() & expected.isnan())
@@ -171,7 +171,7 @@ def _amount(check: Check, tolerance: float) -> str:
 
 
 def _differs(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
-    """The error of a file that differs from its model."""
+    """Return the error for a file that differs from its model."""
     what = f"the {format.name} file differs from {quoted(graph_of(model).name)}"
     parts = owners_of(model)
     if path is None:

@@ -29,7 +29,7 @@ from tfkit.tools.export.formats import formats_of
 from tfkit.wrapped import whole
 
 MARGIN = 2**24
-"""The most bytes that a file has beside the weights."""
+"""The maximum number of bytes of a file in addition to the weights."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Exported:
     """The files that were written, and the proof.
 
     Attributes:
-        name: that of the model.
+        name: name of the model.
         format: its name.
         files: the files written; the first is the requested one.
         bytes: the size of all of them.
@@ -64,7 +64,7 @@ def export(
 ) -> Exported:
     """Write a model to a file that runs without tfkit.
 
-    The file is written to a folder beside it, read again and compared with the model at shapes that it was not made
+    The file is written to a folder next to it, read again and compared with the model at shapes that it was not made
     with, and put in its place only if it is equal: an error, an interrupt or a full disk leaves nothing behind, and a
     former file as it was.
 

@@ -23,7 +23,7 @@ ANSI = re.compile(r"\x1b\[\d*m")
 
 
 def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
-    """The error to raise when an exporter fails on a module; its path is None if it is not known."""
+    """Return the error for a module on which an exporter fails; `path` is None if the module is unknown."""
     part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
@@ -34,7 +34,7 @@ def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter:
 
 
 def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
-    """The path of the innermost module running when `run` fails; None if there is none."""
+    """Return the path of the innermost module running when `run` fails; None if there is none."""
     running: list[str] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -56,7 +56,7 @@ def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
 
 
 def using(program: ExportedProgram, error: Exception) -> str | None:
-    """The path of the first module with the operation that an error names, or with one derived from it."""
+    """Return the path of the first module with the operation that an error names, or an operation derived from it."""
     named = re.search(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", str(error))
     if named is None:
         return None
@@ -71,7 +71,7 @@ def using(program: ExportedProgram, error: Exception) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """The reason of an exporter's error, in one line: the error that it quotes last, where it began."""
+    """Summarize an exporter's error in one line: the innermost error that it quotes."""
     text = ANSI.sub("", str(error))
     _, _, summary = text.partition("## Exception summary")
     quoted = re.findall(r"<class '[\w.]*?(\w+)'>: ([^\n]+)", summary)
@@ -82,7 +82,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress an exporter's messages about itself, and the whole program that it prints before an error."""
+    """Suppress an exporter's messages about itself, and the full program that it prints before an error."""
     level = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

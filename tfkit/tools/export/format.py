@@ -31,10 +31,10 @@ class Reader(Protocol):
     """Reads sequences in steps, as `tfkit.CachedModel` does: see its `start` and `__call__`."""
 
     def start(self, batch: int, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read the inputs that are given once for new ones."""
+        """Begin new sequences, and read the inputs that are given once."""
 
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Any) -> Any:
-        """The outputs for the next tokens [b, t]; the mask is False where there is padding."""
+        """Return the outputs for the next tokens [b, t]; the mask is False at padding."""
 
 
 class Opened(ABC):
@@ -42,26 +42,26 @@ class Opened(ABC):
 
     @abstractmethod
     def forward(self, inputs: Inputs) -> list[Tensor]:
-        """All outputs of the model.
+        """Return all outputs of the model.
 
         Masks and optional inputs may be missing: the file then acts as the model does for None.
         """
 
     def cached(self, length: int) -> Reader | None:
-        """A reader of up to `length` tokens in steps; None if the format has no cached decoding."""
+        """Return a reader for decoding up to `length` tokens; None if the format has no cached decoding."""
         return None
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights in the file by their names in the model's state dict, if it keeps them unchanged."""
+        """Return the weights in the file by their names in the model's state dict, if it keeps them unchanged."""
         return {}
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
-        """The outputs of modules by their paths in the model, as far as the format can provide them.
+        """Return the outputs of modules by their paths in the model, as far as the format can provide them.
 
         Used only if the file differs from the model, to name the first component that does.
 
         Args:
-            inputs: those of the model.
+            inputs: inputs of the model.
             calls: the arguments of each module of the model for these inputs, in the order in which they returned: for
                 a format whose modules can be called one by one.
         """
@@ -75,7 +75,7 @@ class Format(ABC):
 
     Attributes:
         name: as in `--format`.
-        suffixes: those of files that have this format unless `--format` names another, such as `.onnx`.
+        suffixes: suffixes of files that have this format by default, such as `.onnx`.
         description: its purpose in a few words, for `tfkit export --formats`.
         tolerance: the largest difference that counts as equal in float32, relative to the largest value if that is
             above 1.
@@ -87,12 +87,12 @@ class Format(ABC):
     tolerance: ClassVar[float] = 1e-5
 
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
-        """The reasons why this model cannot be written, found before its weights are read: it is on the meta device."""
+        """Return the reasons why a model on the meta device cannot be written, before its weights are read."""
         return []
 
     @abstractmethod
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        """Write the model to `path`, whose name is that of the final file.
+        """Write the model to `path`, which has the name of the final file.
 
         Further files go to the folder `extras_of(path)`, whose name the file must contain: so they belong to it. The
         folder of `path` is empty, and is removed if anything fails. This function may raise any error: `export` turns
@@ -110,7 +110,7 @@ class Format(ABC):
 
 
 def metadata(model: fx.GraphModule) -> dict[str, str]:
-    """The metadata in every file whose format has a place for it: texts by name."""
+    """Return the metadata, texts by name, for every format that can store it."""
     graph = graph_of(model)
     return {
         "name": graph.name,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def tfkit_export_formats() -> list[type[Format]]:
-    """The built-in formats."""
+    """Return the built-in formats."""
     from tfkit.tools.export.aoti import Aoti
     from tfkit.tools.export.onnx import Onnx
     from tfkit.tools.export.pt2 import Pt2
@@ -37,7 +37,7 @@ class Formats:
     faults: tuple[Diagnostic, ...]
 
     def choose(self, path: Path, name: str | None = None) -> Format:
-        """The format of that name, or the one that the suffix of a file stands for; raises SpecError without one."""
+        """Return the format with a name, or the format of the file's suffix; raise SpecError if there is none."""
         format = self.named.get(name) if name is not None else self._suffixes().get(path.suffix)
         if format is None:
             raise SpecError(self._unknown_suffix(path) if name is None else self._unknown(name))
@@ -60,7 +60,7 @@ class Formats:
 
 
 def formats_of(plugins: Plugins) -> Formats:
-    """The formats of these plugins; raises SpecError for two of one name or suffix."""
+    """Collect the formats of plugins; raise SpecError if two share a name or suffix."""
     answers = plugins.hooks.call("tfkit_export_formats", _classes)
     named: dict[str, type[Format]] = {}
     owners: dict[str, str] = {}
@@ -81,7 +81,7 @@ def formats_of(plugins: Plugins) -> Formats:
 
 
 def _classes(returned: object) -> list[type[Format]]:
-    """The reader of the hook."""
+    """Check the result of the hook."""
     if not isinstance(returned, Iterable) or isinstance(returned, str):
         raise TypeError(f"returned {type(returned).__name__}, not a list of subclasses of tfkit.Format")
     return [_class(item) for item in returned]

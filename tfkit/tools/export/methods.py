@@ -30,7 +30,7 @@ Layer = tuple[Cached, ...]
 
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
-    """The module to script; without `start` and `step` if the model needs its sequence as a whole."""
+    """Return the module to script, without `start` and `step` if the model needs full sequences."""
     name, parts = type(model).__name__, split_if_decodable(graph_of(model))
     methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
     if parts is not None:
@@ -42,7 +42,7 @@ def with_methods(model: fx.GraphModule) -> nn.Module:
 
 
 def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
-    """These inputs and their masks as arguments with annotations, the optional ones last."""
+    """Return annotations for these inputs and their masks, optional ones last."""
     inputs, taken = graph_of(model).inputs, inputs_of(model)
     masks = [f"{name}_mask" for name in names if f"{name}_mask" in taken]
     needed = {name: "Tensor" for name in names if not inputs[name].optional}
@@ -50,7 +50,7 @@ def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
 
 
 def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
-    """The methods that read a sequence in steps."""
+    """Write the methods for decoding."""
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
     methods = {"piece": _forward_of(stepping, "piece")}
@@ -76,7 +76,7 @@ def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> A
 
 
 def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
-    """The method that runs a step; `kept` comes from the state, as the masks and lengths do in every step."""
+    """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
     inputs, parameters, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
     parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
@@ -92,14 +92,14 @@ def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept:
 
 
 def _forward_of(module: fx.GraphModule, name: str) -> Any:
-    """The forward of a module, as a method of another name."""
+    """Return the forward of a module as a method with a different name."""
     forward, _ = written_forward(module.graph, f"{type(module).__name__} {name}")
     forward.__name__ = name  # TorchScript calls it by this one
     return forward
 
 
 def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
-    """The lines that make the caches, equal ones in one call."""
+    """Write the lines that create the caches, equal ones in one call."""
     for name, (node, pieces) in parts.again.items():
         for layer, count in _runs(pieces.caches):
             slots = [f"{'length' if cache.window is None else f'min(length, {cache.window})'} + 1" for cache in layer]
@@ -114,18 +114,18 @@ def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
 
 
 def _sizes(layer: Layer, slots: Sequence[str]) -> str:
-    """Heads, slots and width of the caches of a layer, as an argument."""
+    """Format heads, slots and width of the caches of a layer as an argument."""
     sizes = [f"({cache.heads}, {n}, {cache.width})" for cache, n in zip(layer, slots, strict=True)]
     return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
 
 
 def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:
-    """Arguments of a call by name, the names themselves unless `words` says otherwise."""
+    """Format the arguments of a call by name; `words` replaces the names themselves."""
     return ", ".join(f"{name}={words.get(name, name)}" for name in names)
 
 
 def _attribute(path: str) -> str:
-    """`self.a.layers` as an expression, a number in it as TorchScript reads it."""
+    """Return `self.a.layers` as an expression in which TorchScript can read a number."""
     expression = "self"
     for part in path.split("."):
         expression = f'getattr({expression}, "{part}")' if part.isdigit() else f"{expression}.{part}"
@@ -133,7 +133,7 @@ def _attribute(path: str) -> str:
 
 
 def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
-    """A method from its text, which TorchScript looks up again."""
+    """Compile a method from its text, which TorchScript looks up again."""
     signature = ", ".join(["self", *(f"{parameter}: {annotation}" for parameter, annotation in parameters.items())])
     arrow = f" -> {returns}" if returns else ""
     *lines, last = body

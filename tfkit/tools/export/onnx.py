@@ -1,6 +1,6 @@
 """ONNX: graphs that ONNX Runtime and others run, by torch's exporter of programs. See https://onnx.ai/onnx/.
 
-FILE.onnx is the whole model. If it can be decoded token by token, there is a folder beside it, named as `parts` in its
+FILE.onnx is the full model. If it can be decoded token by token, there is a folder next to it, named as `parts` in its
 metadata: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has the
 weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the folder of
 another model. A graph changes nothing in place: caches go in as `cache_NODE_LAYER_NUMBER`, and come
@@ -91,7 +91,7 @@ def _check_installed() -> None:
 
 
 def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
-    """A program as a model of `onnx_ir`, its weights not copied; the program is changed for it."""
+    """Translate a program, which is changed in the process, into a model of `onnx_ir` that shares its weights."""
     from tfkit.tools.export.operations import TRANSLATIONS
 
     assert program.example_inputs is not None
@@ -132,17 +132,17 @@ def _prepare(program: ExportedProgram) -> None:
 
 
 def _call(call: str, path: str) -> str:
-    """The path of a module; for a second call one that no module has, since the exporter notes only the path."""
+    """Return the path of a module; a second call gets a unique path, because the exporter records only paths."""
     return f"{path}@" if "@" in call else path
 
 
 def _content(tensor: Any) -> Any:
-    """A value that two tensors share only if they are equal."""
+    """Return a value that two tensors share only if they are equal."""
     return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
 
 
 def _again(tensor: Any, written: Any, name: str) -> Any:
-    """A tensor, as a place in the file if it was written before. The exporter uses its own names for some."""
+    """Return a tensor as a location in the file if it was written before. The exporter renames some tensors."""
     import onnx_ir as ir
 
     if written is None:
@@ -152,7 +152,7 @@ def _again(tensor: Any, written: Any, name: str) -> Any:
 
 
 def _new_caches(program: ExportedProgram) -> Iterator[str]:
-    """The names of the caches that a program returns."""
+    """Yield the names of the caches that a program returns."""
     returns = program.call_spec.out_spec
     assert program.example_inputs is not None
     if returns is None or "cache" not in program.example_inputs[1]:
@@ -164,12 +164,12 @@ def _new_caches(program: ExportedProgram) -> Iterator[str]:
 
 
 def _place(name: str, layer: int, i: int) -> str:
-    """The name of a cache in a graph."""
+    """Return the name of a cache in a graph."""
     return f"cache_{name.replace('.', '_')}_{layer}_{i}"
 
 
 def _sizes(name: str, value: Any) -> Any:
-    """The names of the free sizes of an argument in the graph."""
+    """Name the dynamic sizes of an argument."""
     if isinstance(value, dict):
         return map_nested(lambda _: {0: "batch", 2: "slots"}, value)
     if value.dim() == 1:
@@ -190,7 +190,6 @@ class _Sessions(Programs):
         self._sessions: dict[str, Any] = {}
 
     def session(self, name: str) -> Any:
-        """The session of a program."""
         if name not in self._sessions:
             parts = self._path.parent / self._parts
             file = self._path if name == MODEL else parts / f"{name}.onnx"
@@ -198,7 +197,6 @@ class _Sessions(Programs):
         return self._sessions[name]
 
     def takes(self, name: str) -> list[str]:
-        """The argument names of a program."""
         return ["cache", *(argument.name for argument in self.session(name).get_inputs())]
 
     def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
@@ -260,7 +258,7 @@ class _Sessions(Programs):
 
 
 def _session(graph: Path | bytes, folder: Path) -> Any:
-    """A session of ONNX Runtime for a graph with its weights in that folder."""
+    """Open a session of ONNX Runtime for a graph whose weights are in `folder`."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()

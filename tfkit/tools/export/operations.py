@@ -1,4 +1,4 @@
-"""Operations of torch in those of ONNX, if the exporter's own translation is missing or differs."""
+"""ONNX translations of torch operations whose translation by the exporter is missing or differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ op: Any = opset20
 
 
 def remainder(self: Any, other: Any) -> Any:
-    """The exporter's own translation takes only constants; the number of a cache's slots is not one."""
+    """Translate `remainder`.
+
+    The exporter's translation takes only constants, and the number of cache slots is not one.
+    """
     return op.Mod(self, op.CastLike(other, self))
 
 
@@ -28,7 +31,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention; a query that may not read anything gets zeros; the exporter's own gives NaN.
+    """Translate scaled dot-product attention.
+
+    A query without any key gives zeros, where the exporter's translation gives NaN.
 
     b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
 
@@ -61,7 +66,7 @@ def attention(
 
 
 def _repeated(x: Any, query: Any) -> Any:
-    """Heads [b, g, k, d] repeated in place, so that there are as many as query heads."""
+    """Repeat heads [b, g, k, d] in place to match the number of query heads."""
     n = query.shape[1] // x.shape[1]
     expanded = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
     shape = op.Concat(op.Shape(query, end=2), op.Shape(x, start=2), axis=0)

@@ -33,7 +33,7 @@ class PieceReader:
         self._used = 0
 
     def start(self, batch: int, /, **inputs: Tensor) -> None:
-        """Forget all sequences, and read the inputs that are given once for new ones."""
+        """Begin new sequences, and read the inputs that are given once."""
         parts, values = self._caches.parts, dict(inputs)
         if parts.once:
             arguments = complete(self._graph, inputs, self._programs.takes(READ))
@@ -46,7 +46,10 @@ class PieceReader:
         self._batch, self._lengths, self._used = batch, None, 0
 
     def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
-        """The outputs for the next tokens [b, t]; the mask is False at padding; ValueError if the cache is full."""
+        """Return the outputs for the next tokens [b, t]; the mask is False at padding.
+
+        Raise ValueError if the cache is full.
+        """
         if self._batch is None:
             self.start(tokens.size(0))
         if self._used + tokens.size(1) > self._length:
@@ -66,7 +69,7 @@ class PieceReader:
         return self._programs.run(PREFILL, taken)
 
     def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
-        """The results of several tokens, read one after the other."""
+        """Read several tokens one after the other."""
         columns = []
         for i in range(mask.size(1)):
             assert self._lengths is not None
@@ -79,7 +82,7 @@ class PieceReader:
 
 
 def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
-    """All arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
+    """Return all arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
     arguments = dict(inputs)
     names = list(names)
     for name in names:
@@ -93,7 +96,7 @@ def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Te
 
 
 def _beside(graph: Graph, name: str) -> str:
-    """The input whose tokens an optional one describes."""
+    """Return the input that an optional input describes."""
     for node in graph.nodes:
         if any(name in as_list(source) for source in node.wires.values()):
             return str(node.wires["input"])
@@ -101,18 +104,18 @@ def _beside(graph: Graph, name: str) -> str:
 
 
 class Programs(Opened):
-    """The programs of a file, see `tfkit.tools.export.programs`; `graph` is that of the model that was written."""
+    """The programs of a file, see `tfkit.tools.export.programs`; `graph` is the graph of the exported model."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
     @abstractmethod
     def takes(self, name: str) -> Iterable[str]:
-        """The argument names of a program."""
+        """Return the argument names of a program."""
 
     @abstractmethod
     def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
-        """The results of a program; the tensors in `cache` are changed."""
+        """Run a program and return its results. The tensors in `cache` are updated in place."""
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
         return self.run(MODEL, complete(self.graph, inputs, self.takes(MODEL)))

@@ -68,7 +68,7 @@ class Caches:
         self.full = next((place for place, cache in places if cache.tokens(self.least) == self.least), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
-        """Caches of zeros for `length` tokens and a memory of that length; one more slot takes writes of padding."""
+        """Create caches of zeros for `length` tokens and a memory; one additional slot receives padding."""
         shapes_by_node = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
         return {
             name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers]
@@ -76,11 +76,11 @@ class Caches:
         }
 
     def room(self, cache: Cache) -> int:
-        """The number of tokens that the caches are made for."""
+        """Return the number of tokens that the caches have room for."""
         return _room(cache, self.full, self.limit)
 
     def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
-        """The free sizes of each cache: the slots of a sliding window are not free."""
+        """Return the dynamic sizes of each cache; the slots of a sliding window are fixed."""
         full = self.room(cache) + 1
 
         def sizes(name: str, slots: int) -> dict[int, Any]:
@@ -93,7 +93,7 @@ class Caches:
 
 
 def caches_of(graph: Graph) -> Caches | None:
-    """The caches of a model; None if it needs its sequence as a whole."""
+    """Return the caches of a model; None if it needs full sequences."""
     parts = split_if_decodable(graph)
     return None if parts is None else Caches(graph, parts)
 
@@ -101,7 +101,7 @@ def caches_of(graph: Graph) -> Caches | None:
 def programs(
     model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
 ) -> dict[str, ExportedProgram]:
-    """The programs of a model in eval mode, by name; only `model` if it needs its sequence as a whole.
+    """Return the programs of a model in eval mode, by name; only `model` if it needs full sequences.
 
     `inputs` are examples of all inputs and masks, at least 2 in each free size. Caches that are not written in place
     are a second result. Raises SpecError, which names the component at fault, if torch.export refuses the model.
@@ -114,7 +114,7 @@ def programs(
 
 
 def refusals(model: fx.GraphModule) -> list[Diagnostic]:
-    """The reasons why a model has no programs; found on the meta device as well."""
+    """Return the reasons why a model has no programs; works on the meta device."""
     inputs = example(model)
     try:
         exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
@@ -144,7 +144,7 @@ def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: 
 def _piece(
     model: fx.GraphModule, caches: Caches, values: Mapping[str, Tensor], *, decode: bool, in_place: bool
 ) -> ExportedProgram:
-    """The program of the first step of a sequence, or of each further token."""
+    """Return the program of the first step of a sequence, or of each further token."""
     step, parts = stepping_module(model, graph_of(model), caches.parts), caches.parts
     arguments: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
     first = caches.first
@@ -189,7 +189,7 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
 
 
 def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
-    """The number of tokens that the caches are made for, by the one that holds all of them."""
+    """Return the number of tokens that the caches have room for, from the cache that holds all of them."""
     if full is None:
         return limit or UNLIMITED
     name, layer, i = full
@@ -197,13 +197,13 @@ def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) ->
 
 
 def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
-    """The tokens before: none, or, so that all slots are read and no shape changes, up to all but one column."""
+    """Return the preceding tokens: none, or up to all but one column, so that no shape changes."""
     room = _room(cache, full, limit)
     return Past(0 if lengths is None else room - 1, room, lengths)
 
 
 def _copied(cache: Cache, read: Collection[str]) -> Cache:
-    """The caches, copied if they are not only read."""
+    """Copy the caches that are written to."""
     return {
         name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
         for name, layers in cache.items()
@@ -217,9 +217,9 @@ def _without(cache: Cache, names: Collection[str]) -> Cache:
 def exported(
     module: fx.GraphModule, arguments: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
 ) -> ExportedProgram:
-    """The program of a module and its arguments; the batch and all lengths above 1 are free.
+    """Export a module with its arguments; the batch and all lengths above 1 are dynamic.
 
-    Those of the `fixed` inputs are not.
+    The lengths of the `fixed` inputs are static.
     """
     kwargs = {name: arguments[name] for name in inputs_of(module) if name in arguments}
     shapes: dict[str, Any] = {
@@ -257,12 +257,12 @@ class Watched(fx.Interpreter):
 
 
 def _calls(node: fx.Node) -> dict[str, str]:
-    """The calls of modules that an operation belongs to, by unique names, with the modules' paths."""
+    """Return the module calls that an operation belongs to, by unique names, with the modules' paths."""
     return {call: path for call, (path, _) in node.meta.get("nn_module_stack", {}).items()}
 
 
 def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
-    """For each operation the paths of the modules that return its value: it belongs to them, but a user does not.
+    """Map each operation to the modules that return its value: the operation belongs to them, but a user does not.
 
     The second call of a module has a name with `@`.
     """

@@ -53,11 +53,9 @@ class _Loaded(Programs):
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
 
     def takes(self, name: str) -> list[str]:
-        """The argument names of a program."""
         return arguments_of(self._programs[name])
 
     def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
-        """The results of a program."""
         if name not in self._modules:
             self._modules[name] = self._programs[name].module()
         with torch.no_grad():

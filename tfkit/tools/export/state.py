@@ -15,7 +15,7 @@ from tfkit.nn import Past
 
 
 def empty_state(batch: int, length: int, like: Tensor) -> dict[str, list[list[Tensor]]]:
-    """The state of `batch` sequences before the first token, with room for `length` columns."""
+    """Return the state of `batch` sequences before the first token, with room for `length` columns."""
     lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
     return {".columns": [[torch.tensor([0, length, 0])]], ".lengths": [[lengths]]}
 
@@ -23,7 +23,7 @@ def empty_state(batch: int, length: int, like: Tensor) -> dict[str, list[list[Te
 def add_caches(
     state: dict[str, list[list[Tensor]]], name: str, layers: int, sizes: list[tuple[int, int, int]], like: Tensor
 ) -> None:
-    """Add the caches of equal layers to those of `name`: for each size of heads, slots and width [b, *size]."""
+    """Add the caches of equal layers to the caches of `name`: for each size of heads, slots and width [b, *size]."""
     batch = state[".lengths"][0][0].size(0)
     if name not in state:
         state[name] = torch.jit.annotate(list[list[Tensor]], [])
@@ -45,18 +45,18 @@ def keep_value(state: dict[str, list[list[Tensor]]], name: str, value: Tensor | 
 
 
 def kept_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
-    """A value that was read once, or None."""
+    """Return a value that was read once, or None."""
     key = f"{name}."
     return state[key][0][0] if key in state else None
 
 
 def first_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
-    """Such a value for the first step only: from then on the caches have all of it."""
+    """Return a value for the first step only; later steps read it from the caches."""
     return kept_value(state, name) if int(state[".columns"][0][0][0]) == 0 else None
 
 
 def past_of(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> Past:
-    """The tokens before these, counted."""
+    """Count the tokens before these."""
     columns, lengths, t = state[".columns"][0][0], state[".lengths"][0][0], tokens.size(1)
     start, length = int(columns[0]), int(columns[1])
     if tokens.size(0) != lengths.size(0):

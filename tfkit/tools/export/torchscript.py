@@ -91,7 +91,7 @@ class _Reader:
 
 
 def scripted(model: fx.GraphModule) -> Any:
-    """The model as a module of TorchScript; raises SpecError, which names the innermost component at fault."""
+    """Script a model; raise SpecError that names the innermost component at fault."""
     try:
         return script(with_methods(model))
     except Exception as error:
@@ -99,7 +99,7 @@ def scripted(model: fx.GraphModule) -> Any:
 
 
 def script(module: nn.Module) -> Any:
-    """Any module, scripted. A failure leaves half a class behind, which must not serve the next one."""
+    """Script a module. A failed class is discarded, because the next attempt must not reuse it."""
     with quiet():
         try:
             return torch.jit.script(module)
@@ -109,7 +109,7 @@ def script(module: nn.Module) -> Any:
 
 
 def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
-    """The error with the component at fault: the innermost one that cannot be scripted by itself either."""
+    """Return the error with the innermost component that cannot be scripted alone."""
     components = model.meta["components"]
     for path in sorted(components, key=lambda path: -path.count(".")):
         try:
@@ -124,7 +124,7 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of TorchScript's error, and the first place in it."""
+    """Return the first line of TorchScript's error, and the first location in it."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     place = re.search(r'^ *File "(.*)", line (\d+)$', str(error), re.MULTILINE)
     return f"{first} ({place[1]}:{place[2]})" if place else first

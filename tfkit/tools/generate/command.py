@@ -148,7 +148,7 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
 
 
 def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tuple[list[str], Generated, float]:
-    """The texts, their tokens, and the seconds that they took."""
+    """Generate, and return the texts, their tokens, and the elapsed seconds."""
     import tfkit.decoding.generate as decoding
     from tfkit.decoding.text import Texts
 
@@ -200,7 +200,7 @@ class Live:
 
 
 def _printable(text: str) -> str:
-    """A text as standard output can show it; a terminal gets escapes for control characters."""
+    """Return a text as standard output can show it; on a terminal, control characters are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout.isatty():
         text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
@@ -208,7 +208,7 @@ def _printable(text: str) -> str:
 
 
 def _titles(job: Job, samples: int) -> list[str]:
-    """A line above each text, if there are several."""
+    """Return a line above each text, if there are several."""
     if len(job.prompts) * samples == 1:
         return []
     many = [f", sample {sample + 1} of {samples}" if samples > 1 else "" for sample in range(samples)]

@@ -23,7 +23,7 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of the command, beside the spec."""
+    """The options of the command, without the spec."""
 
     weights: Path | None
     allow_change: bool
@@ -58,7 +58,7 @@ class Job:
 
 
 def job_of(asked: Asked, graph: Graph) -> Job:
-    """The job of a request, with all its errors, before the model takes memory and time."""
+    """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
     from tfkit.graph.decode_split import split_for_decoding
     from tfkit.graph.sequence_limits import max_len, rows_of
 
@@ -120,7 +120,7 @@ def _prompts(asked: Asked) -> list[str]:
 
 
 def _text(path: Path | None) -> str:
-    """The text of a file, or of standard input, without its last line break."""
+    """Read a file, or standard input, without its last line break."""
     name = "standard input" if path is None else quoted(str(path))
     try:
         data = sys.stdin.buffer.read() if path is None else path.read_bytes()

@@ -27,7 +27,7 @@ NOT_IN_YAML = ("null", "true", "false")
 
 @dataclass(frozen=True)
 class PluginNames:
-    """The names that follow from that of a plugin, `token_shift`."""
+    """The names that follow from the name of a plugin, `token_shift`."""
 
     word: str
 
@@ -42,13 +42,13 @@ class PluginNames:
         return "".join(one.capitalize() for one in self.word.split("_"))
 
     def rendered(self, text: str) -> str:
-        """A text of the template, or the name of a file, for this plugin."""
+        """Fill in a text of the template, or a file name, for this plugin."""
         text = text.replace("tfkit-template", self.distribution).replace("@TFKIT@", _for_make(installed_from()))
         return text.replace("Template", self.camel).replace("template", self.word)
 
 
 def checked_names(name: str, plugins: Plugins) -> PluginNames:
-    """The names of a plugin; raises SpecError if `name` is not lower-case words, or is taken."""
+    """Derive the names of a plugin; raise SpecError if `name` is not lower-case words, or is taken."""
     names = PluginNames(name.replace("-", "_"))
     if not WORDS.fullmatch(name) or len(name) > LONGEST:
         message = f"{quoted(name)} is not a name for a plugin"
@@ -60,7 +60,7 @@ def checked_names(name: str, plugins: Plugins) -> PluginNames:
 
 
 def _taken(names: PluginNames, plugins: Plugins) -> str | None:
-    """The thing that has the name already."""
+    """Return whatever already has the name, or None."""
     if iskeyword(names.word) or names.word in NOT_IN_YAML:
         return "it is a word of Python's or YAML's"
     if names.word in sys.stdlib_module_names:
@@ -94,7 +94,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
 
 
 def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
-    """The files of the project. In the template, `dot-` begins the names of hidden files; others are caches."""
+    """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped."""
     for path in TEMPLATE.rglob("*"):
         parts = path.relative_to(TEMPLATE).parts
         if path.is_file() and not any(map(CACHES.fullmatch, parts)):
@@ -103,7 +103,7 @@ def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
 
 
 def installed_from() -> str:
-    """The argument with which pip installs this tfkit elsewhere: a folder, a URL, or a requirement."""
+    """Return the argument with which pip installs this tfkit elsewhere: a folder, a URL, or a requirement."""
     try:
         tfkit = distribution("tfkit")
     except PackageNotFoundError:
@@ -119,5 +119,5 @@ def installed_from() -> str:
 
 
 def _for_make(text: str) -> str:
-    """A text as the value of a variable of make."""
+    """Escape a text for a make variable."""
     return text.replace("$", "$$").replace("#", r"\#")

@@ -83,7 +83,7 @@ def _summary(count: Params) -> str:
 
 
 def _notes(count: Params) -> Iterator[str]:
-    """The notes below the table: trainable and buffers, tied and shared weights, the KV cache."""
+    """Yield the notes below the table: trainable parameters and buffers, tied and shared weights, the KV cache."""
     frozen = count.total - count.trainable
     yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
     if count.active != count.total:
@@ -102,7 +102,7 @@ def _cache_note(size: CacheSize) -> str:
 
 
 def _show_side_by_side(counts: Sequence[Params]) -> None:
-    """Specs as columns, as many as fit into 80 columns, then the next ones."""
+    """Print specs as columns, in groups that fit into 80 columns."""
     from rich.padding import Padding
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
@@ -131,7 +131,7 @@ class Shown(NamedTuple):
 
 
 def collapsed(count: Params) -> list[Shown]:
-    """The rows of a count, equal layers in one: `decoder.layers.0-11`."""
+    """Return the rows of a count, with equal layers merged: `decoder.layers.0-11`."""
     shown = []
     for label, rows in layers_in_one((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label

@@ -49,7 +49,7 @@ class Params:
     """The cache of one sequence."""
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """Return the table that a notebook shows."""
         total = Row("total", "total", self.total, self.non_embedding)
         rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
         return html_table(self.name, (self.by, "parameters", "non-embedding"), rows)
@@ -68,10 +68,10 @@ class _Weight(Ownership):
 
 @checked
 def count_params(graph: AnySpec, by: By = "component") -> Params:
-    """Count the parameters of a model, or of that of a spec, in rows by component, node, layer or module.
+    """Count the parameters of a model or spec, in rows by component, node, layer or module.
 
     A parameter belongs to the nearest component around it: the slot of that component, the block's name for a node, or
-    `head` for a node that returns logits. The embedding tables are those of embedding nodes, including positions.
+    `head` for a node that returns logits. The embedding tables belong to embedding nodes, including positions.
     """
     graph = as_graph(graph)
     model: Any = build(graph, device="meta")
@@ -99,7 +99,7 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
 
 
 def active_of(module: nn.Module, weight: Tensor) -> int:
-    """The numbers of a weight that one token is multiplied by: of experts, those of the chosen ones."""
+    """Count the values of a weight that take part for one token; of experts, only the chosen ones."""
     if isinstance(module, StackedLinear) and module.per_token is not None:
         return weight.numel() // module.weight.size(0) * module.per_token
     return weight.numel()
@@ -141,7 +141,7 @@ def _tied(graph: Graph, model: Any) -> list[str]:
 
 
 def _repeated(graph: Graph) -> Iterator[str]:
-    """Stacks that run layers several times with the same weights."""
+    """Describe stacks that run layers several times with the same weights."""
     for node in graph.nodes:
         if node.stack is not None and node.stack.repeats > 1:
             depth, sets = node.stack.depth, len(node.stack.layers)

@@ -23,7 +23,7 @@ class Traced:
     """A call of a hook, or an entry point that was read.
 
     Attributes:
-        hook: its name, or that of the group of entry points.
+        hook: its name, or the group of entry points.
         plugin: the label of the plugin.
         gave: what it brought, each by its name.
         failed: the reason why it brought nothing.
@@ -38,7 +38,7 @@ class Traced:
 
 
 def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Traced]:
-    """Every hook that plugins have, called where it needs no spec, and what they declare without code."""
+    """Call every hook that needs no spec, and list the results together with declarations that need no code."""
     formats_of(plugins)
     calls = [_called(one, plugins) for one in plugins.hooks.calls]
     called = {(one.hook, one.plugin) for one in calls}
@@ -63,7 +63,7 @@ def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
 
 
 def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, PluginCommand]) -> Iterator[Traced]:
-    """The specs and commands in entry points."""
+    """Yield the specs and commands of entry points."""
     by_hook = {folder for one in calls if one.hook == "tfkit_specs" for folder in one.gave}
     specs: dict[str, list[str]] = {}
     for name, spec in plugins.specs.files.items():

@@ -41,7 +41,7 @@ class Run:
 def assemble_profile(
     model: fx.GraphModule, settings: Settings, run: Run, predicted: Cost | None, limits: Limits
 ) -> Profile:
-    """Attribute the time and the memory of a run to what ran, and put the prediction beside it."""
+    """Attribute the time and memory of a run to components, and add the predicted costs."""
     named = {} if settings.compile else named_parts(model)
     all_steps = steps_of(run.timed)
     chosen = undisturbed(all_steps)
@@ -103,7 +103,7 @@ def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) 
 
 
 def _kernels(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tuple[KernelTime, ...]:
-    """The longest operators or kernels, those of all modules of one component together."""
+    """Return the longest operators or kernels, summed over all modules of a component."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for (name, owner), runs in times.kernels.items():
         if owner.path is None:

@@ -49,7 +49,7 @@ class Times:
     """Seconds and counts of all steps together."""
 
     exclusive: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
-    """The time of an owner; on an accelerator that of its kernels, and of the host while none runs."""
+    """The time of an owner; on an accelerator the time of its kernels, and of the host while no kernel runs."""
     device: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
     """Of this, its kernels."""
     calls: Counter[str] = field(default_factory=Counter)
@@ -60,12 +60,12 @@ class Times:
 
 
 def steps_of(trace: Trace) -> list[Event]:
-    """The range of each step."""
+    """Return the range of each step."""
     return [row for row in trace.host if row.name == STEP]
 
 
 def undisturbed(steps: Sequence[Stretch]) -> list[int]:
-    """The steps that took no longer than the median: the others were disturbed."""
+    """Return the steps that took no longer than the median; other processes disturbed the rest."""
     middle = median(step.seconds for step in steps)
     return [index for index, step in enumerate(steps) if step.seconds <= middle]
 
@@ -154,7 +154,7 @@ def _owner(span: Span, thread: _Thread, names: Collection[str], makers: dict[int
 
 
 def host_times(located: Sequence[Located]) -> Times:
-    """The times of the owners on the CPU."""
+    """Compute the times of the owners on the CPU."""
     times = Times()
     for event in located:
         if not isinstance(event.row, Span):
@@ -171,7 +171,7 @@ def host_times(located: Sequence[Located]) -> Times:
 
 
 def device_times(trace: Trace, located: Sequence[Located]) -> Times:
-    """The times of the owners on an accelerator: every moment of the steps of `located` belongs to one of them.
+    """Compute the times of the owners on an accelerator. Every moment of the steps belongs to one owner.
 
     While a kernel runs, the owner is the one that launched it. While none runs, the next one was launched too late: the
     time belongs to the host's work until the launch, and from then on to the owner of that kernel.

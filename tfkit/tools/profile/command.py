@@ -113,7 +113,7 @@ def profile(
 
 
 def _device(name: str | None) -> Any:
-    """The device of that name, which must be available; wrong usage if nothing can run on it."""
+    """Return an available device; a device that cannot run anything is a usage error."""
     if name is None:
         return None
     if name == "meta":

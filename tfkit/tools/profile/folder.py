@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _folders(data: Path) -> list[str]:
-    """The folders that a former profile lists as its own."""
+    """Return the folders that a former profile lists."""
     try:
         return [str(entry["folder"]) for entry in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -42,7 +42,7 @@ def _folders(data: Path) -> list[str]:
 
 
 def folders_of(names: Sequence[str]) -> list[str]:
-    """A folder for each model; a repeated name gets a number."""
+    """Return a folder for each model; a repeated name gets a number."""
     folders: list[str] = []
     for name in names:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "model"
@@ -52,7 +52,7 @@ def folders_of(names: Sequence[str]) -> list[str]:
 
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
-    """Write the data, the report, and for each profile the scalars for TensorBoard beside its trace."""
+    """Write the data, the report, and for each profile the scalars for TensorBoard next to its trace."""
     from tfkit.tools.profile.report.page import report
 
     for profile, name in zip(profiles, names, strict=True):
@@ -64,7 +64,7 @@ def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Pa
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """A profile as data, with values derived from its fields."""
+    """Convert a profile to data, including values derived from its fields."""
     derived = {"step": profile.step, "plain_step": profile.plain_step, "attributed": profile.attributed}
     return asdict(profile) | derived | {"tokens_per_second": profile.tokens / profile.plain_step}
 

@@ -21,7 +21,7 @@ COPIED = 2**26
 
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
-    """FLOP/s of matrix products in a type, and bytes per second between memory and chip."""
+    """Return the FLOP/s of matrix products in a dtype, and the memory bandwidth in bytes per second."""
     name = device_name(device)
     listed = device_of_driver(name) if device.type == "cuda" else None
     words = name_of(dtype)
@@ -37,7 +37,7 @@ def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device for people."""
+    """Return the display name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -53,7 +53,7 @@ def _processor() -> str:
 
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest time of several runs."""
+    """Return the shortest time of several runs."""
     seconds: list[float] = []
     end = time.perf_counter() + PATIENCE
     while len(seconds) < 3 or time.perf_counter() < end:

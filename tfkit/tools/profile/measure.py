@@ -34,7 +34,7 @@ DETAILED = 2
 
 
 def count_steps(settings: Settings) -> int:
-    """The number of steps that a model runs in all; the profiler warms up twice."""
+    """Count all steps that a model runs; the profiler warms up twice."""
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
@@ -80,7 +80,7 @@ class _Runner:
         self.step = Step(model, settings.mode, batch=settings.batch, length=settings.length, compile=settings.compile)
 
     def plain(self) -> float:
-        """Seconds of one step without the profiler."""
+        """Return the seconds of one step without the profiler."""
         synchronize(self._settings.device)
         start = time.perf_counter()
         self.step(lambda name: nullcontext())
@@ -89,7 +89,7 @@ class _Runner:
         return seconds
 
     def traced(self, steps: int, range_: Range, **options: Any) -> dict[str, Any]:
-        """The trace of a number of steps, after one that warms the profiler up.
+        """Trace a number of steps, after one step that warms up the profiler.
 
         A compiled model has no ranges around its components: their hooks would split the compiled code.
         """

@@ -50,7 +50,7 @@ def _counts(event: Located, on_device: bool) -> bool:
 
 
 def _living(rows: Sequence[Located]) -> Counter[str | None]:
-    """The allocations in these rows that were not freed."""
+    """Sum the allocations in these rows that were not freed."""
     held: dict[int, tuple[str | None, int]] = {}
     for event in rows:
         row = event.row

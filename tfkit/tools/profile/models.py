@@ -32,7 +32,7 @@ Steps: TypeAlias = Annotated[int, Limit(least=2)]
 
 @checked
 def profile(graph: AnySpec, **options: Any) -> Profile:
-    """Profile one model, or that of a spec; see `profile_models` for the options."""
+    """Profile a model or spec; see `profile_models` for the options."""
     return profile_models([graph], **options)[0]
 
 
@@ -70,7 +70,7 @@ def profile_models(
         steps: the number of steps to time, without the profiler and with it; at least 2.
         warmup: steps before them, which do not count.
         directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
-            (torch-tb-profiler) and Perfetto beside scalars. A former profile is replaced; other contents are an error.
+            (torch-tb-profiler) and Perfetto, and scalars. A former profile is replaced; other contents are an error.
         weights: the file with the weights of a single model, or one for each; random ones unless given.
         allow_change: as `tfkit.build` takes it.
         on_step: called after each step with the number of steps done, and of all steps.

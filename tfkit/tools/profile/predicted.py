@@ -1,4 +1,4 @@
-"""The prediction of `tfkit cost` for a step, beside the measurement."""
+"""The prediction of `tfkit cost` for a step, to compare with the measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNPREDICTED = "no prediction: the model does not run on the meta device, where `
 
 
 def predict(graph: Graph, settings: Settings) -> Cost | None:
-    """The costs of one step; None if a component does not run without values, as a plugin's may not.
+    """Predict the costs of one step; None if a component, such as a plugin's, does not run without values.
 
     Raises:
         SpecError: the model cannot run like this, or the device does not have enough memory for it.
@@ -38,14 +38,14 @@ def predict(graph: Graph, settings: Settings) -> Cost | None:
 
 
 def works_of(predicted: Cost | None, *, compiled: bool) -> dict[str, tuple[ComponentCost, ...]]:
-    """The work by the path of its owner; a compiled model has one, for all of it."""
+    """Return the work by the path of its owner; a compiled model is a single owner."""
     if predicted is None:
         return {}
     return {"[compiled]": predicted.parts} if compiled else {part.path: (part,) for part in predicted.parts}
 
 
 def with_work(part: ComponentTime, works: Sequence[ComponentCost], limits: Limits) -> ComponentTime:
-    """An owner of time with its work, and with the least time for it: the longer of computing and moving.
+    """Add to an owner its work, and the least time for it: the longer of computing and moving.
 
     Hidden pairs of the mask need not be computed.
     """

@@ -27,14 +27,14 @@ OWN = {f"[{name}]": Ownership(name, name, f"[{name}]", name, name) for name in S
 
 
 def named_parts(model: fx.GraphModule) -> dict[str, Ownership]:
-    """The modules that get a range, by path: nodes, layers, components; modules inside one count for it."""
+    """Return the modules that get a range, by path: nodes, layers and components, including the modules inside."""
     parts = owners_of(model)
     return {path: parts[path] for path in frames_of(model)}
 
 
 @contextmanager
 def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
-    """A range around each of the `named_parts`, by its path; afterwards the model is as before."""
+    """Put a range around each of the `named_parts`; on exit the model is restored."""
     running: list[Any] = []
 
     def enter(path: str) -> Callable[..., None]:

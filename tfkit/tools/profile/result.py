@@ -166,7 +166,7 @@ class Profile:
 
 
 def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
-    """The parts of a profile added up by component, node or layer, in the order of `tfkit params`.
+    """Sum the parts of a profile by component, node or layer, in the order of `tfkit params`.
 
     In a row of several parts `path` is the name of the row, and so is `label` if theirs differ; `highest` is the
         greatest of theirs.
@@ -176,7 +176,7 @@ def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
 
 
 def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, str]:
-    """The label of each row that a profile has, by its name; the name if the models have different labels for it."""
+    """Return the label of each row by its name; the name itself if the models have different labels for it."""
     labels_by_profile = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
     names = {
         name: {labels[name] for labels in labels_by_profile if name in labels}

@@ -80,7 +80,7 @@ class Step:
             synchronize(self._device)
 
     def held(self) -> Memory:
-        """The bytes on the device between two steps, which are the peak if a step adds nothing."""
+        """Return the bytes on the device between two steps, which are the peak if a step adds nothing."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         weights = size_of(self._model)
         optimizer = _bytes(value for state in states for value in state.values())
@@ -152,7 +152,7 @@ def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
 
 
 def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Piece, Piece]:
-    """The inputs read once, the first `length` tokens, and the next token: each with the inputs beside it."""
+    """Split inputs into those read once, the first `length` tokens, and the next token."""
     once = {name: inputs[name] for name in parts.given_once}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
     main, *rest = parts.given_again
@@ -162,7 +162,7 @@ def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Pi
 
 
 def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
-    """Cross-entropy if the model ends in logits, the next token its target or a random one; else mean squares."""
+    """Return a loss: cross-entropy for logits, with the next or a random token as target; else mean squares."""
     try:
         ends = find_ends(model)
     except ValueError:

@@ -82,7 +82,7 @@ def _share(seconds: float, profile: Profile) -> str:
 
 
 def _reached(row: ComponentTime, scale: float) -> list[str]:
-    """FLOP/s, GB/s, and the share of the least time."""
+    """Format FLOP/s, GB/s, and the share of the least time."""
     flops, moved = row.flops_per_second, row.bytes_per_second
     near = f"{100 * row.floor / row.time:.0f}%" if row.floor and row.time else ""
     return [f"{flops / scale:,.1f}" if flops else "", f"{moved / 1e9:,.1f}" if moved else "", near]

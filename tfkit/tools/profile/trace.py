@@ -29,7 +29,7 @@ class Stretch:
         return self.end - self.start
 
     def overlap(self, other: Stretch) -> float:
-        """Seconds that belong to both."""
+        """Return the seconds that belong to both."""
         return max(0.0, min(self.end, other.end) - max(self.start, other.start))
 
 
@@ -82,7 +82,7 @@ class Trace:
 
 
 def parse_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """The rows of a trace that `torch.profiler` wrote."""
+    """Parse the rows of a trace that `torch.profiler` wrote."""
     host: list[Event] = []
     kernels = []
     for event in events:

@@ -72,7 +72,7 @@ def _origin(value: Value) -> str:
 
 
 def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
-    """The steps of the layers, node by node."""
+    """Format the sublayers of the layers, node by node."""
     node = ""
     for program in programs:
         if program.node != node:

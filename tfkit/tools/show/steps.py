@@ -23,7 +23,7 @@ class Program:
 
 
 def programs_of(graph: Graph) -> list[Program]:
-    """The steps of the layers of every stack."""
+    """Return the programs of the layers of every stack."""
     return [program for node in graph.nodes if node.stack is not None for program in _programs(node.name, node.stack)]
 
 
@@ -38,7 +38,7 @@ def _programs(node: str, stack: Layers) -> Iterator[Program]:
 
 
 def as_code(layer: Layer) -> Iterator[str]:
-    """A line for each step; the first one is the norm of the layer's input, if a step reads that."""
+    """Yield a line of code for each sublayer, preceded by the norm of the layer's input if a sublayer reads it."""
     if any(step.reads_input for step in layer.steps):
         yield f"input = {_normed(layer.input_norm, 'x')}"
     for step in layer.steps:
@@ -51,7 +51,7 @@ def as_code(layer: Layer) -> Iterator[str]:
 
 
 def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
-    """The value of an operation on y."""
+    """Return the expression of an operation on y."""
     if isinstance(part, Dropout):
         return f"dropout({y})"
     if isinstance(part, Learned):
@@ -68,7 +68,7 @@ def _normed(norm: NormConfig | None, y: str) -> str:
 
 
 def as_sentences(layer: Layer) -> Iterator[str]:
-    """A sentence for each step; the first one is the norm of the layer's input, if it has one."""
+    """Yield a sentence for each sublayer, preceded by the norm of the layer's input if there is one."""
     if layer.input_norm is not None:
         yield f"normalize the layer's input ({layer.input_norm.kind_name()})"
     for step in layer.steps:

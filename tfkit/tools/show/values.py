@@ -18,7 +18,7 @@ FLAT = 60  # the longest list or mapping of plain values that is shown on one li
 
 @dataclass(frozen=True)
 class Value:
-    """One line of the tree. `value` is None for a node without a value of its own, such as a mapping."""
+    """One line of the tree. `value` is None for a node without a plain value, such as a mapping."""
 
     path: Path
     value: str | None
@@ -38,7 +38,7 @@ class Value:
 
 
 def values_of(graph: Graph) -> list[Value]:
-    """Every resolved value of a spec, in its order; a mapping comes before its contents.
+    """Return every resolved value of a spec, in its order; a mapping comes before its contents.
 
     Of a layer variant only the differences from its stack.
     """
@@ -51,12 +51,12 @@ def values_of(graph: Graph) -> list[Value]:
 
 
 def _of_the_map(path: Path) -> bool:
-    """True if a value is inside a family that the spec has in place: it does not affect the model."""
+    """Return True for a value inside a family written in the spec: it does not affect the model."""
     return path[0] == "checkpoint" and len(path) > 1
 
 
 def _repeats(value: Value, by_path: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
-    """True if a value of a variant is its stack's; `variants` has the path of the stack for each variant."""
+    """Return True if a variant's value equals its stack's; `variants` maps each variant to its stack."""
     for variant, stack in variants.items():
         if value.path[: len(variant)] == variant and value.path != variant:
             twin = by_path.get((*stack, *value.path[len(variant) :]))
@@ -71,7 +71,7 @@ class _Walk:
         self.variants: dict[Path, Path] = {}
 
     def config(self, config: Config, path: Path, outer: Origin | None) -> Iterator[Value]:
-        """The fields of a config. `outer` is its origin if that applies to everything in it, too."""
+        """Yield the fields of a config. `outer` is its origin if that also applies to everything in it."""
         for name, info in type(config).model_fields.items():
             if isinstance(config, Component) and path and name == config.word_key:
                 continue
@@ -95,7 +95,7 @@ class _Walk:
                 yield from self._any(item, (*path, str(key)), None if origin.how == "given" else origin)
 
     def _origin(self, path: Path, outer: Origin | None) -> Origin:
-        """Its own origin, unless it came with a config that was inherited or is a default as a whole."""
+        """Return the value's origin, unless its entire config was inherited or is a default."""
         origin = self.origins.get(path)
         if origin is None and path in self.provenance.spans:
             origin = Origin("given", self.provenance.spans[path])
@@ -123,7 +123,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A plain value as YAML writes it."""
+    """Format a plain value as YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -136,7 +136,7 @@ def text_of(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as a person writes it: thousands apart, a float in five digits."""
+    """Format a number for people: grouped thousands, floats with five digits."""
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)

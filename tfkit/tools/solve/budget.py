@@ -1,4 +1,4 @@
-"""The budget of a model: parameters, those of one token, FLOPs or memory."""
+"""The budget of a model: parameters, active parameters, FLOPs or memory."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Budget:
     Attributes:
         of: the quantity; `active` parameters are those that one token is multiplied by.
         amount: its amount.
-        mode: FLOPs and memory are those of a training step, of reading a prompt, or of one more token.
-        tokens: FLOPs are those of this many tokens.
+        mode: FLOPs and memory of a training step, of reading a prompt, or of one more token.
+        tokens: number of tokens for FLOPs.
         batch: sequences at once; only memory depends on it.
         length: tokens of each sequence; unless given, 2048, or the model's `max_len` if that is less.
         dtype: type of weights and activations, which memory depends on.
@@ -73,11 +73,11 @@ class Budget:
         return self.of == "memory"
 
     def at_length(self, graph: Graph) -> int:
-        """The length of sequences of that model."""
+        """Return the sequence length for a model."""
         return self.length or min(LENGTH, max_len(graph) or LENGTH)
 
     def measure(self, graph: Graph) -> Measured:
-        """The quantity of a model: parameters, the FLOPs of one sequence, or the bytes of the whole batch."""
+        """Measure a model: parameters, the FLOPs of one sequence, or the bytes of the full batch."""
         if self.of in ("params", "active"):
             count, active = parameters_of(graph)
             return Measured(active if self.of == "active" else count, count)
@@ -86,7 +86,7 @@ class Budget:
         return Measured(total.flops if self.of == "flops" else costs.peak, total.parameters)
 
     def cost(self, graph: Graph) -> Cost:
-        """The costs of a step of that model."""
+        """Return the costs of a step of a model."""
         from tfkit.tools.cost.count import cost
 
         batch = self.batch if self.of == "memory" else 1
@@ -101,13 +101,13 @@ class Budget:
         )
 
     def factor(self, graph: Graph) -> float:
-        """The factor between `measure` and the amount: tokens in sequences."""
+        """Return the factor between `measure` and the amount: tokens in sequences."""
         if self.of != "flops":
             return 1
         return self.tokens / (1 if self.mode == "decode" else self.at_length(graph))
 
     def text(self, value: float) -> str:
-        """A value in words."""
+        """Format a value."""
         if self.of == "memory":
             return bytes_text(round(value))
         if self.of == "flops":
@@ -116,7 +116,7 @@ class Budget:
 
 
 def parameters_of(graph: Graph) -> tuple[int, int]:
-    """The parameters of a model and the active ones, counted from the model on the meta device."""
+    """Count all and active parameters of a model on the meta device."""
     model: Any = build(graph, device="meta")
     modules: dict[str, Any] = dict(model.named_modules())
     weights = dict(model.named_parameters()).items()

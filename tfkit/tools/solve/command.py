@@ -159,7 +159,7 @@ def _show(spec: str, solved: Solved, output: Path | None) -> None:
 
 
 def _command(spec: str, size: Size) -> Iterator[str]:
-    """A command that counts a size, over several lines if it is long."""
+    """Format a command that counts a size, over several lines if it is long."""
     line = f"tfkit params {shlex.quote(spec)}"
     for change in size.sets:
         word = f"--set {shlex.quote(change)}"

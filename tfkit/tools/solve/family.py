@@ -61,7 +61,7 @@ class Hidden:
         return min(ROUNDING, self.d_ff & -self.d_ff)
 
     def at(self, scale: Fraction) -> int:
-        """The width if d_model is `scale` times the spec's: the same ratio, rounded as the spec's is."""
+        """Return the hidden width if d_model is `scale` times the spec's, with the spec's ratio and rounding."""
         exact, step = self.d_ff * scale, self.rounding
         while step > 1 and exact < LOSS * step:
             step //= 2
@@ -69,7 +69,7 @@ class Hidden:
 
 
 class Family:
-    """The sizes of the family of the spec in a tree, which is that of `file`.
+    """The sizes of the family of the spec in a tree, read from `file`.
 
     `sets` are the changes that apply to all of them, as `--set` takes them. A `d_model` or `n_layers` among the changes
     is kept at that value; another number that would grow is fixed.
@@ -103,16 +103,16 @@ class Family:
 
     @classmethod
     def of(cls, spec: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> Self:
-        """The sizes of the family of a spec, by its path or bare name."""
+        """Return the family of a spec, given its path or name."""
         return cls(read_tree(spec, plugins.specs), str(find_spec(spec, plugins.specs)), plugins, sets=sets, keep=keep)
 
     def _path(self, change: str) -> Path:
-        """The path that a `--set` argument changes."""
+        """Return the path that a `--set` argument changes."""
         path = tuple(change.partition("=")[0].strip().split("."))
         return path if path[0] in self._fields else ("graph", *path)
 
     def _given(self, path: Path) -> int:
-        """The whole number that a change gives to a size; raises SpecError for any other value."""
+        """Return the integer that a change sets for a size; raise SpecError for any other value."""
         change = self._kept[path]
         node = _at(assign(self.tree, change, self._fields), path)
         value = node.value if isinstance(node, Scalar) else None
@@ -123,7 +123,7 @@ class Family:
         return value
 
     def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Stack, ...]:
-        """The numbers of layers that grow."""
+        """Return the depths that grow."""
         stacks = []
         for node in self.own.nodes:
             path = ("graph", node.name, "n_layers")
@@ -132,7 +132,7 @@ class Family:
         return tuple(stacks)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
-        """The numbers that grow in proportion: d_model, heads, and inputs of features as wide as d_model."""
+        """Return the sizes that grow in proportion: d_model, heads, and inputs of features as wide as d_model."""
         heads = {path for path in numbers if path[-1] in HEADS}
         single = {path for path in heads if path[-1] == "n_kv_heads" and numbers[path] == 1}
         lonely = {path for path in heads if path[-1] == "n_kv_heads" and (*path[:-1], "n_heads") not in numbers}
@@ -150,7 +150,7 @@ class Family:
         return tuple(Hidden(tuple(paths), number) for number, paths in groups.items())
 
     def _step(self) -> Fraction:
-        """The least factor of all widths whose multiples keep every ratio in whole numbers."""
+        """Return the smallest factor whose multiples keep all widths integers and all ratios unchanged."""
         ratios = [Fraction(number) for number in self.widths.values()]
         components = parts((), self.own.spec.model)
         for path, attention in (
@@ -165,14 +165,14 @@ class Family:
         return 1 / whole if whole else Fraction(1)
 
     def _grows(self, path: Path) -> bool:
-        """True if a number of the resolved spec grows; a layer variant has those of its stack."""
+        """Return True if a size of the resolved spec grows; a layer variant follows its stack."""
         if path in self.widths or "variants" not in path:
             return path in self.widths
         place = path.index("variants")
         return _at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
 
     def _given_scale(self) -> Fraction | None:
-        """The d_model of the changes, as a multiple of the spec's; None unless they set it."""
+        """Return the d_model of the changes as a multiple of the spec's, or None if they do not set it."""
         scales = {path: Fraction(self._given(path), self.widths[path]) for path in self._kept if path in self.widths}
         for path, scale in scales.items():
             if scale / self.step % 1:
@@ -209,7 +209,7 @@ class Family:
 
     @property
     def width(self) -> int:
-        """The width that is kept, or else that of the spec itself."""
+        """The width that is kept, else the width of the spec."""
         return int((self.scale or Fraction(1)) / self.step)
 
     @property
@@ -220,7 +220,7 @@ class Family:
         return range(1, int(1 / (max((*counts, *dims), default=Fraction(1)) * self.step)) + 1)
 
     def changes(self, depth: int, width: int, hidden: Iterable[int] | None = None) -> tuple[str, ...]:
-        """The changes to the spec, beside `sets`, for that size, without those that have no effect."""
+        """Return the changes for a size, in addition to `sets`, without changes that have no effect."""
         scale = width * self.step
         values = {item.path: item.n_layers // self.depth * depth for item in self.stacks}
         values |= {path: self._given(path) for path in self._kept if path[-1] == "n_layers"}
@@ -231,20 +231,20 @@ class Family:
         return tuple(f"{self._name(path)}={n}" for path, n in values.items() if numbers.get(path) != n)
 
     def hidden_at(self, width: int) -> list[int]:
-        """The hidden widths at that width."""
+        """Return the hidden widths for a width."""
         return [hidden.at(width * self.step) for hidden in self.hidden]
 
     def load(self, changes: Iterable[str]) -> Graph:
-        """The graph of the spec with `sets` and further changes; raises SpecError."""
+        """Load the spec with `sets` and further changes; raise SpecError."""
         return expand(resolve_spec(self.tree, self.plugins, sets=(*self.sets, *changes), file=self.file))
 
     def _name(self, path: Path) -> str:
-        """A path as `--set` takes it."""
+        """Format a path for `--set`."""
         return ".".join(path[1:] if path[0] == "graph" and path[1] not in self._fields else path)
 
 
 def _numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
-    """The whole numbers that a spec writes by name, in its order."""
+    """Yield the integers that a spec writes by name, in its order."""
     for name, node in tree.items.items():
         here = (*path, name)
         if isinstance(node, Tree) and here != ("checkpoint",):

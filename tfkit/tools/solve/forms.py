@@ -49,7 +49,7 @@ class Form:
         self.next = self._plane(measure, self.first + self.stride) if len(depths) > 1 else self.base
 
     def _hidden(self, width: int) -> list[int]:
-        """The hidden widths that are not in proportion to d_model, because they are rounded."""
+        """Return the hidden widths that are not proportional to d_model because they are rounded."""
         d_ffs = self.family.hidden_at(width)
         return [d_ff for d_ff, rounded in zip(d_ffs, self.rounded, strict=True) if rounded]
 

@@ -15,7 +15,7 @@ TOLERANCE = 0.02
 APART = 0.5
 """The difference in shape between two kinds, in powers of two of width over depth."""
 KINDS = 2
-"""The number of kinds of wider shapes, and of deeper ones, beside the family's own."""
+"""The number of kinds of wider shapes, and of deeper shapes, in addition to the family's."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Grid:
     at_most: bool
 
     def least(self) -> Candidate:
-        """The size that costs least."""
+        """Return the cheapest size."""
         depth, width = self.depths[0], self.width or 1
         return Candidate(depth, width, self.value(depth, width))
 
     def around(self, budget: float, width: int) -> list[Candidate]:
-        """The sizes of that width on both sides of the budget, or below it; empty if even the least is above."""
+        """Return the sizes of a width on both sides of the budget, or below it; empty if the smallest is above."""
         values = [self.value(depth, width) for depth in self.depths[:2]]
         slope = values[-1] - values[0]
         places = range(len(self.depths))
@@ -64,11 +64,11 @@ class Grid:
         return [candidate for candidate in candidates if candidate.value <= budget or not self.at_most]
 
     def shape_of(self, candidate: Candidate) -> float:
-        """The shape relative to the family's own, in powers of two: wider if positive, deeper if negative."""
+        """Return the shape relative to the family's, in powers of two: positive if wider, negative if deeper."""
         return log2(candidate.width / candidate.depth / self.shape) if candidate.depth else 0.0
 
     def widths(self, budget: float) -> Iterable[int]:
-        """The widths at which some depth comes near the budget and the shape is like the family's."""
+        """Return the widths for which some depth comes near the budget, with a shape similar to the family's."""
         if self.width is not None:
             return [self.width]
         widths, first, last = self.all_widths, self.depths[0], self.depths[-1]
@@ -87,7 +87,7 @@ class Grid:
 
 
 def nearest(grid: Grid, budget: float) -> list[Candidate]:
-    """The sizes nearest to a budget, one for each kind of shape, from the family's own to those that differ more.
+    """Return the sizes nearest to a budget, one for each kind of shape, ordered by distance from the family's shape.
 
     Sizes that miss it by more than `TOLERANCE` are left out, unless none is nearer. If layers or width are kept, the
     one or two sizes on both sides of the budget.

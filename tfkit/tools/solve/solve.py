@@ -69,7 +69,7 @@ def solve(
     """Find the sizes of a spec's family that are nearest to a budget.
 
     All stacks get deeper and all widths wider in the same proportion. The width of a head, the ratio of d_ff to d_model
-    (rounded as the spec's is), the ratio of heads to those of keys and values, and everything else stay.
+    (rounded as the spec's is), the ratio of query heads to key-value heads, and everything else stay.
 
     Args:
         spec: path or bare name of a spec.
@@ -88,7 +88,7 @@ def solve(
 
 
 def sizes_of(family: Family, budget: Budget) -> Solved:
-    """The sizes of a family that are nearest to a budget; raises SpecError, see `solve`."""
+    """Find the sizes of a family nearest to a budget; raises SpecError, see `solve`."""
     form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
     kept = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)
@@ -105,7 +105,7 @@ def sizes_of(family: Family, budget: Budget) -> Solved:
 
 
 def _fitting(family: Family, budget: Budget, candidate: Candidate) -> Size:
-    """The size as it is built, with fewer layers if a limit proves to be exceeded: a peak need not be a sum."""
+    """Measure a size as it is built, with fewer layers while it exceeds a limit: a peak need not be a sum."""
     size = _size(family, budget, candidate)
     while budget.at_most and size.difference > 0 and candidate.depth > family.depths[0]:
         candidate = replace(candidate, depth=candidate.depth - family.depths.step)
@@ -134,7 +134,7 @@ def _size(family: Family, budget: Budget, candidate: Candidate) -> Size:
 
 
 def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
-    """The self-attention and the FFN of most layers of a stack."""
+    """Return the self-attention and the FFN of most layers of a stack."""
     steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps
     attention = (step.config for step in steps if isinstance(step.config, AttentionConfig) and not step.reads_memory)
     ffn = (step.config for step in steps if isinstance(step.config, FFNConfig))
@@ -142,7 +142,7 @@ def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
 
 
 def _out_of_reach(family: Family, budget: Budget, end: Candidate, what: str) -> SpecError:
-    """The error if even the least size costs more than the budget, or the largest much less, with the reason."""
+    """Return the error, with its reason, if even the smallest size is above the budget or the largest far below."""
     graph = family.load(family.changes(end.depth, end.width))
     stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]
     layers = " + ".join(str(depth) for _, depth in stacks)

@@ -1,4 +1,4 @@
-"""A size as a spec of its own, which extends the one that it is a size of."""
+"""A size as a separate spec, which extends the spec that it is a size of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
-    """The YAML text of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
+    """Write the YAML of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
 
     `values` are further values at the top of the spec.
     """
@@ -42,7 +42,7 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **va
 
 
 def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
-    """The reference of a spec in `folder` to another one."""
+    """Return how a spec in `folder` refers to another spec."""
     if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec, specs):
         return spec
     relative = os.path.relpath(find_spec(spec, specs).resolve(), folder.resolve())
@@ -50,7 +50,7 @@ def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
 
 
 def _difference(old: Mapping, new: Mapping, path: tuple[str, ...]) -> Mapping:
-    """The patch that turns one tree into another by `extends`: a component of another kind is replaced as a whole."""
+    """Return the patch that turns `old` into `new` by `extends`. A component whose kind changes is replaced."""
     items: dict[str, Node] = {}
     for name, node in new.items.items():
         before = old.items.get(name)

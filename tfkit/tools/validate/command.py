@@ -44,7 +44,7 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
 
 
 def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
-    """The errors of a spec; or, if it has none, the warnings of plugins."""
+    """Return the errors of a spec or, if it has none, the warnings of plugins."""
     from tfkit.tools.common.plugin_checks import warnings_of
 
     try:

@@ -32,7 +32,7 @@ LETTERS = 92
 
 
 def colour(name: str) -> str:
-    """The class that gives an element its colour: equal for equal names in every picture."""
+    """Return the class that colours an element; equal names have equal colours in every picture."""
     return f"c-{name}" if name in KNOWN else f"c-other{zlib.crc32(name.encode(errors='replace')) % OTHERS}"
 
 
@@ -48,7 +48,7 @@ class Segment:
 
 
 def labelled(label: str, segments: Iterable[Segment], whole: float, right: str, *, look: str = "bar") -> Element:
-    """A stacked bar whose full width stands for `whole`, with its name before it and its sum after it."""
+    """Draw a stacked bar whose full width stands for `whole`, with its name before it and its sum after it."""
     bar = tag("div", class_=look)
     for segment in segments:
         if segment.value <= 0 or whole <= 0:
@@ -62,25 +62,25 @@ def labelled(label: str, segments: Iterable[Segment], whole: float, right: str, 
 
 
 def legend(labels: Mapping[str, str]) -> Element:
-    """The meaning of the colours: the label of each name."""
+    """Draw a legend: the label of each colour."""
     entries = [tag("li", swatch(name), label) for name, label in labels.items()]
     return tag("ul", *entries, class_="legend")
 
 
 def swatch(name: str) -> Element:
-    """A small square in the colour of a name."""
+    """Draw a small square in the colour of a name."""
     return tag("i", class_=f"swatch {colour(name)}")
 
 
 def heading(name: str, several: bool) -> Element | None:
-    """A name above its own contents, if there are several models."""
+    """Return a heading for a model, if there are several."""
     return tag("h3", name) if several else None
 
 
 def side_by_side(
     first: str, profiles: Sequence[Profile], lines: Iterable[tuple[Child, Iterable[tuple[Child, float | None]]]]
 ) -> Element:
-    """A table that compares models: after each but the first, its ratio to that.
+    """Build a table that compares models, with each one's ratio to the first.
 
     A line has a name, and the cell and the value of each model.
     """
@@ -93,5 +93,5 @@ def side_by_side(
 
 
 def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:
-    """The contents of each model, below its name if there are several."""
+    """Return the contents of each model, below its name if there are several."""
     return [child for profile in profiles for child in (heading(profile.name, len(profiles) > 1), *content(profile))]

@@ -19,7 +19,7 @@ _LAYER = re.compile(r"(?P<stack>.+)\.layers\.(?P<index>\d+)")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a stack: its work, and that of each component in it."""
+    """A layer of a stack: its work, and the work of each component in it."""
 
     index: int
     whole: ComponentTime
@@ -27,12 +27,12 @@ class Layer:
 
 
 def layer_strips(profiles: Sequence[Profile]) -> list[Child]:
-    """A column for each layer: its height is its time, and its cells are those of its components."""
+    """Draw a column for each layer, as high as its time, with a cell per component."""
     return by_model(profiles, _layers)
 
 
 def _layers(profile: Profile) -> list[Child]:
-    """The stacks of one model to one scale, and the meaning of their colours."""
+    """Draw the stacks of one model on one scale, with a legend."""
     stacks: dict[str, list[Layer]] = {}
     for whole in rows(profile, "layer"):
         if match := _LAYER.fullmatch(whole.layer):
@@ -52,7 +52,7 @@ def _layers(profile: Profile) -> list[Child]:
 
 
 def _picture(name: str, stack: Sequence[Layer], labels: Mapping[str, str], slowest: float, cell: float) -> Element:
-    """The towers of the layers, below them a strip for each component, and below these the numbers of the layers."""
+    """Draw the towers of the layers, a strip for each component below them, and the layer numbers."""
     grid = tag("div", class_="heat", style=f"--layers:{len(stack)}", role="img", aria_label=f"time by layer of {name}")
     mean = sum(layer.whole.time for layer in stack) / len(stack)
     towers = [_tower(layer, slowest) for layer in stack]

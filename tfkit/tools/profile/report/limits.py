@@ -11,7 +11,7 @@ from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
 
 
 def floors(profiles: Sequence[Profile]) -> list[Child]:
-    """Measured time by component, and within it the least time for its FLOPs and bytes."""
+    """Draw the measured time by component, and within it the least time for its FLOPs and bytes."""
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
         return [remark("There is no prediction: the work of this model was not counted.")]
@@ -30,7 +30,7 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
 
 
 def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
-    """The floor as the dark section of the measured time; all of it if the measured time is shorter."""
+    """Draw the floor as the dark section of the measured time, or as all of it if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
     sections = (min(floor, row.time), max(0.0, row.time - floor))

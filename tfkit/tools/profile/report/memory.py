@@ -15,7 +15,7 @@ OTHERS = "inputs and others"
 
 
 def memory(profiles: Sequence[Profile]) -> list[Child]:
-    """The memory in use at the peak, to one scale, and a table by component."""
+    """Draw the memory in use at the peak on one scale, with a table by component."""
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
     children: list[Child] = []
@@ -36,7 +36,7 @@ def _moment(profile: Profile) -> Child:
 
 
 def _at_peak(profile: Profile) -> list[Segment]:
-    """Bytes that stay from step to step; then those of each component, gradients included; then the rest."""
+    """Return the bytes that persist between steps, the bytes of each component including gradients, and the rest."""
     held = profile.memory
     pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
     pieces.append(("cache", "cache", held.cache))
@@ -49,7 +49,7 @@ def _at_peak(profile: Profile) -> list[Segment]:
 
 
 def _by_component(profile: Profile) -> list[Child]:
-    """The bytes of each component: in use at the peak, allocated in a step, and the most in use while it runs."""
+    """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the maximum while it runs."""
     lines: list[list[Child]] = [
         [
             tag("span", swatch(row.component), row.label),
@@ -65,7 +65,7 @@ def _by_component(profile: Profile) -> list[Child]:
 
 
 def kernels(profiles: Sequence[Profile]) -> list[Child]:
-    """The longest operators or kernels of each profile, with the component that launched them."""
+    """Tabulate the longest operators or kernels of each profile, with the component that launched them."""
     return by_model(profiles, _kernels)
 
 

@@ -11,7 +11,7 @@ NONE = "–"
 
 
 def time_text(seconds: float | None) -> str:
-    """`12.3 ms`."""
+    """Format a time: `12.3 ms`."""
     if seconds is None:
         return NONE
     scale, unit = next((pair for pair in _TIMES if abs(seconds) >= 0.9995 * pair[0]), _TIMES[-1])
@@ -19,7 +19,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def amount_text(amount: float | None, unit: str) -> str:
-    """`412 TFLOP/s` for 4.12e14 and `FLOP/s`; `412T` without a unit, and `7` for a small whole number."""
+    """Format `412 TFLOP/s` for 4.12e14 and `FLOP/s`; `412T` without a unit, and `7` for a small integer."""
     if amount is None:
         return NONE
     if amount < 1000 and amount == int(amount):
@@ -29,18 +29,18 @@ def amount_text(amount: float | None, unit: str) -> str:
 
 
 def decade_text(power: int) -> str:
-    """`100T` for 14, `0.01` for -2."""
+    """Format a power of ten: `100T` for 14, `0.01` for -2."""
     amount, prefix = scaled(10.0**power, _PREFIXES)
     return f"{amount:g}{prefix}"
 
 
 def memory_text(count: float | None) -> str:
-    """`3.2 GB`, in powers of 1000."""
+    """Format bytes in powers of 1000: `3.2 GB`."""
     return NONE if count is None else bytes_text(round(count))
 
 
 def share_text(part: float | None, whole: float | None) -> str:
-    """`68.3%`."""
+    """Format a fraction: `68.3%`."""
     return NONE if part is None or not whole else f"{100 * part / whole:.1f}%"
 
 
@@ -50,7 +50,7 @@ def ratio_text(value: float | None, base: float | None) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three significant digits."""
+    """Format a number with three significant digits."""
     size = abs(number)
     if size >= 99.95 or not number:
         return f"{number:,.0f}"

@@ -16,7 +16,7 @@ from tfkit.tools.profile.result import Profile
 
 
 def report(profiles: Sequence[Profile]) -> str:
-    """A page about one profile, or about several side by side, with the ratios to the first.
+    """Render a page about one profile, or about several side by side with their ratios to the first.
 
     The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
     spec is in it as text. Raises ValueError without a profile.

@@ -52,7 +52,7 @@ class Point:
 
 
 def roofline(profiles: Sequence[Profile]) -> list[Child]:
-    """One picture for all profiles; a sentence if the FLOPs of their models are not known."""
+    """Draw one roofline for all profiles, or explain that the models' FLOPs are unknown."""
     limits = list(dict.fromkeys(profile.limits for profile in profiles))
     points = [point for index, profile in enumerate(profiles) for point in _points(index, profile)]
     if not points:
@@ -98,7 +98,7 @@ def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
 
 
 def _axis(powers: Sequence[float], start: float, end: float) -> Scale:
-    """The axis of powers of ten from the least to the greatest, with some room around them."""
+    """Return the axis of powers of ten from the minimum to the maximum, with a margin."""
     return Scale(min(powers) - ROOM, max(powers) + ROOM, start, end)
 
 
@@ -118,7 +118,7 @@ def _grid(across: Scale, up: Scale) -> Iterator[Element]:
 
 
 def _roof(limits: Limits, across: Scale, up: Scale, taken: list[Box]) -> list[Element]:
-    """The two limits: bytes per second on the left of the ridge, FLOP/s on its right."""
+    """Draw the two limits: bytes per second left of the ridge, FLOP/s right of it."""
     flops, bandwidth = math.log10(limits.flops), math.log10(limits.bandwidth)
     ridge, first = flops - bandwidth, max(across.low, up.low - bandwidth)
     corners = [(first, first + bandwidth), (ridge, flops), (across.high, flops)]
@@ -142,7 +142,7 @@ def _dot(point: Point, x: float, y: float) -> Element:
 
 
 def _label(point: Point, x: float, y: float, taken: list[Box]) -> Element:
-    """The name of a point in a free place, with a line to the point if it is not beside it."""
+    """Place the name of a point in a free area, with a line to the point if it is not adjacent."""
     width, places = len(point.label) * LETTER, []
     for lines, side in SIDES:
         away = point.radius + 6 + 6 * abs(lines)
@@ -163,7 +163,7 @@ def _around(x: float, y: float, radius: float) -> Box:
 
 
 def _is_free(box: Box, taken: Sequence[Box]) -> bool:
-    """True if a box is within the picture and does not overlap with another one."""
+    """Return True if a box is within the picture and overlaps no other box."""
     left, top, right, bottom = box
     if left < LEFT or right > WIDTH - RIGHT or top < TOP or bottom > HEIGHT - BOTTOM:
         return False

@@ -26,19 +26,19 @@ class Figure(NamedTuple):
 
 
 def title(profiles: Sequence[Profile]) -> str:
-    """`gpt2`, or `gpt2 and llama3_8b`."""
+    """Return `gpt2`, or `gpt2 and llama3_8b`."""
     return " and ".join(profile.name for profile in profiles)
 
 
 def setting(profile: Profile) -> str:
-    """The setting of the run: mode, sizes, type and device, in one line."""
+    """Format the settings of the run in one line: mode, sizes, dtype and device."""
     compiled = ["compiled"] if profile.compiled else []
     shape = f"{profile.batch:,} × {profile.length:,} tokens"
     return " · ".join([profile.mode, shape, profile.dtype, *compiled, profile.device_name])
 
 
 def summary(profiles: Sequence[Profile]) -> list[Child]:
-    """Tiles for one model; a table with ratios for several."""
+    """Return tiles for one model, or a table with ratios for several."""
     figures = [_figures(profile) for profile in profiles]
     if len(profiles) == 1:
         return [tag("div", *map(_tile, figures[0]), class_="tiles")]
@@ -84,7 +84,7 @@ def _tile(figure: Figure) -> Element:
 
 
 def measured(profiles: Sequence[Profile]) -> list[Child]:
-    """The method of the measurement, its notes, and the other files written."""
+    """Describe the method of the measurement, its notes, and the other files written."""
     return by_model(profiles, _measured)
 
 

@@ -1,4 +1,4 @@
-"""The table by component, which opens down to layers and modules, and two models beside each other."""
+"""The table by component, which opens down to layers and modules, and two models side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s
 
 
 def component_tables(profiles: Sequence[Profile]) -> list[Child]:
-    """Two models side by side if there are two; then for each a table whose rows open."""
+    """Return a comparison of two models, if there are two, and for each model a table whose rows open."""
     compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
     words = "All times are those of a step under the profiler, which is slower than one without it."
     return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
@@ -32,7 +32,7 @@ def _tree(profile: Profile) -> list[Child]:
 
 
 def _branch(profile: Profile, row: ComponentTime) -> Element:
-    """A component, its layers below it, and the modules of each below that; a leaf if there are none."""
+    """Build the row of a component, with its layers below it and the modules of each; a leaf if there are none."""
     component = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
     layers = [_layer(component, layer) for layer in rows(component, "layer")]
     alone = len(component.parts) == 1 and component.parts[0].path == row.path
@@ -47,7 +47,7 @@ def _layer(profile: Profile, row: ComponentTime) -> Element:
 
 
 def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
-    """A row, which opens to the rows inside it."""
+    """Build a row that opens to the rows inside it."""
     backward = time_text(part.backward) if part.backward else ""
     cells = (
         label,
@@ -65,7 +65,7 @@ def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[El
 
 
 def _row(name: str, *cells: str, share: float = 0.0) -> Element:
-    """A row; a component has its colour before it, and a bar for its share of the step."""
+    """Build a row; a component has its colour before it, and a bar for its share of the step."""
     children = [tag("span", cell) for cell in cells]
     if name:
         children[0] = tag("span", swatch(name), cells[0])
@@ -88,7 +88,7 @@ def _total(profile: Profile) -> Element:
 
 
 def _comparison(profiles: Sequence[Profile]) -> Element:
-    """The time by component of each profile, and its ratio to that of the first."""
+    """Tabulate the time by component of each profile, and its ratio to the first."""
     of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
     lines: list[tuple[Child, list[float | None]]] = [
         (tag("span", swatch(name), label), [times.get(name) for times in of])

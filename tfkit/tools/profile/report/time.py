@@ -15,7 +15,7 @@ REST = "between the components"
 
 
 def time_bars(profiles: Sequence[Profile]) -> list[Child]:
-    """The forward, the backward and the time around them, of all profiles to one scale."""
+    """Draw the forward, the backward and the time around them, of all profiles on one scale."""
     of = [_phases(profile) for profile in profiles]
     several = len(profiles) > 1
     longest = max(_length(segments) for phases in of for segments in phases.values())
@@ -38,7 +38,7 @@ def _idle(profile: Profile) -> Child:
 
 
 def _phases(profile: Profile) -> dict[str, list[Segment]]:
-    """The segments of each phase, in the order in which the phases run."""
+    """Return the segments of each phase, in the order in which the phases run."""
     phases: dict[str, list[Segment]] = {"forward": [], "backward": [], "update": []}
     for row in rows(profile):
         before = "update" if row.component in UPDATE else "forward"
