@@ -67,7 +67,8 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of modules, classes and functions, and the texts below attributes, with their lines."""
     for node in ast.walk(tree):
-        for line in getattr(node, "body", None) or ():
+        body = getattr(node, "body", None)
+        for line in body if isinstance(body, list) else ():
             text = line.value if isinstance(line, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 yield text.lineno, text.value

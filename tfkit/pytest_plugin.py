@@ -36,46 +36,46 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 class Components(pytest.Collector):
     """The components of a plugin."""
 
-    def __init__(self, *, path: Path, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, path: Path, **arguments: Any) -> None:
+        super().__init__(**arguments)
 
     def collect(self) -> Iterator[pytest.Item]:
-        """A test for each model around a component, and each property."""
+        """Yield a test for each model around a component, and each property."""
         from tfkit.tools.check.check import Work
 
         plugins, name = _components(self.name)
         work = Work(plugins)
         for subject, words in work.of_components(None, name):
-            for one in work.properties:
-                yield Measurement.from_parent(self, name=f"{words}: {one.name}", subject=subject, measured=one)
+            for prop in work.properties:
+                yield Measurement.from_parent(self, name=f"{words}: {prop.name}", subject=subject, measured=prop)
 
 
 class Measurement(pytest.Item):
     """One property of one model."""
 
-    def __init__(self, *, subject: Any, measured: Any, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, subject: Any, measured: Any, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.subject, self.measured = subject, measured
 
     def runtest(self) -> None:
         """Measure the property."""
         from tfkit.tools.check.check import outcomes
 
-        (found,) = outcomes(self.subject, [self.measured])
-        if found.status == "does not apply":
-            pytest.skip(found.detail)
-        if found.status == "failed":
-            pytest.fail(found.fault, pytrace=False)
+        (outcome,) = outcomes(self.subject, [self.measured])
+        if outcome.status == "does not apply":
+            pytest.skip(outcome.detail)
+        if outcome.status == "failed":
+            pytest.fail(outcome.fault, pytrace=False)
 
 
 def _components(name: str) -> tuple[Any, str]:
-    """The plugins, and the name of the one that is meant; a usage error if it is not installed."""
+    """Return the plugins and the name of the requested plugin; a plugin that is not installed is a usage error."""
     from tfkit.plugin.discover import canonical
     from tfkit.plugin.manager import load_plugins
 
     plugins = load_plugins()
-    found = [one.name for one in plugins.loaded if canonical(one.name) == canonical(name)]
-    if not found:
-        known = ", ".join(one.name for one in plugins.loaded)
-        raise pytest.UsageError(f"--tfkit: there is no plugin {name!r}; installed: {known}")
-    return plugins, found[0]
+    matches = [plugin.name for plugin in plugins.loaded if canonical(plugin.name) == canonical(name)]
+    if not matches:
+        installed = ", ".join(plugin.name for plugin in plugins.loaded)
+        raise pytest.UsageError(f"--tfkit: there is no plugin {name!r}; installed: {installed}")
+    return plugins, matches[0]

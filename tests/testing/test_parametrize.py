@@ -75,12 +75,12 @@ def test_options_may_be_mappings() -> None:
 
 
 def test_known_failures_are_strict_and_have_a_reason() -> None:
-    tests = checks_of(fields={"wrong": "DoesNotScript"}, known={"script": "it takes keywords"})
+    tests = checks_of(fields={"wrong": "DoesNotScript"}, xfail={"script": "it takes keywords"})
     (mark,) = tests["script"].marks
     assert (mark.name, mark.kwargs["strict"], mark.kwargs["reason"]) == ("xfail", True, "it takes keywords")
     assert not tests["alone"].marks
     with pytest.raises(ValueError, match=r"there is no property `scirpt`"):
-        checks_of(known={"scirpt": "a misspelt name"})
+        checks_of(xfail={"scirpt": "a misspelt name"})
 
 
 def test_a_block_brings_its_spec() -> None:

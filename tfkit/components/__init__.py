@@ -64,7 +64,7 @@ def tfkit_register(register: tfkit.Register) -> None:
 
 
 def _is_own_kind(config: object, module: str) -> TypeGuard[type[Component]]:
-    """True if `config` is written in `module` and has a kind: base classes have none."""
+    """Return True if `config` is written in `module` and has a kind: base classes have none."""
     if not isinstance(config, type) or not issubclass(config, Component) or config.__module__ != module:
         return False
     return config.word_key in config.model_fields

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         return self.merge(self.core(q, k, v, context.mask), x)
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Outputs of the heads [b, h, q, d] and the input -> [b, q, d_model]."""
+        """Merge the outputs of the heads [b, h, q, d] -> [b, q, d_model]; x is the layer's input."""
         y = self.merge_heads(mixed)
         if self.gate is not None:
             y = self.gate(y, x)
@@ -121,7 +121,7 @@ class CrossAttention(Attention):
         return self.merge(self.core(q, k, v, context.mask), x)
 
     def memory(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory, [b, g, k, d] each."""
+        """Return keys and values of the memory, [b, g, k, d] each."""
         memory, cache = context.memory, context.cache
         if memory is None:
             assert cache is not None
@@ -276,7 +276,7 @@ class MultiHeadConfig(ProjectedConfig):
         )
 
     def _build_norm(self, make: Make, heads: int) -> nn.Module | None:
-        """The norm of the queries or keys of one head, or of each of `heads`."""
+        """Build the norm of the queries or keys of one head, or of each of `heads`."""
         if self.qk_norm is None:
             return None
         if self.qk_norm_weight == "per_head":

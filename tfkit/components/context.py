@@ -46,7 +46,7 @@ class ContextKey:
     def of(
         cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool, backend: AttentionBackend
     ) -> ContextKey:
-        """The key of a layer's attention."""
+        """Return the key of a layer's attention."""
         if attention is None:
             return cls(MaskConfig(), prefix=False, flag=False)
         plain = mask == MaskConfig(right=0) and not prefix and attention.score_bias is None
@@ -157,7 +157,7 @@ class AttentionContext(nn.Module):
         return Context(mask, rotary, None, cache, temperature)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
-        """The mask as a `FlexMask`; None if the causal flag replaces it."""
+        """Return the mask as a `FlexMask`; None if the causal flag replaces it."""
         if self.flag and padding is None:
             return None
         return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes)
@@ -165,7 +165,9 @@ class AttentionContext(nn.Module):
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
     ) -> Tensor | None:
-        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag.
+        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k].
+
+        None stands for all keys, and for a mask that the causal flag replaces.
 
         `queries` and `keys` are positions, [b or 1, q] and [b or 1, k], `counted` if without padding; `tokens` is True
         where a key is a token, [b, k], or where a query may read it, [b, q, k]; the first `prefix` [b] tokens are read
@@ -199,7 +201,7 @@ class AttentionContext(nn.Module):
 
 
 def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:
-    """Slots of the new tokens, and the keys that are read: their positions [b or 1, k], and True for tokens [b, k].
+    """Return the slots of the new tokens, and the keys: their positions [b or 1, k], and True at tokens [b, k].
 
     `queries` are the positions of the new tokens, [b or 1, t]; `padding` is True where they are tokens, [b, t]. Each
     cache has `n_slots`, and one for padding.
@@ -231,13 +233,13 @@ def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> 
 
 
 def held(last: Tensor, n: int, n_slots: int) -> Tensor:
-    """Positions of the tokens in the first `n` slots, when the `last` one [b or 1, 1] is written; negative if none."""
+    """Return the positions of the tokens in the first `n` slots after `last` [b or 1, 1] is written, or negative."""
     slots = torch.arange(n, device=last.device)
     return last - torch.remainder(last - slots, n_slots)
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """Additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`.
+    """Return an additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the dtype of `like`.
 
     It is made once per forward: given a bool mask, the attention kernel would make it again in every layer.
     """
@@ -245,7 +247,7 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
 
 
 def cross_context(x: Tensor, memory: Tensor | None, mask: Tensor | None, caches: list[list[Tensor]] | None) -> Context:
-    """The context of all cross-attentions, with queries x [b, q, d_model].
+    """Return the context of all cross-attentions, with queries x [b, q, d_model].
 
     The memory [b, k, d_memory] is None once it is in the caches of the layers; `mask` is False at its padding, [b, k].
     """

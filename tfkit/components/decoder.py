@@ -17,7 +17,7 @@ class DecoderConfig(StackConfig):
     """Input of lengths: every query reads this many first tokens."""
 
     def in_words(self) -> str:
-        """One sentence on the inputs of its layers."""
+        """Describe the inputs of its layers."""
         further = f" and, by cross-attention, `{self.memory}`" if self.memory else ""
         first = f", and the first tokens, as many as `{self.prefix}` says" if self.prefix else ""
         return f"Layers that read only what came before{further}{first}."

@@ -93,11 +93,11 @@ class EmbeddingConfig(BlockConfig):
     def _check_stages(self) -> None:
         if self.stages is None:
             return
-        wanted = {*self._default_stages(), "dropout"}  # its place may be said where it is 0
+        allowed = {*self._default_stages(), "dropout"}  # its place may be said where it is 0
         for index, stage in enumerate(self.stages):
             if stage in self.stages[:index]:
                 raise Invalid(f"stages.{index}", f"stage `{stage}` is listed twice")
-            if stage not in wanted:
+            if stage not in allowed:
                 need = "d_embed" if stage == "project" else stage
                 raise Invalid(f"stages.{index}", f"stage `{stage}` has nothing to do: `{need}` is not set")
         if missing := [stage for stage in self._default_stages() if stage not in self.stages]:
@@ -105,7 +105,7 @@ class EmbeddingConfig(BlockConfig):
             raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
 
     def in_words(self) -> str:
-        """The stages of this embedding, in their order."""
+        """Describe the stages of this embedding, in order."""
         words = {
             "scale": "scaled",
             "position": "plus positions",
@@ -117,7 +117,7 @@ class EmbeddingConfig(BlockConfig):
         return f"Token ids to vectors: {', '.join(['the token table', *has])}."
 
     def material(self) -> Mapping[str, Any]:
-        """The fields, with the order of the stages even if it is the default, and without dropout among them."""
+        """Return the fields, with the order of the stages even if it is the default, and without dropout."""
         stages = [stage for stage in self.stages or self._default_stages() if stage != "dropout"]
         return {**super().material(), "stages": tuple(stages)}
 
@@ -136,7 +136,9 @@ class EmbeddingConfig(BlockConfig):
         return Signal("table", width=self.d_embed or self.d_model, rows=self.vocab_size)
 
     def after_table(self) -> tuple[component.Stage, ...]:
-        return tuple(one for stage in self.stages or self._default_stages() for one in self._described(stage))
+        return tuple(
+            described for stage in self.stages or self._default_stages() for described in self._described(stage)
+        )
 
     def _described(self, stage: Stage) -> Iterator[component.Stage]:
         if stage == "scale":
@@ -153,7 +155,7 @@ class EmbeddingConfig(BlockConfig):
             yield Projection("project", self._width(stage), self.d_model)
 
     def _factor(self) -> float:
-        """The factor of the token vectors."""
+        """Return the factor of the token vectors."""
         return self.d_model**0.5 if self.scale == "sqrt_d_model" else self.scale or 1.0
 
     def output(self, inputs: Signals) -> Signal:
@@ -192,9 +194,9 @@ class EmbeddingConfig(BlockConfig):
         return program.build(x, "Embedding")
 
     def _limit(self) -> int | None:
-        """The longest sequence that tokens and positions allow."""
+        """Return the longest sequence that tokens and positions allow."""
         limits = (self.max_len, self.position.longest if self.position is not None else None)
-        return min((one for one in limits if one is not None), default=None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces(past=self.position is not None)
@@ -214,7 +216,7 @@ class EmbeddingConfig(BlockConfig):
         return program.call("project", Linear(width, self.d_model, bias=self.project_bias), x)
 
     def _width(self, stage: Stage) -> int:
-        """Width of the stage's input."""
+        """Return the width of the stage's input."""
         stages = self.stages or self._default_stages()
         projected = "project" in stages and stages.index("project") < stages.index(stage)
         return self.d_model if projected or self.d_embed is None else self.d_embed

@@ -92,7 +92,7 @@ class DenseConfig(FFNConfig):
         return self.d_ff
 
     def between(self) -> ActivationConfig:
-        """The activation between the linear layers."""
+        """Return the activation between the linear layers."""
         return self.applied()
 
     def build(self, make: Make) -> nn.Module:

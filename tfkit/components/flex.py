@@ -70,12 +70,12 @@ class FlexAttention(nn.Module):
 
 
 def serves(x: Tensor) -> bool:
-    """True if the kernel runs on the device of x: on others it is slow, or has no backward."""
+    """Return True if the kernel runs on the device of x: on other devices it is slow, or has no backward."""
     return x.is_cuda
 
 
 def bending(cap: Tensor | None, slopes: Tensor | None) -> Callable[..., Tensor] | None:
-    """The change of a score: the soft-cap, then the slopes; None if there is neither."""
+    """Return the change of a score: the soft-cap, then the slopes; None without both."""
     if cap is None and slopes is None:
         return None
 
@@ -98,25 +98,25 @@ def flex_mask(
     right: int | None,
     slopes: Sequence[float] | None,
 ) -> FlexMask:
-    """The mask of the sequence x [b, t, d_model], for all layers that share it.
+    """Build the mask of the sequence x [b, t, d_model], for all layers that share it.
 
     A query reads `left` keys before its own position and `right` after it (None: unlimited), and the first `prefix` [b]
     tokens. `padding` is True where there is a token, [b, t], or where a token may read another, [b, q, k]; `slopes` are
     ALiBi's, by head.
     """
-    given = None if slopes is None else torch.tensor(slopes, device=x.device)
+    slope_tensor = None if slopes is None else torch.tensor(slopes, device=x.device)
     if padding is None and left is None and right is None:
-        return FlexMask(None, given)
+        return FlexMask(None, slope_tensor)
     create = compiled(create_block_mask) if x.is_cuda and not torch.compiler.is_compiling() else create_block_mask
     batch, t = None if padding is None and prefix is None else x.size(0), x.size(1)
     rule = readable(None if padding is None else padding.to(torch.bool), prefix, left=left, right=right)
-    return FlexMask(create(rule, batch, None, t, t, x.device), given)
+    return FlexMask(create(rule, batch, None, t, t, x.device), slope_tensor)
 
 
 def readable(
     padding: Tensor | None, prefix: Tensor | None, *, left: int | None, right: int | None
 ) -> Callable[..., Tensor]:
-    """The rule by which a query reads a key; see `flex_mask`."""
+    """Return the rule by which a query attends to a key; see `flex_mask`."""
     pairs = padding is not None and padding.dim() == 3
     index = None if prefix is None or padding is None or pairs else padding.long().cumsum(dim=1) - 1
 
@@ -137,5 +137,5 @@ def readable(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled function, compiled once for all models when the first one needs it."""
+    """Compile a function when the first model needs it, once for all models."""
     return torch.compile(function)

@@ -83,7 +83,7 @@ class LMHeadConfig(BlockConfig):
             raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
 
     def in_words(self) -> str:
-        """The steps of this head, in their order."""
+        """Describe the steps of this head, in order."""
         steps = {
             "transform": self.transform is not None,
             "project": self.d_embed is not None and self.transform is None,
@@ -163,7 +163,7 @@ class PoolerConfig(BlockConfig):
     """The token of padding, for those who know it by its id; here the mask says what is padding."""
 
     def in_words(self) -> str:
-        """One sentence on the vector that is selected, and the steps after it."""
+        """Describe the selected vector, and the steps after it."""
         what = {"first": "the first token's", "last": "the last token's", "mean": "the mean of all tokens"}[self.select]
         return f"One vector for a whole sequence: {what}{', then dense and activation' if self.activation else ''}."
 

@@ -130,8 +130,8 @@ class LayerConfig(Config):
         for index, step in enumerate(steps):
             if step.residual.onto == "previous":
                 continue
-            own = self.sublayers is not None and self.sublayers[index].residual is not None
-            place = f"sublayers.{index}.residual.onto" if own else "residual.onto"
+            explicit = self.sublayers is not None and self.sublayers[index].residual is not None
+            place = f"sublayers.{index}.residual.onto" if explicit else "residual.onto"
             if step.reads_input:
                 message = f"`{step.role}` reads the layer's input: added to that, it would drop what came before"
                 raise Invalid(place, message)
@@ -141,20 +141,20 @@ class LayerConfig(Config):
             raise Invalid(place, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
 
     def place_of_cross_attention(self) -> str | None:
-        """The key that asks for cross-attention, if one does."""
+        """Return the key that requests cross-attention, or None."""
         if self.cross_attention is not None:
             return "cross_attention"
         names = [step.sublayer for step in self.sublayers or ()]
         return f"sublayers.{names.index('cross_attention')}" if "cross_attention" in names else None
 
     def cross(self) -> AttentionConfig | None:
-        """The config of cross-attention, by default derived from self-attention."""
+        """Return the config of cross-attention, by default derived from self-attention."""
         if self.cross_attention is not None or self.attention is None:
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
     def order(self, *, memory: bool) -> tuple[SublayerConfig, ...]:
-        """The sublayers in order; with cross-attention if there is a `memory`."""
+        """Return the sublayers in order, with cross-attention if there is a `memory`."""
         if self.sublayers is not None:
             return self.sublayers
         present: dict[SublayerName, bool] = {
@@ -165,40 +165,40 @@ class LayerConfig(Config):
         return tuple(SublayerConfig(sublayer=name) for name, there in present.items() if there)
 
     def steps(self, *, memory: bool, mask: MaskConfig | None = None) -> list[Step]:
-        """The layer's program with the placement spelled out; `mask` applies to attention without a `mask`."""
+        """Return the layer's program with the placement expanded; `mask` applies to attention without a `mask`."""
         seen: dict[str, int] = {}
         return [self._step(sublayer, seen, mask) for sublayer in self.order(memory=memory)]
 
-    def _step(self, given: SublayerConfig, seen: dict[str, int], mask: MaskConfig | None) -> Step:
-        name = given.sublayer
+    def _step(self, sublayer: SublayerConfig, seen: dict[str, int], mask: MaskConfig | None) -> Step:
+        name = sublayer.sublayer
         count = seen[name] = seen.get(name, 0) + 1
         preset = self.placement
         parallel = preset in ("parallel", "parallel_two_norms")
         config = {"attention": self.attention, "cross_attention": self.cross(), "ffn": self.ffn}[name]
         assert config is not None
-        own = config.mask if isinstance(config, AttentionConfig) else None
+        mask_of_attention = config.mask if isinstance(config, AttentionConfig) else None
         return Step(
             name=name if count == 1 else f"{name}_{count}",
             config=config,
             reads_memory=name == "cross_attention",
-            reads_input=given.reads == "input" if given.reads else parallel,
-            mask=own or mask if name == "attention" else None,
-            norm_in=self._norm(given.norm_in, preset in ("pre", "sandwich", "parallel_two_norms")),
-            norm_out=self._norm(given.norm_out, preset in ("sandwich", "output")),
-            norm_after=self._norm(given.norm_after, preset == "post"),
+            reads_input=sublayer.reads == "input" if sublayer.reads else parallel,
+            mask=mask_of_attention or mask if name == "attention" else None,
+            norm_in=self._norm(sublayer.norm_in, preset in ("pre", "sandwich", "parallel_two_norms")),
+            norm_out=self._norm(sublayer.norm_out, preset in ("sandwich", "output")),
+            norm_after=self._norm(sublayer.norm_after, preset == "post"),
             dropout=self.dropout,
-            residual=given.residual or self.residual or ResidualConfig(),
+            residual=sublayer.residual or self.residual or ResidualConfig(),
         )
 
-    def _norm(self, given: NormConfig | bool | None, preset: bool) -> NormConfig | None:
-        if given is None:
-            given = preset
-        if isinstance(given, bool):
-            return self.norm if given else None
-        return given
+    def _norm(self, norm: NormConfig | bool | None, preset: bool) -> NormConfig | None:
+        if norm is None:
+            norm = preset
+        if isinstance(norm, bool):
+            return self.norm if norm else None
+        return norm
 
     def described(self, name: str, *, memory: bool, mask: MaskConfig) -> Layer:
-        """The layer as data, as variant `name` of its stack."""
+        """Describe the layer as data, as variant `name` of its stack."""
         steps = tuple(self.steps(memory=memory, mask=mask))
         norm = self._norm(self.input_norm, self.placement == "parallel")
         return Layer(
@@ -240,7 +240,7 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
 
 
 def _context(program: Program, step: Step, contexts: Mapping[str, Value], seen: dict[str, int]) -> Value | None:
-    """The context of an attention; if a layer has several of a kind, each has its own cache."""
+    """Return the context of an attention; if a layer has several of a kind, each has its own cache."""
     if not isinstance(step.config, AttentionConfig):
         return None
     context, before = contexts[step.role], seen.get(step.role, 0)

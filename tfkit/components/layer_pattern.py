@@ -44,8 +44,8 @@ class LayersConfig(Config):
         used = self._used()
         for place, name in used.items():
             if name not in self.variants and name != BASE:
-                known = [*self.variants, BASE]
-                near, notes = similar("a variant", name, known), [f"variants: {listing(known)}"]
+                names = [*self.variants, BASE]
+                near, notes = similar("a variant", name, names), [f"variants: {listing(names)}"]
                 raise Invalid(f"pattern.{place}", f"unknown variant `{name}`", notes=notes, help=near)
         for name in self.variants:
             if name not in used.values():
@@ -53,13 +53,13 @@ class LayersConfig(Config):
                 raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: {why}")
 
     def _used(self) -> dict[str, str]:
-        """The variants in the pattern, by the key or index of the entry."""
+        """Return the variants in the pattern, by the key or index of the entry."""
         if isinstance(self.pattern, dict):
             return self.pattern
         return {str(i): _repeated(i, word)[0] for i, word in enumerate(self.pattern or ())}
 
     def arrange(self, n: int) -> list[str]:
-        """The variant of each of `n` layers; raises `Invalid` when the pattern does not fit them."""
+        """Return the variant of each of `n` layers; raise `Invalid` if the pattern does not fit them."""
         if self.pattern is None:
             return [BASE] * n
         if isinstance(self.pattern, dict):
@@ -74,7 +74,7 @@ class LayersConfig(Config):
         return [cycle[i % length] for i in range(n)]
 
     def period(self) -> tuple[int | None, int]:
-        """The number of layers after which the pattern repeats, None if it fixes their number; and the least number."""
+        """Return the period of the pattern in layers, None if it fixes their number, and the minimum number."""
         if self.groups is not None:
             return self.groups, self.groups
         if isinstance(self.pattern, dict):

@@ -48,7 +48,7 @@ class LayerNormConfig(WeightedNormConfig):
     """If true, add a learned bias."""
 
     def in_words(self) -> str:
-        """One sentence on its steps, with the scale and shift that it has."""
+        """Describe its steps, with scale and shift if it has them."""
         learned = " and ".join(["scale"] * self.scale + ["shift"] * self.bias)
         return f"Subtract the mean, divide by the standard deviation{f', then {learned}' if learned else ''}."
 
@@ -73,7 +73,7 @@ class RMSNormConfig(WeightedNormConfig):
     eps: PositiveFloat = 1e-6
 
     def in_words(self) -> str:
-        """One sentence on its steps, with the scale if it has one."""
+        """Describe its steps, with the scale if it has one."""
         return f"Divide by the root mean square{', then scale' if self.scale else ''}."
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:

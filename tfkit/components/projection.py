@@ -97,19 +97,19 @@ class SeparateProjection(nn.Module):
         return self.queries(x), k, v
 
     def queries(self, x: Tensor) -> Tensor:
-        """[b, q, d_model] -> [b, h, q, d]."""
+        """Project [b, q, d_model] -> [b, h, q, d]."""
         q = self.clipped(self.q(x))
         if self.q_norm is not None:
             q = self.q_norm(q)
         return self.split_heads(q)
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """[b, k, d_source] -> [b, g, k, d] twice."""
+        """Project [b, k, d_source] -> [b, g, k, d] twice."""
         k, v = self.clipped(self.k(source)), self.clipped(self.v(source))
         if self.k_norm is not None:
             k = self.k_norm(k)
         return self.split_heads(k), self.split_heads(v)
 
     def clipped(self, x: Tensor) -> Tensor:
-        """X clamped to the bounds, if there are any."""
+        """Clamp x to the bounds, if there are any."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)

@@ -63,7 +63,7 @@ class T5Bias(nn.Module):
         return self.heads_first(self.buckets(self.bucket(offset)))
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """Key position minus query position [b or 1, q, k] -> index of its bucket."""
+        """Map key position minus query position [b or 1, q, k] to the index of its bucket."""
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
         # Divided and multiplied in T5's order: at 16, 32 and 64 tokens the last bit decides, and processors differ.
         share = torch.log(distance.clamp(min=1).float() / self.near) / math.log(self.max_distance / self.near)

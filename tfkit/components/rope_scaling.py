@@ -31,7 +31,7 @@ class Frequencies(nn.Module):
         return self.unscaled(self.theta, device)
 
     def unscaled(self, theta: float, device: torch.device) -> Tensor:
-        """The powers theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
+        """Return the powers theta ** (-2 i / width) for i < width / 2; [width / 2] float32."""
         return 1.0 / theta ** (torch.arange(0, self.width, 2, device=device).float() / self.width)
 
 
@@ -225,7 +225,7 @@ class YarnScaling(Frequencies):
         self.factor = config.factor
 
         def channel(turns: float) -> float:
-            """The pair of channels that turns this many times within the training length."""
+            """Return the pair of channels that turns this many times within the trained length."""
             return width * math.log(config.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = channel(config.beta_fast), channel(config.beta_slow)

@@ -54,7 +54,7 @@ class StackConfig(LayerConfig, BlockConfig):
     """Norm after the last layer; unless given, the stack's `norm`, or none if `placement` is post."""
 
     def default_mask(self) -> MaskConfig:
-        """The extent of attention without its own `mask`."""
+        """Return the extent of attention without its own `mask`."""
         return MaskConfig()
 
     @property
@@ -109,32 +109,32 @@ class StackConfig(LayerConfig, BlockConfig):
         return [(name, self.layers.variants.get(name, self)) for name in names]
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
-        """Each config of `plan` once, with its path in the spec."""
+        """Return each config of `plan` once, with its path in the spec."""
         layers = dict(self.plan()).items()
         return [("" if name == BASE else f"layers.variants.{name}.", layer) for name, layer in layers]
 
     def material(self) -> Mapping[str, Any]:
-        """The values of each layer by its number, independent of how base, variants and pattern state them."""
+        """Return the values of each layer by its number, however base, variants and pattern state them."""
         fields, layers = LayerConfig.model_fields, self.layers
-        found = {name: value for name, value in super().material().items() if name not in fields}
+        values = {name: value for name, value in super().material().items() if name not in fields}
         base = LayerConfig.model_construct(**{name: getattr(self, name) for name in fields})
         numbers: dict[str, list[int]] = {}
         for number, (name, _) in enumerate(self.plan()):
             numbers.setdefault(name, []).append(number)
         distinct = {ranges(numbers[name]).replace(" ", ""): dict(self.plan())[name] for name in numbers}
         return {
-            **found,
+            **values,
             "final_norm": self.closing_norm(),
             "layers": {key: base if layer is self else layer for key, layer in distinct.items()},
             "groups": None if layers is None else layers.groups,
         }
 
     def closing_norm(self) -> NormConfig | None:
-        """The norm after the last layer."""
-        given = self.placement != "post" if self.final_norm is None else self.final_norm
-        if isinstance(given, bool):
-            return self.norm if given else None
-        return given
+        """Return the norm after the last layer."""
+        norm = self.placement != "post" if self.final_norm is None else self.final_norm
+        if isinstance(norm, bool):
+            return self.norm if norm else None
+        return norm
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", width=self.d_model)
@@ -143,27 +143,27 @@ class StackConfig(LayerConfig, BlockConfig):
         return signal
 
     def module(self, inputs: Signals) -> type[Stack]:
-        """The class of the module that runs the layers."""
+        """Return the class of the module that runs the layers."""
         return MemoryStack if "memory" in inputs else Stack
 
     def context_key(self, layer: LayerConfig, backend: AttentionBackend = "sdpa") -> ContextKey:
-        """The key under which a layer's self-attention shares its context with other layers."""
-        given = layer.attention.mask if layer.attention else None
-        mask = given or self.default_mask()
+        """Return the key under which a layer's self-attention shares its context with other layers."""
+        explicit = layer.attention.mask if layer.attention else None
+        mask = explicit or self.default_mask()
         return ContextKey.of(layer.attention, mask, prefix=self.prefix_input is not None, backend=backend)
 
     def _contexts(self, backend: AttentionBackend = "sdpa") -> list[tuple[str, ContextKey]]:
-        """The context of each layer with its own weights: its name, which layers with equal keys share, and key."""
+        """Return name and key of the context of each layer with its own weights; layers with equal keys share it."""
         names: dict[ContextKey, str] = {}
-        found = []
+        contexts = []
         for number, (name, layer) in enumerate(self.plan()):
             key = self.context_key(layer, backend)
             alone = key.position is not None and not key.position.is_shared
             if alone or key not in names:
                 # TorchScript cannot read an attribute again if its name is a keyword: `global`.
                 names[key] = str(number) if alone else f"{name}_" if keyword.iskeyword(name) else name
-            found.append((names[key], key))
-        return found
+            contexts.append((names[key], key))
+        return contexts
 
     def pieces(self, inputs: Signals) -> Pieces:
         for path, layer in self.distinct():
@@ -172,13 +172,13 @@ class StackConfig(LayerConfig, BlockConfig):
         caches: list[tuple[Cached, ...]] = []
         memory_caches: list[tuple[Cached, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
-            own = _cached(described, memory=False, window=self.context_key(layer).window)
-            caches += [own] * self.repeats()
+            layer_caches = _cached(described, memory=False, window=self.context_key(layer).window)
+            caches += [layer_caches] * self.repeats()
             memory_caches += [_cached(described, memory=True)] * self.repeats() if self.memory else []
         return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def repeats(self) -> int:
-        """The number of times in a row that each layer runs."""
+        """Return the number of times in a row that each layer runs."""
         return self.n_layers // len(self.plan())
 
     def stack(self) -> Layers:
@@ -219,15 +219,15 @@ class StackConfig(LayerConfig, BlockConfig):
 
 
 def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached, ...]:
-    """The tensors that the attentions of a layer cache of every token of its input, or of its memory."""
-    found: list[Cached] = []
+    """Return the tensors that a layer's attentions cache for every token of its input, or of its memory."""
+    cached: list[Cached] = []
     for step in layer.steps:
         if isinstance(step.config, AttentionConfig) and step.reads_memory == memory:
             if step.config.cached is None:
                 message = f"attention `{step.config.kind_name()}` caches nothing of the tokens that it reads"
                 raise Invalid(step.role, message)
-            found += [Cached(*one, window) for one in step.config.cached]
-    return tuple(found)
+            cached += [Cached(*size, window) for size in step.config.cached]
+    return tuple(cached)
 
 
 class Stack(nn.Module):
@@ -281,7 +281,7 @@ class Stack(nn.Module):
         caches: list[list[Tensor]] | None,
         past: Past | None,
     ) -> list[Context]:
-        """The contexts that layers share."""
+        """Return the contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
         contexts: list[Context] = []
@@ -293,7 +293,7 @@ class Stack(nn.Module):
     def extra_repr(self) -> str:
         names = [*self.shared]
         contexts = [names[i] for i in self.context_of]
-        by_name = {name: ranges([i for i, one in enumerate(contexts) if one == name]) for name in names}
+        by_name = {name: ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
         shown = by_name if len(names) > 1 else None
         return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
 
@@ -316,8 +316,12 @@ class MemoryStack(Stack):
         run = 0
         for i, layer in enumerate(self.layers):
             for _ in range(self.repeats):
-                own = cache_of_layer(contexts[self.context_of[i]], caches, run)
-                other = cache_of_layer(cross, memory_caches, run)
-                x = layer(x, own, other) if is_scripting() or not self.recompute else recomputed(layer, x, own, other)
+                context = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                cross_layer = cache_of_layer(cross, memory_caches, run)
+                x = (
+                    layer(x, context, cross_layer)
+                    if is_scripting() or not self.recompute
+                    else recomputed(layer, x, context, cross_layer)
+                )
                 run += 1
         return x if self.final_norm is None else self.final_norm(x)

@@ -60,13 +60,15 @@ def check_component(
         slot, component = component.slot, component.kind_name()
     if slot is None:
         raise ValueError(f"a kind fills a slot: give `slot`, one of {', '.join(plugins.registry.slots())}")
-    found = plugins.registry.find(slot, component)
-    if found is None:
+    registered = plugins.registry.find(slot, component)
+    if registered is None:
         raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
-    models = models_of(found.config, plugins, options=options or {}, fields=fields, within=within, reference=reference)
+    models = models_of(
+        registered.config, plugins, options=options or {}, fields=fields, within=within, reference=reference
+    )
     broken = {name: broken_promises(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
-        name = f"{kind_of(found.config)} `{component}`, {place_of(found.config)},"
+        name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
         raise AssertionError(in_lines(name, broken))
 
 
@@ -87,23 +89,23 @@ def check_model(
 def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
     """Return the deviations of a model in words, by the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
-    return {one.name: one.fault for one in outcomes(subject, properties) if one.status == "failed"}
+    return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
 
 
-def in_lines(name: str, found: Mapping[str, Mapping[str, str]]) -> str:
+def in_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
     """Format the faults of several models: each finding once, with its models.
 
     Args:
         name: the component or model that breaks the promises.
-        found: the broken promises by model; a model without a name is not mentioned.
+        broken_by_model: the broken promises by model; a model without a name is not mentioned.
     """
     where: dict[tuple[str, str], list[str]] = {}
-    for model, broken in found.items():
-        for promise, wrong in broken.items():
-            where.setdefault((promise, wrong), []).append(model)
+    for model, broken in broken_by_model.items():
+        for promise, fault in broken.items():
+            where.setdefault((promise, fault), []).append(model)
     lines = [
-        f"- {promise}{f', in {_listed(models)}' if any(models) else ''}: {wrong}"
-        for (promise, wrong), models in where.items()
+        f"- {promise}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
+        for (promise, fault), models in where.items()
     ]
     count = len({promise for promise, _ in where})
     return "\n".join([f"{name} breaks {'a promise' if count == 1 else f'{count} promises'}", *lines])

@@ -15,9 +15,9 @@ from tfkit.tools.check.properties import basics, batches, numbers, programs, rea
 
 def _hold(measured: Iterable[Measured]) -> None:
     """Raise AssertionError for the first deviation that is too large."""
-    for one in measured:
-        if one.broken:
-            raise AssertionError(one.detail)
+    for measurement in measured:
+        if measurement.broken:
+            raise AssertionError(measurement.detail)
 
 
 def check_filled(graph: Graph) -> None:

@@ -29,14 +29,14 @@ def parametrize_with_checks(
     options: Mapping[str, Sequence[Any]] | None = None,
     within: Sequence[Layout] = LAYOUTS,
     spec: Mapping[str, Any] | None = None,
-    known: Mapping[str, str] | None = None,
+    xfail: Mapping[str, str] | None = None,
     plugins: Plugins | None = None,
     level: Level = "quick",
     reference: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[[Check], None]], Any]:
     """Turn a test that takes a `check` and calls it into one test for each property of `tfkit check`.
 
-        @tfkit.testing.parametrize_with_checks(AdditiveConfig, known={"script": "it takes **kwargs"})
+        @tfkit.testing.parametrize_with_checks(AdditiveConfig, xfail={"script": "it takes **kwargs"})
         def test_additive(check):
             check()
 
@@ -46,55 +46,55 @@ def parametrize_with_checks(
         options: several values for each of some further keys, of which every two meet in a model.
         within: the models to build around it.
         spec: a small spec, for a block, which has no other model.
-        known: properties that are broken, by name, with the reason. They are strict: one that holds again fails.
+        xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
         plugins: the plugins that the models need; all installed ones unless given.
         level: `full` measures what takes seconds too.
         reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
 
     Raises:
-        ValueError: `known` names a property that there is not, or a block has no `spec`.
+        ValueError: `xfail` names a property that does not exist, or a block has no `spec`.
     """
     import pytest
 
-    every, known = with_component(plugins or load_plugins(), component), known or {}
+    available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
 
     @cache
     def models() -> dict[str, Subject]:
         if spec is not None:
-            return {"its spec": Subject(expand(take_spec(spec, every)), every)}
-        return models_of(component, every, options=options or {}, fields=fields, within=within, reference=reference)
+            return {"its spec": Subject(expand(take_spec(spec, available)), available)}
+        return models_of(component, available, options=options or {}, fields=fields, within=within, reference=reference)
 
     try:
-        properties_of(every).chosen(list(known))
-    except SpecError as wrong:
-        raise ValueError(wrong.diagnostics[0].message) from None
+        properties_of(available).chosen(list(xfail))
+    except SpecError as error:
+        raise ValueError(error.diagnostics[0].message) from None
     if component.slot == "block" and spec is None:
         raise ValueError("a block has no small model: give its `spec`")
     tests = [
         pytest.param(
-            _check(one, models),
-            id=one.name,
-            marks=[pytest.mark.xfail(reason=known[one.name], strict=True, raises=AssertionError)]
-            if one.name in known
+            _check(prop, models),
+            id=prop.name,
+            marks=[pytest.mark.xfail(reason=xfail[prop.name], strict=True, raises=AssertionError)]
+            if prop.name in xfail
             else [],
         )
-        for one in properties_of(every).chosen((), level)
+        for prop in properties_of(available).chosen((), level)
     ]
     return pytest.mark.parametrize("check", tests)
 
 
-def _check(one: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
+def _check(prop: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
     """Measure a property on all models; the test is skipped if it applies to none."""
 
     def check() -> None:
         import pytest
 
         __tracebackhide__ = True  # pytest then shows the author's test alone
-        found = {name: next(outcomes(subject, [one])) for name, subject in models().items()}
-        broken = [f"in {name}: {o.fault}" for name, o in found.items() if o.status == "failed"]
+        results = {name: next(outcomes(subject, [prop])) for name, subject in models().items()}
+        broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
         if broken:
             raise AssertionError("\n".join(broken))
-        if not any(o.status == "ok" for o in found.values()):
-            pytest.skip(next(o.detail for o in found.values()))
+        if not any(o.status == "ok" for o in results.values()):
+            pytest.skip(next(o.detail for o in results.values()))
 
     return check

@@ -60,7 +60,7 @@ def _names(model: fx.GraphModule) -> dict[str, str]:
     attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}
     for path, module in model.named_modules():
-        around = [one for one in attentions if path.startswith(f"{one}.")]
+        around = [attention for attention in attentions if path.startswith(f"{attention}.")]
         if isinstance(module, Softmax) and around:
             owners[path] = max(around, key=len)
     counts = Counter(owners.values())
@@ -73,8 +73,8 @@ def _record(runs: list[tuple[str, Tensor]], name: str, _module: nn.Module, _args
 
 def _numbered(runs: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     total, seen = Counter(name for name, _ in runs), Counter[str]()
-    found: dict[str, Tensor] = {}
+    weights_by_name: dict[str, Tensor] = {}
     for name, weights in runs:
-        found[name if total[name] == 1 else f"{name}[{seen[name]}]"] = weights
+        weights_by_name[name if total[name] == 1 else f"{name}[{seen[name]}]"] = weights
         seen[name] += 1
-    return found
+    return weights_by_name

@@ -77,8 +77,8 @@ def build(
         check_folder(output, force=force, beside=weights)
     with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
-        given: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
-        model, run = first_run(graph, device=options.device_of(device), stage=stage, **given)
+        build_options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
+        model, run = first_run(graph, device=options.device_of(device), stage=stage, **build_options)
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")

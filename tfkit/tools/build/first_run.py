@@ -131,12 +131,12 @@ def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
         if not watch.broken:  # it may be the reason
             raise SpecError(failed(model, watch.running, error)) from error
     if watch.broken:
-        raise SpecError(*(one.diagnostic(graph) for one in watch.broken))
+        raise SpecError(*(broken.diagnostic(graph) for broken in watch.broken))
     return watch
 
 
 def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> Diagnostic:
-    """The error of a forward that failed in the innermost of the `running` components."""
+    """Return the error of a forward that failed in the innermost of the `running` components."""
     graph, components, path = graph_of(model), model.meta["components"], running[-1] if running else ""
     while path and path not in components:
         path = path.rpartition(".")[0]

@@ -37,42 +37,42 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
     registry = reader.plugins.registry
     slots = registry.slots()
     if slot is not None and slot not in slots:
-        raise _unknown("slot", slot, slots, [one for one in slots if registry.find(one, slot) is not None])
+        raise _unknown("slot", slot, slots, [doc for doc in slots if registry.find(doc, slot) is not None])
     if slot is not None and kind is not None and registry.find(slot, kind) is None:
         raise _unknown(f"{slot} kind", kind, list(registry.kinds(slot)))
-    found = [describe(one) for name in slots if slot in (None, name) for one in registry.kinds(name).values()]
-    found = [one for one in found if kind in (None, one.kind)]
+    docs = [describe(doc) for name in slots if slot in (None, name) for doc in registry.kinds(name).values()]
+    docs = [doc for doc in docs if kind in (None, doc.kind)]
     if json:
-        print_json(found)
+        print_json(docs)
     elif slot is None:
-        _show_slots(reader.plugins, found)
+        _show_slots(reader.plugins, docs)
     elif kind is None:
-        _show_kinds(found)
+        _show_kinds(docs)
     else:
-        _show_component(found[0])
+        _show_component(docs[0])
 
 
-def _unknown(what: str, word: str, known: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
+def _unknown(what: str, word: str, names: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
     """Return the error for an unknown word; `slots` have a kind of this name."""
     kinds = " or ".join(f"`tfkit components {slot} {word}`" for slot in slots)
-    help = f"a kind is shown beside its slot: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, known)
-    return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(known, 40)}",), help=help))
+    help = f"a kind is shown beside its slot: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, names)
+    return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(names, 40)}",), help=help))
 
 
-def _show_slots(plugins: Plugins, found: Sequence[ComponentDoc]) -> None:
+def _show_slots(plugins: Plugins, docs: Sequence[ComponentDoc]) -> None:
     from tfkit.tools.components.component_docs import slot_doc
 
     kinds: dict[str, list[str]] = {}
-    for one in found:
-        kinds.setdefault(one.slot, []).append(one.kind)
+    for doc in docs:
+        kinds.setdefault(doc.slot, []).append(doc.kind)
     rows = [(slot, ", ".join(names), slot_doc(plugins.registry, slot)) for slot, names in kinds.items()]
     show(table(["slot", "kinds", "purpose"], rows))
 
 
-def _show_kinds(found: Sequence[ComponentDoc]) -> None:
+def _show_kinds(docs: Sequence[ComponentDoc]) -> None:
     from tfkit.plugin.docs import first_paragraph
 
-    show(table(["kind", "from", "description"], [(one.kind, one.plugin, first_paragraph(one.doc)) for one in found]))
+    show(table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs]))
 
 
 def _show_component(one: ComponentDoc) -> None:

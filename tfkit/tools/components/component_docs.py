@@ -53,13 +53,15 @@ def slot_doc(registry: Registry, slot: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def describe(one: Registered) -> ComponentDoc:
+def describe(registered: Registered) -> ComponentDoc:
     """Describe a component and its fields, in order, without the field that names its kind."""
-    config = one.config
+    config = registered.config
     docs = field_docs(config)
     named = [item for item in config.model_fields.items() if item[0] != config.word_key]
     fields = [_field(name, info, docs.get(name, "")) for name, info in named]
-    return ComponentDoc(config.slot, config.kind_name(), _doc(config), one.plugin, one.file, tuple(fields))
+    return ComponentDoc(
+        config.slot, config.kind_name(), _doc(config), registered.plugin, registered.file, tuple(fields)
+    )
 
 
 def _doc(config: type[Config]) -> str:
@@ -93,7 +95,7 @@ def _words(annotation: Any, wire: bool) -> str:
         bounds = ", ".join(_bounds(arguments[1:]))
         return f"{_words(arguments[0], wire)} {bounds}".rstrip()
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_words(one, wire) for one in arguments))
+        return " or ".join(dict.fromkeys(_words(argument, wire) for argument in arguments))
     if origin is Literal:
         return " | ".join(map(text_of, arguments))
     if origin in (tuple, list):
@@ -108,8 +110,8 @@ def _words(annotation: Any, wire: bool) -> str:
 
 
 def _bounds(metadata: Any) -> Iterator[str]:
-    for one in metadata:
-        for part in getattr(one, "metadata", [one]):
+    for item in metadata:
+        for part in getattr(item, "metadata", [item]):
             if isinstance(part, Gt | Ge | Lt):
                 sign, value = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: ("<", "lt")}[type(part)]
                 yield f"{sign} {getattr(part, value)}"

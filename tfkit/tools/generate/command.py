@@ -98,15 +98,15 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
         with stages() as stage:
             model = _model(asked, graph, stage)
         live = None if json else Live(_titles(job, asked.samples))
-        texts, found, seconds = _run(model, job, asked, live)
+        texts, generated, seconds = _run(model, job, asked, live)
     except SpecError:
         raise
-    except ValueError as wrong:  # of the prompt: too long, not in the vocabulary
-        raise SpecError(Diagnostic(str(wrong))) from wrong
+    except ValueError as error:  # of the prompt: too long, not in the vocabulary
+        raise SpecError(Diagnostic(str(error))) from error
     if json:
-        print_json(_result(job, texts, found, asked, seconds))
+        print_json(_result(job, texts, generated, asked, seconds))
     else:
-        click.echo(_speed(found, seconds), err=True)
+        click.echo(_speed(generated, seconds), err=True)
 
 
 def _check_usage(asked: Asked) -> None:
@@ -155,7 +155,7 @@ def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tu
     texts = Texts(job.tokenizer, len(job.prompts) * asked.samples, job.stop_texts, live or (lambda texts: None))
     begin = time.perf_counter()
     try:
-        found = decoding.generate(
+        generated = decoding.generate(
             model,
             job.tokens,
             max_new_tokens=job.max_new_tokens,
@@ -173,7 +173,7 @@ def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tu
         click.echo()  # the message about the interrupt begins a line
         raise
     seconds = time.perf_counter() - begin
-    return texts.finish(), found, seconds
+    return texts.finish(), generated, seconds
 
 
 class Live:
@@ -215,13 +215,13 @@ def _titles(job: Job, samples: int) -> list[str]:
     return [f"── {quoted(prompt, TITLE)}{sample} ──" for prompt in job.prompts for sample in many]
 
 
-def _speed(found: Generated, seconds: float) -> str:
-    count = sum(found.lengths)
+def _speed(generated: Generated, seconds: float) -> str:
+    count = sum(generated.lengths)
     return f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
 
 
-def _result(job: Job, texts: Sequence[str], found: Generated, asked: Asked, seconds: float) -> dict[str, Any]:
-    rows = zip(texts, found.rows(), found.ended, strict=True)
+def _result(job: Job, texts: Sequence[str], generated: Generated, asked: Asked, seconds: float) -> dict[str, Any]:
+    rows = zip(texts, generated.rows(), generated.ended, strict=True)
     return {
         "texts": [
             {
@@ -234,5 +234,5 @@ def _result(job: Job, texts: Sequence[str], found: Generated, asked: Asked, seco
             for row, (text, tokens, ended) in enumerate(rows)
         ],
         "seconds": seconds,
-        "tokens_per_second": sum(found.lengths) / seconds,
+        "tokens_per_second": sum(generated.lengths) / seconds,
     }

@@ -99,8 +99,8 @@ def _tokenizer(asked: Asked) -> Tokenizer:
     if asked.tokenizer is not None:
         return load_tokenizer(asked.tokenizer)
     folder = None if asked.weights is None else asked.weights if os.path.isdir(asked.weights) else asked.weights.parent
-    beside = [] if folder is None else [folder / name for name in OURS]
-    for path in beside:
+    candidates = [] if folder is None else [folder / name for name in OURS]
+    for path in candidates:
         if os.path.exists(path):
             return load_tokenizer(path)
     where = " beside the weights" if asked.weights is not None else ""

@@ -39,7 +39,7 @@ class PluginNames:
     @property
     def camel(self) -> str:
         """`TokenShift`, with which the names of classes begin."""
-        return "".join(one.capitalize() for one in self.word.split("_"))
+        return "".join(word.capitalize() for word in self.word.split("_"))
 
     def rendered(self, text: str) -> str:
         """Fill in a text of the template, or a file name, for this plugin."""
@@ -65,10 +65,14 @@ def _taken(names: PluginNames, plugins: Plugins) -> str | None:
         return "it is a word of Python's or YAML's"
     if names.word in sys.stdlib_module_names:
         return "it is a module of Python's library"
-    others = [*(one.name for one in plugins.loaded), *(one.name for one in plugins.broken), *plugins.disabled]
-    known = {canonical(name): name for name in others}
-    if names.distribution in known:
-        return f"there is a plugin {known[names.distribution]}"
+    plugin_names = [
+        *(plugin.name for plugin in plugins.loaded),
+        *(plugin.name for plugin in plugins.broken),
+        *plugins.disabled,
+    ]
+    names_in_use = {canonical(name): name for name in plugin_names}
+    if names.distribution in names_in_use:
+        return f"there is a plugin {names_in_use[names.distribution]}"
     kind, spec = plugins.registry.find("ffn", names.word), plugins.specs.files.get(f"{names.word}_tiny")
     if spec is not None:
         return f"there is a spec {spec.path.stem}, {spec.plugin}"

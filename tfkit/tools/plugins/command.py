@@ -40,47 +40,50 @@ if TYPE_CHECKING:
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
     from tfkit.plugin.commands import plugin_commands
 
-    found = reader.found
+    loaded_plugins = reader.found
     commands = plugin_commands(reader.plugin_dir, not reader.no_plugins, reader.disable)
     if trace:
-        _show_trace(found, commands, json=json)
+        _show_trace(loaded_plugins, commands, json=json)
         return
     counts = {
-        one.name: {
-            "components": len(one.components),
-            "specs": sum(spec.plugin == one.label for spec in found.specs.files.values()),
-            "commands": sum(command.plugin == one.label for command in commands.values()),
+        plugin.name: {
+            "components": len(plugin.components),
+            "specs": sum(spec.plugin == plugin.label for spec in loaded_plugins.specs.files.values()),
+            "commands": sum(command.plugin == plugin.label for command in commands.values()),
         }
-        for one in found.loaded
+        for plugin in loaded_plugins.loaded
     }
     if json:
         loaded = [
-            {"name": one.name, "version": one.version, "origin": one.origin, **counts[one.name]} for one in found.loaded
+            {"name": plugin.name, "version": plugin.version, "origin": plugin.origin, **counts[plugin.name]}
+            for plugin in loaded_plugins.loaded
         ]
-        print_json({"loaded": loaded, "broken": found.broken, "disabled": found.disabled})
+        print_json({"loaded": loaded, "broken": loaded_plugins.broken, "disabled": loaded_plugins.disabled})
         return
-    rows = [(one.name, one.version, one.origin, _brings(counts[one.name])) for one in found.loaded]
-    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(found))
+    rows = [
+        (plugin.name, plugin.version, plugin.origin, _brings(counts[plugin.name])) for plugin in loaded_plugins.loaded
+    ]
+    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
 
 
 def _brings(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {what if n > 1 else what.removesuffix('s')}" for what, n in counts.items() if n)
 
 
-def _show_trace(found: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
+def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
     from tfkit.tools.plugins.trace import trace
 
-    traced = trace(found, commands)
+    traced = trace(loaded_plugins, commands)
     if json:
         print_json(traced)
         return
-    rows = [(one.hook, one.plugin, one.failed or one.note or listing(one.gave, 4) or "nothing") for one in traced]
-    show(table(["hook", "plugin", "gave"], rows), *_left_out(found))
+    rows = [(row.hook, row.plugin, row.failed or row.note or listing(row.gave, 4) or "nothing") for row in traced]
+    show(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
 
 
-def _left_out(found: Plugins) -> Iterator[str]:
-    for broken in found.broken:
+def _left_out(loaded_plugins: Plugins) -> Iterator[str]:
+    for broken in loaded_plugins.broken:
         yield f"\nbroken: {broken.name}, from {broken.origin}\n  {broken.cause}"
         yield from (f"  {text}" for text in (broken.where, broken.help) if text)
-    if found.disabled:
-        yield f"\nswitched off: {', '.join(found.disabled)}"
+    if loaded_plugins.disabled:
+        yield f"\nswitched off: {', '.join(loaded_plugins.disabled)}"

@@ -40,9 +40,9 @@ class Traced:
 def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Traced]:
     """Call every hook that needs no spec, and list the results together with declarations that need no code."""
     formats_of(plugins)
-    calls = [_called(one, plugins) for one in plugins.hooks.calls]
-    called = {(one.hook, one.plugin) for one in calls}
-    left = [one for one in plugins.hooks.all() if one[0] in LATER and one not in called]
+    calls = [_called(call, plugins) for call in plugins.hooks.calls]
+    called = {(call.hook, call.plugin) for call in calls}
+    left = [call for call in plugins.hooks.all() if call[0] in LATER and call not in called]
     later = [Traced(hook, plugin, (), note=LATER[hook]) for hook, plugin in left]
     return [*calls, *later, *_declared(plugins, calls, commands)]
 
@@ -57,17 +57,17 @@ def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
     if call.hook == "tfkit_register":
         for slot in plugins.registry.slots():
             kinds = plugins.registry.kinds(slot).items()
-            yield from (f"{slot} {kind}" for kind, one in kinds if one.plugin == call.plugin)
-    for one in call.gave if isinstance(call.gave, list) else []:
-        yield str(one.path) if isinstance(one, SpecPath) else one.name
+            yield from (f"{slot} {kind}" for kind, item in kinds if item.plugin == call.plugin)
+    for item in call.gave if isinstance(call.gave, list) else []:
+        yield str(item.path) if isinstance(item, SpecPath) else item.name
 
 
 def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, PluginCommand]) -> Iterator[Traced]:
     """Yield the specs and commands of entry points."""
-    by_hook = {folder for one in calls if one.hook == "tfkit_specs" for folder in one.gave}
+    by_hook = {folder for command in calls if command.hook == "tfkit_specs" for folder in command.gave}
     specs: dict[str, list[str]] = {}
     for name, spec in plugins.specs.files.items():
         if str(spec.path.parent) not in by_hook:
             specs.setdefault(spec.plugin, []).append(name)
     yield from (Traced(SPECS, plugin, tuple(names)) for plugin, names in specs.items())
-    yield from (Traced(COMMANDS, one.plugin, (one.name,)) for one in commands.values())
+    yield from (Traced(COMMANDS, command.plugin, (command.name,)) for command in commands.values())

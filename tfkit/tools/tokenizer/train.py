@@ -11,7 +11,7 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """The texts of files; raises SpecError if one cannot be read, or all are empty."""
+    """Read the texts of files; raise SpecError if a file cannot be read, or all are empty."""
     texts = list(map(_read, files))
     if not any(texts):
         raise SpecError(Diagnostic("there is nothing to learn from: the text is empty"))
@@ -28,15 +28,15 @@ def _read(path: Path) -> str:
 
 
 def train(texts: Sequence[str], *, vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` tokens: special ones, 256 bytes, and pairs that are frequent in the texts."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    """Train a tokenizer of at most `vocab_size` tokens: special tokens, 256 bytes, and frequent pairs of the texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
