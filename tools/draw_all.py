@@ -11,8 +11,8 @@ from pathlib import Path
 from tfkit.graph.expand import load
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.common.units import short
-from tfkit.tools.draw.files import write
 from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.svg import write
 from tfkit.tools.list_.gallery import Shipped, shipped
 
 ROOT = Path(__file__).parents[1]

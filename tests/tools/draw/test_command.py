@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfkit.tools.draw.command import ENDINGS
-from tfkit.tools.draw.files import FORMATS
+from tfkit.tools.draw.svg import FORMATS
 
 Run = Callable[..., str]
 

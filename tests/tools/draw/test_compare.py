@@ -6,9 +6,9 @@ import pytest
 
 import tfkit
 from tfkit.tools.draw.boxes import MISSING
-from tfkit.tools.draw.compare import differences
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.scene import differences
 from tfkit.tools.draw.shapes import Group, Rect, Words
 
 from .geometry import faults

@@ -10,12 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.draw.files import to_png, write
 from tfkit.tools.draw.model import scene_of
-from tfkit.tools.draw.page import to_html
 from tfkit.tools.draw.picture import draw, picture_of
-from tfkit.tools.draw.style import FILLS, INKS, Theme, css
-from tfkit.tools.draw.svg import SVG, to_svg
+from tfkit.tools.draw.shapes import FILLS, INKS, Theme, css
+from tfkit.tools.draw.svg import SVG, to_html, to_png, to_svg, write
 
 HOSTILE = '<script>alert("x")</script> & <b>"quoted"</b> \' --> ]]>'
 ABOUT = 'source: https://example.org/?a=1&b=<2>\ndescription: "{}"\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.draw.text import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, width_of, wrap
+from tfkit.tools.draw.shapes import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, width_of, wrap
 
 matplotlib = pytest.importorskip("matplotlib")
 

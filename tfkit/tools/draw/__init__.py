@@ -2,9 +2,7 @@
 
 Data flows one way: graph -> scene -> shapes -> file.
 
-    model.py, stack.py     the contents: boxes, notes and wires, without places (`scene.py`); texts from `notes.py`
-    compare.py             the differences between two scenes
-    picture.py             places: `panel.py` for a model, `nodes.py`, `layers.py`, `boxes.py` inside it
-    svg.py, page.py        the shapes (`shapes.py`) as text, in the colours of `style.py`
-    files.py               as a file
+    model.py, stack.py     a graph as a scene (`scene.py`): boxes, notes and wires without coordinates
+    picture.py             coordinates of columns and wires; `layers.py` and `boxes.py` place the contents of nodes
+    svg.py                 the shapes (`shapes.py`) as SVG, PNG or a page
 """

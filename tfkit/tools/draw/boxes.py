@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tfkit.tools.common.units import short
-from tfkit.tools.draw.scene import Box, Chip, Note
-from tfkit.tools.draw.shapes import Canvas, Rect, Words
-from tfkit.tools.draw.style import role
-from tfkit.tools.draw.text import Line, Run, cut, flow, line_width, width_of, wrap
+from tfkit.tools.draw.scene import COUNT, MISSING, Box, Chip, Note
+from tfkit.tools.draw.shapes import Canvas, Line, Rect, Run, Words, cut, flow, line_width, role, width_of, wrap
 
 TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
 """Sizes of fonts."""
@@ -19,11 +17,6 @@ THIN = 24.0
 """Height of a box with only a title."""
 PART, PART_GAP = 34.0, 5.0
 """Height of a box inside a box, and the space between two."""
-
-COUNT = "parameters"
-"""The key of the number of parameters among the differences."""
-MISSING = "missing"
-"""The key of a difference: the other picture does not have the box."""
 
 
 def count_of(box: Box) -> str:

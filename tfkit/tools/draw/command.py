@@ -15,7 +15,7 @@ from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
-    from tfkit.tools.draw.style import Theme
+    from tfkit.tools.draw.shapes import Theme
 
 ENDINGS = (".svg", ".png", ".html")
 
@@ -57,8 +57,8 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
 
     check_file(output)
     graphs = retitled([reader.load(spec) for spec in specs], specs)
-    from tfkit.tools.draw.files import write
     from tfkit.tools.draw.picture import draw as paint
+    from tfkit.tools.draw.svg import write
 
     picture = paint(*graphs)
     write(picture, output, theme)

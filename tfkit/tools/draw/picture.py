@@ -1,18 +1,217 @@
-"""Scenes to a picture: one model, or two side by side with the differences marked."""
+"""Scenes as a picture: a model, or two side by side with the differences marked, and the wires between nodes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tfkit.arguments import checked
 from tfkit.graph.expand import AnySpec, as_graph
-from tfkit.tools.draw.compare import differences
+from tfkit.tools.draw.boxes import SMALL
+from tfkit.tools.draw.layers import extent, place_node
 from tfkit.tools.draw.model import scene_of
-from tfkit.tools.draw.panel import place_scene, title_of
-from tfkit.tools.draw.scene import Scene
-from tfkit.tools.draw.shapes import Canvas, Differences, Rect
+from tfkit.tools.draw.scene import Scene, Wire, differences
+from tfkit.tools.draw.shapes import Canvas, Differences, Disc, Point, Rect, Run, Words, cut, flow, wrap
 from tfkit.tools.draw.svg import Picture
+
+EXIT = 10.0
+"""From the top of a node to the point where a wire leaves the line to the next one."""
+GUTTER, TRACK = 14.0, 11.0
+"""Space next to a column, and for each wire that runs there."""
+CLEAR = 3.0
+"""Between a wire and a box that it passes."""
+ASIDE = 14.0
+"""From the side of a box to a wire that comes from above."""
+
+
+@dataclass
+class Places:
+    """The places of things: the line of each column, bottoms and tops of nodes, and the tracks taken in gutters.
+
+    Attributes:
+        column: the number of a node's column.
+        centres: the x of the line of each column.
+        gutters: where the space before each column begins, and the one after the last.
+    """
+
+    column: dict[str, int]
+    centres: list[float] = field(default_factory=list)
+    gutters: list[float] = field(default_factory=list)
+    bottoms: dict[str, float] = field(default_factory=dict)
+    tops: dict[str, float] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+
+    def gutter(self, wire: Wire) -> int:
+        """Return the gutter of a wire: next to its target, on the side of its source; outside, within one column."""
+        source, target = self.column[wire.source], self.column[wire.target]
+        if source == target:
+            return 0 if target == 0 else target + 1
+        return target if source < target else target + 1
+
+    def track(self, wire: Wire) -> float:
+        """Return the next free track in the gutter of a wire."""
+        gutter = self.gutter(wire)
+        number = self.taken.get(gutter, 0)
+        self.taken[gutter] = number + 1
+        return self.gutters[gutter] + GUTTER + TRACK * number
+
+    def leave(self, wire: Wire) -> tuple[Point, Point]:
+        """Return the top of the source, and the point where a wire leaves the line above it."""
+        x, top = self.centres[self.column[wire.source]], self.tops[wire.source]
+        return (x, top), (x, top - EXIT)
+
+
+def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
+    """Put a wire on the canvas, after all nodes are on it."""
+    if wire.way == "tie":
+        _tie(canvas, scene, wire, places)
+        return
+    top, leave = places.leave(wire)
+    column = scene.columns[places.column[wire.source]]
+    if column[-1] != wire.source or wire.source in scene.outputs:
+        canvas.lines.append(Disc(*leave, 2.5, "dot"))
+    if wire.way == "up":
+        x, y = places.centres[places.column[wire.target]], places.bottoms[wire.target]
+        points = [*_across(canvas, places, wire, leave, x), (x, y)]
+    else:
+        x = places.track(wire)
+        points = [*_across(canvas, places, wire, leave, x), *_enter(canvas, wire.key, x)]
+    look = "line" if wire.way == "up" else f"line {wire.way}"
+    canvas.way(top, *points, look=look, arrow=True, start=wire.source, end=wire.key or wire.target)
+
+
+def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) -> list[Point]:
+    """Route from the point where a wire leaves to `x`, at a different height if boxes are in the way."""
+    if _free(canvas, leave[1], leave[0], x):
+        return [leave, (x, leave[1])]
+    column = places.column[wire.source]
+    aside = places.gutters[column + 1] + 6 if x > leave[0] else places.gutters[column] + 6
+    levels = (leave[1] + step * sign for step in range(1, 400) for sign in (-1, 1))
+    level = next((y for y in levels if _free(canvas, y, aside, x)), leave[1])
+    return [leave, (aside, leave[1]), (aside, level), (x, level)]
+
+
+def _enter(canvas: Canvas, key: str, x: float) -> list[Point]:
+    """Route into the side of a box, or from above if it has neighbours."""
+    left, top, right, bottom = canvas.anchors[key]
+    middle, end = (top + bottom) / 2, left if x < left else right
+    between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _spans(box, x, end)]
+    if not between:
+        return [(x, middle), (end, middle)]
+    over, inside = min(top, *(box[1] for box in between)) - 6, left + ASIDE if x < left else right - ASIDE
+    return [(x, over), (inside, over), (inside, top)]
+
+
+def _free(canvas: Canvas, y: float, start: float, end: float) -> bool:
+    boxes = canvas.anchors.values()
+    return not any(box[1] - CLEAR < y < box[3] + CLEAR and _spans(box, start, end) for box in boxes)
+
+
+def _spans(box: tuple[float, float, float, float], start: float, end: float) -> bool:
+    """Return True if a box overlaps the range between two x."""
+    return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
+
+
+def _tie(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
+    table = next(scene.nodes[wire.source].boxes()).key
+    x = places.track(wire)
+    ends = []
+    for key in (table, wire.key):
+        left, top, right, bottom = canvas.anchors[key]
+        ends.append((left if x < left else right, (top + bottom) / 2))
+    canvas.way(ends[0], (x, ends[0][1]), (x, ends[1][1]), ends[1], look="line tie", start=table, end=wire.key)
+
+
+BETWEEN = 26.0
+"""Space between a node and the one above it."""
+APART = 24.0
+"""Space between two columns without wires."""
+LEAST = 330.0
+"""Least width of a picture: its title needs some room."""
+NAME, WORDS = 19.0, 12.0
+"""Sizes of fonts."""
+
+
+def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
+    """Put a model on the canvas, from x = `left` on and above y = 0; returns its right end and its top."""
+    places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
+    right = _spread(scene, places, left)
+    if right - left < LEAST:
+        shift, right = (LEAST - right + left) / 2, left + LEAST
+        places.centres = [centre + shift for centre in places.centres]
+        places.gutters = [start + shift for start in places.gutters]
+    pens = [0.0] * len(scene.columns)
+    for name, node in scene.nodes.items():
+        column = places.column[name]
+        cx = places.centres[column]
+        y = places.bottoms[name] = _start(canvas, scene, name, places, pens[column])
+        places.tops[name] = pens[column] = place_node(canvas, node, cx, y)
+        if name in scene.outputs:
+            pens[column] = _leave(canvas, cx, pens[column], scene.outputs[name])
+    for wire in scene.wires:
+        draw_wire(canvas, scene, wire, places)
+    return right, min(pens)
+
+
+def _spread(scene: Scene, places: Places, left: float) -> float:
+    """Give each column its place; returns the right end of the last gutter."""
+    tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
+    x = left
+    for number, column in enumerate(scene.columns):
+        places.gutters.append(x)
+        x += _gutter_width(tracks[number]) or (APART if number else 0)
+        ends = [extent(scene.nodes[name]) for name in column]
+        before, behind = max(end[0] for end in ends), max(end[1] for end in ends)
+        places.centres.append(x + before)
+        x += before + behind
+    places.gutters.append(x)
+    return x + _gutter_width(tracks[len(scene.columns)])
+
+
+def _gutter_width(tracks: int) -> float:
+    return 2 * GUTTER + TRACK * (tracks - 1) if tracks else 0.0
+
+
+def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) -> float:
+    """Return the height where a node begins: above the node below it, its input, or its source elsewhere."""
+    column = places.column[name]
+    cx, below = places.centres[column], scene.columns[column].index(name) > 0
+    reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
+    y = min([pen - BETWEEN if below else 0.0, *(places.tops[source] - BETWEEN for source in reads)])
+    if below:
+        canvas.way((cx, pen), (cx, y), arrow=True)
+    elif name in scene.inputs:
+        y = min(y, -36.0)
+        canvas.text(cx, -2, scene.inputs[name], WORDS, "muted", "middle")
+        canvas.way((cx, -16), (cx, y), arrow=any(scene.nodes[name].boxes()))
+    return y
+
+
+def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
+    """Place the outputs of the model at the top of a node; returns the top of their names."""
+    canvas.way((cx, top), (cx, top - 20), arrow=True)
+    canvas.text(cx, top - 26, text, WORDS, "muted", "middle")
+    return top - 40
+
+
+def title_of(scene: Scene, width: float, differing: frozenset[str]) -> list[Words]:
+    """Name, description, sizes and source, in lines from y = 0 downwards."""
+    facts = flow([Run(note.text, note.key in differing) for note in scene.facts], width, WORDS)
+    described = [(Run(line),) for line in wrap(scene.description, width, WORDS)]
+    source = [(Run(line),) for line in wrap(scene.source, width, SMALL)]
+    total = (Run(f"{scene.total:,} parameters", bold=True),)
+    lines = [Words(0, 0, (Run(cut(scene.name, width, NAME, bold=True), bold=True),), NAME, "bold")]
+    lines += [Words(0, 0, line, WORDS, "muted") for line in described]
+    lines += [Words(0, 0, total, WORDS, "" if "total" in differing else "bold")]
+    lines += [Words(0, 0, line, WORDS) for line in facts]
+    lines += [Words(0, 0, line, SMALL, "muted") for line in source]
+    y, placed = 0.0, []
+    for line in lines:
+        y += line.size * (1.0 if line.size == NAME else 1.45)
+        placed.append(replace(line, y=y))
+    return placed
+
 
 BELOW_TITLE = 16.0
 MARGIN, APART = 22.0, 56.0

@@ -1,15 +1,22 @@
-"""A picture as SVG: text stays text, no font, file or script is requested, and both colour schemes are included."""
+"""Pictures as files: SVG, PNG, or a page that shows the values of a box under the pointer.
+
+In an SVG, text stays text, both colour schemes are included, and no font, file or script is requested.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from tfkit.arguments import AnyPath, checked
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.page import tag
-from tfkit.tools.draw.shapes import Group, Point, Rect, Shape, Way, Words
-from tfkit.tools.draw.style import Theme, css
+from tfkit.tools.draw.shapes import FONTS, INKS, Group, Point, Rect, Shape, Theme, Way, Words, css
 
 ROUND = 6.0
 """Radius of the corners of a line."""
@@ -132,3 +139,113 @@ def _pair(point: Point) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0") if value else "0"
+
+
+_SCRIPT = """
+const tip = document.getElementById("tip");
+function tell(box) {
+  const head = document.createElement("b"), about = document.createElement("p"), rows = document.createElement("table");
+  head.textContent = box.dataset.title;
+  tip.replaceChildren(head, about, rows);
+  for (const line of box.dataset.tip.split("\\n")) {
+    const [name, value] = line.split("\\t");
+    if (!name) {
+      about.textContent = value;
+      continue;
+    }
+    const row = rows.insertRow();
+    row.insertCell().textContent = name;
+    row.insertCell().textContent = value;
+  }
+  tip.hidden = false;
+  const at = box.getBoundingClientRect(), size = tip.getBoundingClientRect();
+  const beside = at.right + 10 + size.width < innerWidth ? at.right + 10 : Math.max(4, at.left - size.width - 10);
+  tip.style.left = `${beside + scrollX}px`;
+  tip.style.top = `${Math.max(4, Math.min(at.top, innerHeight - size.height - 4)) + scrollY}px`;
+}
+for (const box of document.querySelectorAll(".tipped")) {
+  for (const event of ["pointerenter", "focus"]) box.addEventListener(event, () => tell(box));
+  for (const event of ["pointerleave", "blur"]) box.addEventListener(event, () => { tip.hidden = true; });
+}
+"""
+
+
+def to_html(picture: Picture, theme: Theme = "auto") -> str:
+    """Render a page that needs no other file."""
+    light, dark = (_rules(which) for which in (0, 1))
+    rules = f"{light}@media(prefers-color-scheme:dark){{{dark}}}" if theme == "auto" else (light, dark)[theme == "dark"]
+    svg = to_svg(picture, theme, tips=True)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{escape(picture.title)}</title>
+<style>
+body{{margin:24px;font:13px {FONTS}}}
+svg{{display:block;margin:auto;max-width:100%;height:auto}}
+.tipped{{outline:none}}.tipped:hover>rect:first-of-type,.tipped:focus>rect:first-of-type{{stroke-width:2.4}}
+#tip{{position:absolute;max-width:280px;font-size:12px;padding:10px 12px;border:1px solid;border-radius:8px}}
+#tip{{pointer-events:none}}#tip p{{margin:2px 0 6px}}
+#tip td{{padding:0 12px 0 0;vertical-align:top;overflow-wrap:anywhere}}
+{rules}
+</style>
+<body>
+{svg}<div id="tip" hidden></div>
+<script>{_SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _rules(which: int) -> str:
+    ink = {name: pair[which] for name, pair in INKS.items()}
+    return (
+        f"body{{background:{ink['frame']};color:{ink['text']}}}"
+        f"#tip{{background:{ink['page']};border-color:{ink['edge']}}}#tip td:first-child{{color:{ink['muted']}}}"
+    )
+
+
+ZOOM = 2
+"""Pixels of a PNG for each pixel of the picture."""
+
+
+def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
+    """Render a PNG at twice the picture's size, in light colours unless `theme` is dark. No system font is needed.
+
+    Raises:
+        SpecError: a required package is not installed.
+    """
+    try:
+        import matplotlib
+        import resvg_py
+    except ImportError as error:
+        message = f"a PNG needs `{error.name}`, which is not installed"
+        raise SpecError(Diagnostic(message, help="pip install resvg_py matplotlib, or write an SVG")) from error
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    png: bytes = resvg_py.svg_to_bytes(
+        svg_string=to_svg(picture, "light" if theme == "auto" else theme),
+        skip_system_fonts=True,
+        font_files=[str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")],
+        sans_serif_family="DejaVu Sans",
+        font_family="DejaVu Sans",
+        zoom=ZOOM,
+    )
+    return bytes(png)
+
+
+FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, ".png": to_png, ".html": to_html}
+"""The formats, by the ending of the file's name."""
+
+
+@checked
+def write(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
+    """Write a picture in the format that the ending of `path` says: .svg, .png or .html.
+
+    Raises:
+        ValueError: another ending.
+        SpecError: it cannot be written; an interrupt or a full disk leaves no half picture.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(f"a picture is {', '.join(FORMATS)}, not {path.suffix or 'nameless'}")
+    write_file(path, FORMATS[path.suffix](picture, theme))
