@@ -17,8 +17,7 @@ from torch.profiler import profile as torch_profile
 
 import tfkit
 from tfkit.tools.profile.measure import DETAILS
-from tfkit.tools.profile.ranges import Range, named_ranges, quick, shown
-from tfkit.tools.profile.steps import Step
+from tfkit.tools.profile.steps import Range, Step, named_ranges, quick, shown
 
 GOAL = 1.4
 MODEL = "gpt2"

@@ -15,7 +15,7 @@ from tfkit.tools.common import atomic_files, workshop
 from tfkit.tools.common import exchange as exchanging
 from tfkit.tools.common.atomic_files import fresh_file, fresh_folder, names_in, write_file
 from tfkit.tools.common.workshop import extras_of
-from tfkit.tools.export.safetensors import Safetensors
+from tfkit.tools.export.formats import Safetensors
 
 from ..conftest import DECODER
 from .moments import State, moments, restored, state_of

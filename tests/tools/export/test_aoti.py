@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.export.aoti import Aoti
 from tfkit.tools.export.export import check_format, export
+from tfkit.tools.export.pt2 import Aoti
 
 from ...small_specs import reduced
 from .odd import one_layer

@@ -17,12 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 import tfkit
-from tfkit.tools.export import methods, torchscript
+from tfkit.tools.export import state, torchscript
 from tfkit.tools.export.check import _gap as gap
 from tfkit.tools.export.export import export
 from tfkit.tools.export.format import Inputs
-from tfkit.tools.export.formats import formats_of
-from tfkit.tools.export.safetensors import Safetensors
+from tfkit.tools.export.formats import Safetensors, formats_of
 
 from ...sampling import slow
 from ..conftest import CAPTIONS, DECODER
@@ -141,7 +140,7 @@ def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | N
 
 
 def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods.state, "move_on", _late)
+    monkeypatch.setattr(state, "move_on", _late)
     with pytest.raises(tfkit.SpecError, match=r"torchscript file differs(.|\n)*cached decoding(.|\n)*differ by"):
         export(model, folder / "model.ts")
 

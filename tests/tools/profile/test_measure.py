@@ -14,7 +14,7 @@ import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.cost.count import UncountableError
-from tfkit.tools.profile import folder, models, predicted
+from tfkit.tools.profile import assemble, models
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps
 from tfkit.tools.profile.models import profile_models
@@ -96,9 +96,9 @@ def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.Monkey
     def fails(*args: object, **kwargs: object) -> None:
         raise UncountableError(Diagnostic("it needs values"))
 
-    monkeypatch.setattr(predicted, "cost", fails)
+    monkeypatch.setattr(assemble, "cost", fails)
     found = profile("small", mode="prefill")
-    assert found.notes == (predicted.UNPREDICTED,)
+    assert found.notes == (assemble.UNPREDICTED,)
     assert all(part.floor is None for part in found.parts)
 
 
@@ -137,7 +137,7 @@ def test_scalars_for_tensorboard(profile: Run, tmp_path: Path) -> None:
 
 
 def test_two_models_of_one_name() -> None:
-    assert folder.folders_of(["a", "b/c", "a_2", "a", ".."]) == ["a", "b_c", "a_2", "a_3", "model"]
+    assert models.folders_of(["a", "b/c", "a_2", "a", ".."]) == ["a", "b_c", "a_2", "a_3", "model"]
 
 
 def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:

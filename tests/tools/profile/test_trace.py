@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfkit.tools.profile.attribution import Owner, device_times, host_times, locate, undisturbed
-from tfkit.tools.profile.memory import memory_of
+from tfkit.tools.profile.attribution import Owner, device_times, host_times, locate, memory_of, undisturbed
 from tfkit.tools.profile.trace import Stretch, Trace, parse_trace
 
 MAIN, ENGINE = 1, 2

@@ -18,8 +18,7 @@ from tfkit.tools.cost.result import Mode
 from tfkit.tools.params.count import count_params
 from tfkit.tools.solve.budget import parameters_of
 from tfkit.tools.solve.family import Family, Hidden
-from tfkit.tools.solve.forms import Form
-from tfkit.tools.solve.search import Grid
+from tfkit.tools.solve.search import Form, Grid
 from tfkit.tools.solve.solve import Budget, Size, solve
 
 from ...sampling import chosen, slow, some

@@ -1,7 +1,7 @@
-"""The owner of each stretch of time: every row of a trace assigned to a place in the model.
+"""The owner of each stretch of time and of memory: every row of a trace assigned to a component of the model.
 
 In the forward, everything inside the range of a module belongs to it. In the backward, a node belongs to the module
-whose operator made it: both have the same sequence number. A gradient that is added to its parameter belongs to the
+whose operator created it: both have the same sequence number. A gradient that is added to its parameter belongs to the
 node that computed it, and so does the work of autograd until the next node begins, such as freeing memory. A kernel
 belongs to the code that launched it.
 """
@@ -16,8 +16,8 @@ from math import inf
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tfkit.tools.profile.ranges import BACKWARD, OWN, STEP
-from tfkit.tools.profile.trace import Event, Launch, Span, Stretch, Trace
+from tfkit.tools.profile.steps import BACKWARD, OWN, STEP
+from tfkit.tools.profile.trace import Allocation, Event, Launch, Span, Stretch, Trace
 
 Phase: TypeAlias = Literal["forward", "backward"]
 NODE = "autograd::engine::evaluate_function: "
@@ -213,3 +213,59 @@ def _share(work: Sequence[tuple[Stretch, Owner]], stretch: Stretch, times: defau
 
 def _start(work: tuple[Stretch, Owner]) -> float:
     return work[0].start
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of one step, in bytes; mappings are by path of the model."""
+
+    peak: int
+    owner: Owner
+    """The owner that runs at the peak."""
+    allocated: Counter[str | None]
+    """All bytes that were allocated, even if they were soon freed."""
+    at_peak: Counter[str | None]
+    """Bytes that were allocated in this step and are in use at the peak."""
+    highest: dict[str | None, int]
+    """The most bytes in use, by all owners, while this one runs."""
+
+
+def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device: bool) -> Usage:
+    """Follow the memory of a step, on the device or on the CPU, from the bytes in use `at_start`.
+
+    It must not be the first step: on the CPU the profiler does not see older memory being freed.
+    """
+    rows = [event for event in located if event.step == step and _counts(event, on_device)]
+    total = peak = at_start
+    peak_at, owner = -1, Owner(None, "forward")
+    allocated: Counter[str | None] = Counter()
+    highest: dict[str | None, int] = {}
+    for index, event in enumerate(rows):
+        size, running = event.row.size if isinstance(event.row, Allocation) else 0, event.owner
+        total += size
+        allocated[running.path] += max(0, size)
+        highest[running.path] = max(total, highest.get(running.path, 0))
+        if total > peak:
+            peak, peak_at, owner = total, index, running
+    return Usage(peak, owner, allocated, _living(rows[: peak_at + 1]), highest)
+
+
+def _counts(event: Located, on_device: bool) -> bool:
+    return isinstance(event.row, Span) or (isinstance(event.row, Allocation) and event.row.on_device == on_device)
+
+
+def _living(rows: Sequence[Located]) -> Counter[str | None]:
+    """Sum the allocations in these rows that were not freed."""
+    held: dict[int, tuple[str | None, int]] = {}
+    for event in rows:
+        row = event.row
+        if not isinstance(row, Allocation):
+            continue
+        if row.size > 0:
+            held[row.address] = (event.owner.path, row.size)
+        else:
+            held.pop(row.address, None)
+    living: Counter[str | None] = Counter()
+    for path, size in held.values():
+        living[path] += size
+    return living

@@ -87,8 +87,7 @@ def profile(
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
-    from tfkit.tools.profile.folder import to_dict
-    from tfkit.tools.profile.models import profile_models
+    from tfkit.tools.profile.models import profile_models, to_dict
     from tfkit.tools.profile.tables import show_profiles
 
     chosen, kind = _device(device), getattr(torch, dtype)

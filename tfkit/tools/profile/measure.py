@@ -18,13 +18,11 @@ from torch.profiler import profile as torch_profile
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.weights import build_with_weights
-from tfkit.tools.profile.assemble import Run, assemble_profile
+from tfkit.tools.profile.assemble import Run, assemble_profile, predict
 from tfkit.tools.profile.limits import synchronize
-from tfkit.tools.profile.predicted import predict
-from tfkit.tools.profile.ranges import Range, named_parts, named_ranges, quick, shown
 from tfkit.tools.profile.report.trace import write_trace
 from tfkit.tools.profile.result import Limits, Profile
-from tfkit.tools.profile.steps import Settings, Step
+from tfkit.tools.profile.steps import Range, Settings, Step, named_parts, named_ranges, quick, shown
 from tfkit.tools.profile.trace import parse_trace
 
 OnStep: TypeAlias = Callable[[], Any]

@@ -1,29 +1,31 @@
-"""Profile one model or several, and write the results."""
+"""Profiles of one or several models, and the folder that they are written to, completely or not at all."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import count
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
-from tfkit.tools.common.atomic_files import written_folder
+from tfkit.tools.common.atomic_files import names_in, written_folder
 from tfkit.tools.common.choices import Mode
-from tfkit.tools.profile.folder import TRACE, check_folder, folders_of, write_profiles
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
-from tfkit.tools.profile.result import Profile
+from tfkit.tools.profile.result import Profile, rows
 from tfkit.tools.profile.steps import Settings
 
 LENGTH = 128
@@ -127,3 +129,74 @@ def _trace(target: Path | None, name: str) -> Path | None:
         return None
     (target / name).mkdir()
     return target / name / f"{name}.{TRACE}"
+
+
+DATA, REPORT = "profile.json", "report.html"
+TRACE = "pt.trace.json.gz"
+"""The ending of traces for torch-tb-profiler; Perfetto and chrome://tracing open them as well."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise SpecError if `folder` must not be written: it is a file, or holds more than a profile."""
+    if find_spec("tensorboard") is None:
+        raise SpecError(
+            Diagnostic(
+                "tensorboard is missing, but a log is to be written", help="pip install tensorboard torch-tb-profiler"
+            )
+        )
+    expected = {DATA, REPORT, *_folders(folder / DATA)}
+    if extra := [name for name in names_in(folder) or [] if name not in expected]:
+        message = f"{quoted(str(folder))} holds other files than a profile's: {listing(extra, 4)}"
+        raise SpecError(Diagnostic(message, help="name a new folder"))
+
+
+def _folders(data: Path) -> list[str]:
+    """Return the folders that a former profile lists."""
+    try:
+        return [str(entry["folder"]) for entry in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def folders_of(names: Sequence[str]) -> list[str]:
+    """Return a folder for each model; a repeated name gets a number."""
+    folders: list[str] = []
+    for name in names:
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "model"
+        numbered = (f"{safe}_{number}" for number in count(2))
+        folders.append(next(name for name in chain([safe], numbered) if name not in folders))
+    return folders
+
+
+def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
+    """Write the data, the report, and for each profile the scalars for TensorBoard next to its trace."""
+    from tfkit.tools.profile.report.page import report
+
+    for profile, name in zip(profiles, names, strict=True):
+        _write_scalars(profile, target / name)
+    documents = [{"folder": name, **to_dict(profile)} for profile, name in zip(profiles, names, strict=True)]
+    text = json.dumps({"profiles": documents}, indent=2, ensure_ascii=False)
+    (target / DATA).write_text(f"{text}\n", encoding="utf-8")
+    (target / REPORT).write_text(report(profiles), encoding="utf-8", errors="replace")
+
+
+def to_dict(profile: Profile) -> dict[str, Any]:
+    """Convert a profile to data, including values derived from its fields."""
+    derived = {"step": profile.step, "plain_step": profile.plain_step, "attributed": profile.attributed}
+    return asdict(profile) | derived | {"tokens_per_second": profile.tokens / profile.plain_step}
+
+
+def _write_scalars(profile: Profile, folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for index, seconds in enumerate(profile.plain_steps):
+            writer.add_scalar("step/milliseconds", 1000 * seconds, index)
+            writer.add_scalar("step/tokens per second", profile.tokens / seconds, index)
+        for index, seconds in enumerate(profile.steps):
+            writer.add_scalar("step/milliseconds under the profiler", 1000 * seconds, index)
+        for row in rows(profile):
+            writer.add_scalar(f"milliseconds/{row.label}", 1000 * row.time, 0)
+            writer.add_scalar(f"bytes at the peak/{row.label}", row.at_peak, 0)
+        writer.add_scalar("memory/peak", profile.memory.peak, 0)
+        writer.add_scalar("memory/before a step", profile.memory.at_start, 0)

@@ -15,8 +15,7 @@ from tfkit.spec.changes import as_changes
 from tfkit.tools.params.count import count_params
 from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.family import Family
-from tfkit.tools.solve.forms import Form
-from tfkit.tools.solve.search import Candidate, Grid, nearest
+from tfkit.tools.solve.search import Candidate, Form, Grid, nearest
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
 

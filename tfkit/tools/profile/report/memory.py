@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfkit.tools.common.page import Child, remark, table, tag
-from tfkit.tools.profile.report.bars import Segment, by_model, heading, labelled, legend, swatch
-from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
+from tfkit.tools.profile.report.bars import (
+    Segment,
+    amount_text,
+    by_model,
+    heading,
+    labelled,
+    legend,
+    memory_text,
+    share_text,
+    swatch,
+    time_text,
+)
 from tfkit.tools.profile.result import Profile, rows
 
 KERNELS = 20

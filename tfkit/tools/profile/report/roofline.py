@@ -12,8 +12,7 @@ from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.charts import Scale
 from tfkit.tools.common.page import Child, remark, tag
-from tfkit.tools.profile.report.bars import colour
-from tfkit.tools.profile.report.numbers import amount_text, decade_text, share_text
+from tfkit.tools.profile.report.bars import amount_text, colour, decade_text, share_text
 from tfkit.tools.profile.result import Limits, Profile, rows
 
 WIDTH, HEIGHT = 960, 440

@@ -7,8 +7,15 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common.page import Child, remark, tag
-from tfkit.tools.profile.report.bars import by_model, side_by_side, swatch
-from tfkit.tools.profile.report.numbers import amount_text, memory_text, share_text, time_text
+from tfkit.tools.profile.report.bars import (
+    amount_text,
+    by_model,
+    memory_text,
+    share_text,
+    side_by_side,
+    swatch,
+    time_text,
+)
 from tfkit.tools.profile.report.time import REST, UPDATE
 from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
 
