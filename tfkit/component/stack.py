@@ -2,6 +2,9 @@
 
 Tools that draw, explain, count or fill a model read this, and not the fields of a config. Names are module names:
 layer i of a block is its `layers.i`; the names of operations are inside the layer or, for stages, inside the block.
+
+A model is built only if its modules are the modules that its stacks describe, and no tool reads the fields of `encoder`
+or `decoder`, or of a plugin's block (`tests/tools/test_no_probing.py`).
 """
 
 from __future__ import annotations

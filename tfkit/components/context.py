@@ -1,4 +1,14 @@
-"""Values that layers with equal attention share, computed once per forward: mask, rotary table, bias, temperature."""
+"""Values that layers with equal attention share, computed once per forward: mask, rotary table, bias, temperature.
+
+Rotary and sinusoidal tables, ALiBi slopes and masks are computed once per forward from a few numbers: no buffer exists
+that a cast to bfloat16 could corrupt or that `to_empty` could lose. A mask is passed as None only to attention that
+declares a causal flag for its backend (`causal_flag`); every other kind gets the mask written out.
+
+In a cache, token p has slot p modulo the number of slots, so a full cache and the ring of a sliding window are the
+same thing, and the positions of keys follow from the slot and the newest position. Where new tokens would overwrite
+keys that other tokens of the step attend to, old slots and new tokens are read together before anything is written
+(`place`). Padding has neither slot nor position, so each sequence of a batch behaves as if it were alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Incremental decoding: a model that processes each token once, and caches what attention needs of it later."""
+"""Incremental decoding: a model that processes each token once, and caches what attention needs of it later.
+
+Caches are arguments: each attention declares what it caches of a token (`AttentionConfig.cached`), each block what it
+needs for decoding (`BlockConfig.pieces`). `CachedModel` splits the graph into nodes that run once, such as an encoder,
+and nodes that run at every step, and calls the model's modules for both: there is no second implementation that could
+differ. Modules hold no state, so the stepping module compiles, scripts and exports like the model.
+"""
 
 from __future__ import annotations
 

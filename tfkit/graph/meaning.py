@@ -1,8 +1,11 @@
-"""The meaning of trained weights: each value of a model that decides it, by its path.
+"""Semantic values of trained weights: each value of a model that decides what they compute, by its path.
 
-Two models whose tensors have the same names and shapes may compute different things: another epsilon, other positions,
-another mask. So files that tfkit writes have these values next to the tensors, and a reader can tell which of them
-differ. Names of nodes and inputs, dropout and limits are not among them.
+Two models whose tensors have the same names and shapes may compute different things: a different epsilon, other
+positions, a different mask. tfkit therefore stores these values in the metadata of every safetensors file, and a reader
+can report which of them differ. Names of nodes and inputs, dropout and limits are not among them.
+
+All fields of a spec count, also fields of plugins, except those marked `Immaterial`. A value that is missing from a
+file stands for the default of its field, so a new field with a default does not invalidate older files.
 """
 
 from __future__ import annotations

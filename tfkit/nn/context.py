@@ -1,6 +1,10 @@
 """The inputs of attention besides x, and its cache of the tokens that it has read.
 
 Annotations are evaluated here, because TorchScript does not resolve the string annotations of a `NamedTuple`.
+
+A step of decoding runs in one of two ways. Without padding, lengths are Python numbers: slices, no mask for a single
+token, the fast path of scaled dot-product attention. With padding, or compiled, lengths are a tensor, all slots are
+read and a mask hides the empty slots: no shape changes, and one compilation serves all tokens.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,12 @@
-"""Layers that the builder fills, and the softmax for attention that computes its own."""
+"""Layers that the builder fills, and the softmax for attention that computes its own.
+
+Each range of rows of a fused matrix has a name: `attention.project.q` is a tensor for the weight map, whether q, k
+and v are stored in one matrix or in three. The layout in memory can therefore change without a change to any map.
+
+A weight is read only when its layer is called, because adapters, sharding and hooks act at the call. The exceptions
+are a tied table, which the model passes to its head, and code that first calls `is_untouched`. Everywhere but in
+incremental decoding, a `Linear` is `F.linear`, with the same bits as hand-written code.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""From a file's name to a checked spec: find it, read it, apply `extends` and `--set`, resolve it."""
+"""From a file's name to a checked spec: find it, read it, apply `extends` and `--set`, resolve it.
+
+A key at the top that no part of the model takes is an error in the file or `--set` that has it. If a different file or
+`--set` replaced the last component that took it, it is a warning.
+"""
 
 from __future__ import annotations
 

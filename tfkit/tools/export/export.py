@@ -1,4 +1,7 @@
-"""Write a model to a file of another format: completely or not at all, and only if it equals the model."""
+"""Write a model to a file of another format: completely or not at all, and only if it equals the model.
+
+An exported file is read again and run at shapes other than the shapes of the export before it gets its name.
+"""
 
 from __future__ import annotations
 
