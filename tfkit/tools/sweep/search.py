@@ -60,9 +60,10 @@ class Search(Tuning):
         return False
 
     def _tell(self) -> None:
-        """Tell the result of the last trial."""
-        rank = self.rank(self.mean(self.trials[-1]))
-        if math.isfinite(rank):
+        """Report the result of the last trial to the study: infinite if a run diverged."""
+        trial = self.trials[-1]
+        rank = self.rank(self.mean(trial))
+        if math.isfinite(rank) or self.diverged(trial):
             self._study.tell(self._asked, rank)
         else:
             self._study.tell(self._asked, state=_optuna().trial.TrialState.FAIL)
