@@ -104,17 +104,30 @@ def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]
     write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
     found = result(capsys)
     assert found["margin"] == 0.5
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "same"]
+    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]  # three seeds show nothing
     page = Path(found["page"]).read_text(encoding="utf-8")
     assert page.count('class="margin"') == 1
     assert "The band is ± 0.5, the margin" in page
     found = result(capsys, "--on", "val.loss", "--margin", "1e-9")
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "open"]
+    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]
     (note,) = [note for note in found["notes"] if note.startswith("gelu is open: ")]
     assert note.endswith(" seeds would show it to be the same within 1e-09, in 4 of 5 cases, if it is")
     found = result(capsys, "--on", "val.loss")
     assert (found["margin"], [one["verdict"] for one in found["arms"]]) == (None, [None, "open", "open"])
     assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
+
+
+def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    assert sweep("--plan") == 0
+    assert capsys.readouterr().out.endswith("\n3 seeds, and a verdict needs 6 or more\n")
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    assert sweep() == 0
+    out, err = capsys.readouterr()
+    assert err == "1 seed, and a verdict needs 6 or more\n"
+    assert "\n1 seed, and a verdict needs 6 or more\n" in out
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("finished")
@@ -146,7 +159,7 @@ def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("--latex") == 0
     out, err = capsys.readouterr()
     assert r"a\_b & " in out
-    assert "one seed: numbers without a verdict" in err
+    assert "1 seed, and a verdict needs 6 or more" in err
     assert sweep("--markdown") == 0
     assert "| a_b | " in capsys.readouterr().out
     assert sweep("--latex", "--json") == 2

@@ -21,6 +21,7 @@ from tfkit.tools.sweep.laws import check_laws
 from tfkit.tools.sweep.result import Results
 from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import Tuned, Tuning
 from tfkit.tools.sweep.work import Failed, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
@@ -57,12 +58,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep before it runs. `different` counts a run once that several arms share, and `missing` of those to make."""
+    """A sweep before it runs.
+
+    Attributes:
+        name: the sweep.
+        folder: its folder.
+        different: the number of runs; a run that several arms share counts once.
+        missing: the number of runs to train.
+        seeds: the number of seeds.
+        needed: the number of seeds that a verdict needs; None if no arm is compared to another.
+        rows: the runs of each arm.
+    """
 
     name: str
     folder: str
     different: int
     missing: int
+    seeds: int
+    needed: int | None
     rows: tuple[Row, ...]
 
 
@@ -130,7 +143,9 @@ class Sweep:
             every += [*trials, *cells]
         different = len({cell.run.digest for cell in every})
         to_make = len(missing(every)) + unknown
-        return Outline(self.file.name, str(self.folder), different + unknown, to_make, tuple(rows))
+        needed = NEEDED_PAIRS if any(arm.base != arm.name for arm in self.arms.arms) else None
+        seeds = len(self.file.config.seeds)
+        return Outline(self.file.name, str(self.folder), different + unknown, to_make, seeds, needed, tuple(rows))
 
     def run(
         self,
