@@ -117,6 +117,44 @@ def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]
     assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("finished")
+def test_seeds_and_metrics_that_are_added_after_results_are_said(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    """The first results are the plan, whatever is shown of it later."""
+
+    def said(*options: str) -> list[str]:
+        return [note for note in result(capsys, "--so-far", *options)["notes"] if "false alarms" in note]
+
+    for name in ("out/shown.json", "out/report.html"):
+        Path(name).unlink()
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert said() == []
+    assert said() == []
+    write(SWEEP)
+    (note,) = said()
+    assert note.startswith("the seeds were 0-1 when results were first shown, and are 0-2 now: changing the seeds")
+    accuracy = ("--on", "val.accuracy", "--better", "higher")
+    note, second = said(*accuracy)
+    assert second == "val.loss was shown first: the best of 2 metrics gives more false alarms than 5%"
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert said() == []
+    write(SWEEP.replace("gelu:", "other:").replace("kind: gelu", "kind: silu").replace("[0, 1, 2]", "[0, 1, 2, 3]"))
+    assert said()[0].startswith("the seeds were 0-1 ")  # of `again`, which shares its runs with the baseline
+    assert made == []
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(
+    "text", ["{", "3", "[3]", "{}", '[{"on": "val.loss"}]', '[{"on": 1, "seeds": [0], "runs": []}]']
+)
+def test_a_damaged_list_of_what_was_shown_is_one_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out/shown.json").write_text(text, encoding="utf-8")
+    assert sweep("--so-far") == 1
+    assert capsys.readouterr().err.count("error: cannot read `out/shown.json`: ") == 1
+    assert Path("out/shown.json").read_text(encoding="utf-8") == text
+
+
 def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
     capsys: pytest.CaptureFixture[str], made: list[str]
 ) -> None:
@@ -127,6 +165,8 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
     out, err = capsys.readouterr()
     assert err == "1 seed, and a verdict needs 6 or more\n"
     assert "\n1 seed, and a verdict needs 6 or more\n" in out
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert "1 of 2 seeds are complete: a verdict counts only with all seeds" in result(capsys, "--so-far")["notes"]
     assert len(made) == 2
 
 

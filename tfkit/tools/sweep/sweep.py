@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +18,7 @@ from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_margin, ch
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.laws import check_laws
+from tfkit.tools.sweep.looks import plan_remarks
 from tfkit.tools.sweep.result import Results
 from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
@@ -178,7 +179,9 @@ class Sweep:
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
         trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
-        return results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        found = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        notes = plan_remarks(self.folder, found.arms, found.on, self.file.config.seeds)
+        return replace(found, notes=(*found.notes, *notes))
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""
