@@ -31,13 +31,13 @@ B = [3.0, 2.7, 3.3, 3.05, 3.1, 2.75]
 
 def compared(values: Sequence[float] | Array, base: Sequence[float] | Array, margin: float | None = None) -> Paired:
     """The comparison of one arm."""
-    pairs = {seed: (float(one), float(two)) for seed, (one, two) in enumerate(zip(values, base, strict=True))}
+    pairs = {seed: (float(a), float(b)) for seed, (a, b) in enumerate(zip(values, base, strict=True))}
     return compare_pairs({"arm": pairs}, margin)["arm"]
 
 
 def by_seed(differences: Array) -> list[dict[int, float]]:
     """The rows of [arms, seeds], NaN where an arm lacks a seed, as `max_t` takes them."""
-    return [{seed: float(one) for seed, one in enumerate(row) if not np.isnan(one)} for row in differences]
+    return [{seed: float(value) for seed, value in enumerate(row) if not np.isnan(value)} for row in differences]
 
 
 # ---- one comparison ----
@@ -172,12 +172,12 @@ def simulated(correlation: float, effect: float, count: int, variants: int = 4, 
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
 def test_an_effect_of_three_deviations_among_four_variants_on_six_seeds(correlation: float) -> None:
     """Without pairs that correlate it is found in at least 60%; Holm's correction finds it in 0%."""
-    found, alarms, count = 0, 0, 500
+    detected, alarms, count = 0, 0, 500
     for differences in simulated(correlation, 3, count):
         first, *rest = (adjusted <= ALPHA for _, adjusted, _ in max_t(by_seed(differences)))
-        found += first
+        detected += first
         alarms += any(rest)
-    assert found >= (0.95 if correlation else 0.6) * count
+    assert detected >= (0.95 if correlation else 0.6) * count
     assert alarms <= 0.05 * count
 
 
@@ -285,7 +285,7 @@ def test_same_is_said_of_all_variants_together() -> None:
     rows = np.random.default_rng(8).normal(SHIFT, 0.2, (3, 8))
     alone = compared(rows[0], np.zeros(8), SHIFT)
     assert alone.same
-    arms = {str(arm): {seed: (float(one), 0.0) for seed, one in enumerate(row)} for arm, row in enumerate(rows)}
+    arms = {str(arm): {seed: (float(value), 0.0) for seed, value in enumerate(row)} for arm, row in enumerate(rows)}
     first, *rest = compare_pairs(arms, SHIFT).values()
     assert not first.same
     assert first.interval is not None
@@ -300,7 +300,7 @@ def test_what_differs_by_the_margin_is_rarely_the_same(shift: float, variants: i
     random = np.random.default_rng(variants)
     same = 0
     for rows in random.normal(shift, 0.2, (EXPERIMENTS, variants, 8)):
-        arms = {str(arm): {seed: (float(one), 0.0) for seed, one in enumerate(row)} for arm, row in enumerate(rows)}
+        arms = {str(arm): {seed: (float(value), 0.0) for seed, value in enumerate(row)} for arm, row in enumerate(rows)}
         same += any(arm.same for arm in compare_pairs(arms, SHIFT).values())
     assert stats.binomtest(same, EXPERIMENTS, 0.025, alternative="greater").pvalue > 0.05
     assert same > 0.01 * EXPERIMENTS

@@ -248,15 +248,20 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     assert made == trials[3:]
 
 
-def test_a_trial_of_a_search_that_diverges_is_not_the_best(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 5), slow(("gp", 12))])
+def test_a_trial_of_a_search_that_diverges_is_not_the_best(
+    sampler: str, trials: int, capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    """`gp` fits the results of trials after its first ten."""
     pytest.importorskip("optuna")
-    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]"))
+    search = f"trials: {trials}, sampler: {sampler}"
+    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]").replace("trials: 5", search))
     found = result(capsys)
     assert found["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
-    assert None in [one["mean"] for one in found["trials"]]
-    assert [one["diverged"] for one in found["trials"]] == [one["mean"] is None for one in found["trials"]]
+    assert None in [trial["mean"] for trial in found["trials"]]
+    assert [trial["diverged"] for trial in found["trials"]] == [trial["mean"] is None for trial in found["trials"]]
     assert result(capsys) == found
-    assert len(made) == 6
+    assert len(made) == trials + 1
 
 
 def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

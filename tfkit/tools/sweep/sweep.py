@@ -179,9 +179,9 @@ class Sweep:
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
         trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
-        found = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
-        notes = plan_remarks(self.folder, found.arms, found.on, self.file.config.seeds)
-        return replace(found, notes=(*found.notes, *notes))
+        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        notes = plan_remarks(self.folder, compared.arms, compared.on, self.file.config.seeds)
+        return replace(compared, notes=(*compared.notes, *notes))
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""
