@@ -50,6 +50,8 @@ def test_the_first_component_that_is_not_finite_is_named(tmp_path: Path) -> None
         trainer.train()
     assert "step 3 has a loss or a gradient that is not finite" in str(wrong.value)
     assert f"the output of `{PLACE}` is the first that is not finite" in str(wrong.value)
+    assert trainer.ended == "diverged"
+    assert memory.lines[-1] == {"step": 2, "diverged": str(wrong.value.diagnostics[0].message)}
     _, before = trained(small_run(tmp_path), until=2)
     assert same(before, trainer.model.state_dict())
 
@@ -96,6 +98,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path: Path) -> No
         trainer.train()
     assert memory.saved is not None
     assert memory.saved.step == 6
+    assert trainer.ended == "diverged"
 
 
 @contextmanager

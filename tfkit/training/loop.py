@@ -29,8 +29,12 @@ from tfkit.training.order import indices_of, mix
 from tfkit.training.processes import Processes, check_count
 from tfkit.training.start import begin
 
-FINISHED, INTERRUPTED = "finished", "interrupted"
+FINISHED, INTERRUPTED, DIVERGED = "finished", "interrupted", "diverged"
 HELP = "a lower learning rate, a longer warmup or `clip` may help"
+
+
+class DivergedError(SpecError):
+    """A loss, a gradient or a weight of a run that is not finite."""
 
 
 class _AskedToEndError(Exception):
@@ -106,7 +110,7 @@ class Trainer:
         """Make all steps that are left; return `finished`, `interrupted`, or the reason of a callback to stop.
 
         Raises:
-            SpecError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
+            DivergedError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
         """
         with threads(self.config.machine.threads):
             try:
@@ -207,7 +211,13 @@ class Trainer:
             self.text("skipped", cause)
             return
         message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
-        raise SpecError(Diagnostic(message, notes=("the weights were not changed by it",), help=HELP))
+        raise self._diverged(message, "the weights were not changed by it")
+
+    def _diverged(self, message: str, note: str) -> DivergedError:
+        """End the run as diverged, note the cause in the record, and return the error to raise."""
+        self.ended = DIVERGED
+        self.text(DIVERGED, message)
+        return DivergedError(Diagnostic(message, notes=(note,), help=HELP))
 
     # ---- between steps ----
 
@@ -240,7 +250,7 @@ class Trainer:
         """Write a checkpoint, unless it would replace one with weights that are finite by one without."""
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
-            raise SpecError(Diagnostic(message, notes=("the last checkpoint stays",), help=HELP))
+            raise self._diverged(message, "the last checkpoint stays")
         model = self._processes.whole_model(self.model)
         state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
         if model is not None:

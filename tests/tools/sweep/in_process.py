@@ -26,7 +26,8 @@ class InProcess:
             cell.folder.mkdir(parents=True, exist_ok=True)
             write_file(cell.folder / RUN, work._text(cell.run))
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-                if main(["train", str(cell.folder), "--json"]) == 1:
-                    failed[cell.run.digest] = "not finite"
+                status = main(["train", str(cell.folder), "--json"])
+            if not work.is_complete(cell):
+                failed[cell.run.digest] = f"status {status}"
             self.made.append(cell.folder.name)
         return failed

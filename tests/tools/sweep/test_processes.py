@@ -153,9 +153,13 @@ def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_other_run() -> None:
-    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice."""
-    wild = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:")
-    write(wild.replace("[0, 1, 2]", "[0]"))
+    """The process that trains outlives its sweep; the next ones wait for it, and none makes a run twice.
+
+    A run that diverges is complete, and one that fails is not.
+    """
+    broken = '  broken: {callbacks: [{kind: samples, every: 5, prompt: "@", tokens: 5}]}\n'
+    more = SWEEP.replace("  gelu:", f"  wild: {{optimizer.lr: 1e38}}\n{broken}  gelu:")
+    write(more.replace("[0, 1, 2]", "[0]"))
     first = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(lambda: any(Path("out").glob("runs/*/run.json")))
     first.send_signal(signal.SIGKILL)
@@ -165,11 +169,12 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     assert [one.returncode for one in both] == [1, 1]
     for out, err in texts:
         assert re.search(r"^gelu +\d\.\d+ +1 +[+-]", out, re.MULTILINE)
-        assert re.search(r"^wild +- +0 ", out, re.MULTILINE)
+        assert re.search(r"^wild +- +1 .* diverged 1/1$", out, re.MULTILINE)
+        assert re.search(r"^broken +- +0 ", out, re.MULTILINE)
         assert err.count("error: ") == 2
-        assert "not finite" in err
-    good = {path.parent.name for path in Path("out").glob("runs/*/step-8")}
-    assert len(good) == 2
+        assert "the prompt has characters that the data has not" in err
+    good = {path.parent.name for path in Path("out").glob("runs/*/run.json") if json.loads(path.read_text())["ended"]}
+    assert len(good) == 3
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)
 
 

@@ -104,17 +104,70 @@ def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]
     write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
     found = result(capsys)
     assert found["margin"] == 0.5
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "same"]
+    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]  # three seeds show nothing
     page = Path(found["page"]).read_text(encoding="utf-8")
     assert page.count('class="margin"') == 1
     assert "The band is ± 0.5, the margin" in page
     found = result(capsys, "--on", "val.loss", "--margin", "1e-9")
-    assert [one["verdict"] for one in found["arms"]] == [None, "same", "open"]
+    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]
     (note,) = [note for note in found["notes"] if note.startswith("gelu is open: ")]
     assert note.endswith(" seeds would show it to be the same within 1e-09, in 4 of 5 cases, if it is")
     found = result(capsys, "--on", "val.loss")
     assert (found["margin"], [one["verdict"] for one in found["arms"]]) == (None, [None, "open", "open"])
     assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("finished")
+def test_seeds_and_metrics_that_are_added_after_results_are_said(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    """The first results are the plan, whatever is shown of it later."""
+
+    def said(*options: str) -> list[str]:
+        return [note for note in result(capsys, "--so-far", *options)["notes"] if "false alarms" in note]
+
+    for name in ("out/shown.json", "out/report.html"):
+        Path(name).unlink()
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert said() == []
+    assert said() == []
+    write(SWEEP)
+    (note,) = said()
+    assert note.startswith("the seeds were 0-1 when results were first shown, and are 0-2 now: changing the seeds")
+    accuracy = ("--on", "val.accuracy", "--better", "higher")
+    note, second = said(*accuracy)
+    assert second == "val.loss was shown first: the best of 2 metrics gives more false alarms than 5%"
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert said() == []
+    write(SWEEP.replace("gelu:", "other:").replace("kind: gelu", "kind: silu").replace("[0, 1, 2]", "[0, 1, 2, 3]"))
+    assert said()[0].startswith("the seeds were 0-1 ")  # of `again`, which shares its runs with the baseline
+    assert made == []
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(
+    "text", ["{", "3", "[3]", "{}", '[{"on": "val.loss"}]', '[{"on": 1, "seeds": [0], "runs": []}]']
+)
+def test_a_damaged_list_of_what_was_shown_is_one_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out/shown.json").write_text(text, encoding="utf-8")
+    assert sweep("--so-far") == 1
+    assert capsys.readouterr().err.count("error: cannot read `out/shown.json`: ") == 1
+    assert Path("out/shown.json").read_text(encoding="utf-8") == text
+
+
+def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    assert sweep("--plan") == 0
+    assert capsys.readouterr().out.endswith("\n3 seeds, and a verdict needs 6 or more\n")
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    assert sweep() == 0
+    out, err = capsys.readouterr()
+    assert err == "1 seed, and a verdict needs 6 or more\n"
+    assert "\n1 seed, and a verdict needs 6 or more\n" in out
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
+    assert "1 of 2 seeds are complete: a verdict counts only with all seeds" in result(capsys, "--so-far")["notes"]
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("finished")
@@ -146,7 +199,7 @@ def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("--latex") == 0
     out, err = capsys.readouterr()
     assert r"a\_b & " in out
-    assert "one seed: numbers without a verdict" in err
+    assert "1 seed, and a verdict needs 6 or more" in err
     assert sweep("--markdown") == 0
     assert "| a_b | " in capsys.readouterr().out
     assert sweep("--latex", "--json") == 2

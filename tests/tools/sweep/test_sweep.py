@@ -40,7 +40,7 @@ def test_a_sweep_makes_what_is_missing(
     relu, again, gelu = found["arms"]
     assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
-    assert again["difference"]["interval"] == [0, 0]
+    assert again["difference"]["interval"] is None  # of three seeds
     assert again["reached"]["ratio"] == 1
     assert again["verdict"] == gelu["verdict"] == "open"
     for arm in (relu, gelu):
@@ -122,6 +122,86 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     assert not any("not tuned" in note for note in result(capsys)["notes"])
 
 
+WILD = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0, 1]")
+
+
+def test_a_diverged_run_is_a_result(capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]) -> None:
+    """It is counted, nothing is trained again, and the seeds that are left give no verdict."""
+    write(WILD)
+    assert sweep() == 0
+    assert re.search(r"^wild +- +2 +- +- +- +diverged 2/2$", capsys.readouterr().out, re.MULTILINE)
+    assert len(made) == 2
+    assert {json.loads(Path("out/runs", name, "run.json").read_text())["ended"] for name in made} == {"diverged"}
+    found = result(capsys)
+    assert len(made) == 2
+    relu, _, wild, gelu = found["arms"]
+    assert (wild["mean"], wild["difference"], wild["verdict"]) == (None, None, "diverged")
+    assert [curve["seed"] for curve in wild["diverged"]] == [0, 1]
+    assert gelu["difference"]["p"] == gelu["difference"]["adjusted"] == 0.5
+    assert relu["verdict"] is None
+    assert "wild diverged on seeds 0, 1" in found["notes"]
+    assert not [note for note in found["notes"] if "left out" in note or "no pair" in note]
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert page.count("<td>diverged</td>") == 2
+    Path("out/runs", made[1], "run.json").unlink()
+    assert result(capsys, "--so-far")["arms"][2]["verdict"] == "diverged"
+
+
+def test_a_run_that_ends_before_its_first_step_has_no_speed(
+    capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    write(SWEEP.replace("[0, 1, 2]", "[0]"))
+    goal = ("--set", "callbacks={kind: stop_at, below: 100}")
+    assert sweep(*goal) == 0
+    assert len(made) == 2
+    assert "ended at step 0 of 8" in capsys.readouterr().out
+    assert sweep(*goal, "--plan") == 0
+
+
+def test_nothing_is_compared_to_a_baseline_that_diverged(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    facts = next(
+        p for p in Path("out/runs").glob("*/run.json") if "relu" in (text := p.read_text()) and '"seed": 1' in text
+    )
+    facts.write_text(facts.read_text().replace('"ended": "finished"\n}', '"ended": "diverged"\n}'))
+    write(SWEEP.replace("  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}\n", ""))
+    found = result(capsys)
+    assert made == []
+    assert [arm["verdict"] for arm in found["arms"]] == ["diverged", None]
+    assert found["arms"][1]["difference"] is None
+    assert found["arms"][1]["mean"] is not None
+    assert "relu diverged on seed 1; the remaining seeds alone give no verdict" in found["notes"]
+    assert "gelu: no difference, because relu diverged" in found["notes"]
+
+
+def test_a_metric_that_is_not_finite_is_not_left_out(capsys: pytest.CaptureFixture[str], finished: list[str]) -> None:
+    """The loss of a finished run may overflow on other data than that of its steps."""
+    numbers = next(p for p in Path("out/runs").glob("*/run.json") if "gelu" in p.read_text()).with_name("metrics.jsonl")
+    (*lines, last) = numbers.read_text().splitlines()
+    numbers.write_text("\n".join([*lines, re.sub(r'"val.loss": [\d.]+', '"val.loss": NaN', last)]) + "\n")
+    gelu = result(capsys)["arms"][2]
+    assert (gelu["verdict"], len(gelu["curves"]), len(gelu["diverged"])) == ("diverged", 2, 1)
+
+
+def test_a_trial_that_diverges_loses_and_is_made_once(
+    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+) -> None:
+    write(SWEEP + TUNE.replace("1e-2]", "1e-2, 1e38]"))
+    found = result(capsys)
+    assert len(made) == 2 * 3
+    assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
+    wild = [trial for trial in found["trials"] if trial["words"] == "lr 1e+38"]
+    assert [(trial["mean"], trial["runs"], trial["diverged"]) for trial in wild] == [(None, 1, 1)] * 3
+    assert not any("tuned" in note for note in found["notes"])
+    assert sweep() == 0
+    assert re.search(r"^gelu +lr 1e\+38 +diverged 1/1$", capsys.readouterr().out, re.MULTILINE)
+    assert len(made) == 2 * 3
+    write(SWEEP + TUNE.replace("[1e-6, 1e-2]", "[1e38]"))
+    assert "gelu is not tuned: every trial diverged" in result(capsys)["notes"]
+    assert len(made) == 2 * 3
+
+
 SEARCH = """\
 tfkit: 1
 base: small.yaml
@@ -168,13 +248,20 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     assert made == trials[3:]
 
 
-def test_a_trial_that_fails_is_not_the_best(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 5), slow(("gp", 12))])
+def test_a_trial_of_a_search_that_diverges_is_not_the_best(
+    sampler: str, trials: int, capsys: pytest.CaptureFixture[str], made: list[str]
+) -> None:
+    """`gp` fits the results of trials after its first ten."""
     pytest.importorskip("optuna")
-    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]"))
-    found = result(capsys, status=1)
+    search = f"trials: {trials}, sampler: {sampler}"
+    write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]").replace("trials: 5", search))
+    found = result(capsys)
     assert found["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
-    assert None in [one["mean"] for one in found["trials"]]
-    assert len(made) == 6
+    assert None in [trial["mean"] for trial in found["trials"]]
+    assert [trial["diverged"] for trial in found["trials"]] == [trial["mean"] is None for trial in found["trials"]]
+    assert result(capsys) == found
+    assert len(made) == trials + 1
 
 
 def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,27 @@ def test_the_page_of_a_run() -> None:
     assert len(text) < 200_000
 
 
+def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder has the fact, its error says the cause again, and a checkpoint before it stays."""
+    wild = ["train", "small.yaml", "-o", "out", "--set", "optimizer.lr=1e20", "--set", "checkpoint.every=1"]
+    assert main(wild) == 1
+    first = capsys.readouterr().err
+    assert "error: step 2 has a loss or a gradient that is not finite: " in first
+    facts = json.loads(Path("out/run.json").read_text(encoding="utf-8"))
+    assert (facts["ended"], facts["sessions"][-1]["ended"], facts["sessions"][-1]["step"]) == ("diverged",) * 2 + (1,)
+    files = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    assert "diverged after step 1 of 8" in Path("out/report.html").read_text(encoding="utf-8")
+    assert main(wild) == 1
+    again = capsys.readouterr().err
+    assert again.startswith("error: the run in `out` diverged after step 1\n")
+    assert "step 2 has a loss or a gradient that is not finite: " in again
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == files
+    assert Path("out/step-1").is_dir()
+    with pytest.raises(SpecError, match="the run in `out` diverged after step 1"):
+        tfkit.train("out", quiet=True)
+    assert tfkit.train("small.yaml", output="skipped", sets={"nonfinite.skip": 9, "steps": 2}, quiet=True).step == 2
+
+
 def test_a_long_curve_keeps_its_extremes() -> None:
     points = [(step, float(step % 7)) for step in range(1, 10_001)]
     drawn = _binned(points)

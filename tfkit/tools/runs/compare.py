@@ -108,14 +108,16 @@ def _unequal(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _common_step(sides: Sequence[Side]) -> int:
-    """The last step that all runs were evaluated at; raises SpecError if there is none."""
-    steps = [set(curve.steps) for side in sides for curve in side.curves]
-    common = set.intersection(*steps)
+    """Return the last step that all runs were evaluated at, but for those that diverged; raise SpecError if none is."""
+    steps = [set(curve.steps) for side in sides for curve in side.curves if not curve.diverged]
+    common = set.intersection(*steps) if steps else set()
     if not common:
         raise SpecError(Diagnostic("there is no step that all runs were evaluated at"))
     return max(common)
 
 
 def _until(curve: Curve, step: int) -> Curve:
+    if curve.diverged:
+        return curve
     count = curve.steps.index(step) + 1
     return replace(curve, steps=curve.steps[:count], values=curve.values[:count])

@@ -13,7 +13,7 @@ from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.tools.sweep.result import Results
-    from tfkit.tools.sweep.sweep import Outline
+    from tfkit.tools.sweep.sweep import Outline, Sweep
 
 
 @command(
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     another number of the same runs, and tunes nothing anew. DIR/report.html shows
     curves, differences, pictures and costs.
 
-    Exit status: 0; 1 if the sweep is wrong, or one of its runs failed.
+    Exit status: 0; 1 if the sweep is wrong, or one of its runs failed. A run that
+    diverged is a result.
     """,
     examples="""
     tfkit sweep swiglu --plan
@@ -58,35 +59,23 @@ def sweep(
     form: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console.output import print_json, progress
+    from tfkit.console.output import print_json
     from tfkit.tools.sweep.sweep import Sweep
 
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
-    if plan and so_far:
-        raise click.UsageError("--plan compares nothing: it goes without --so-far")
-    if plan and on is not None:
-        raise click.UsageError("--plan compares nothing: it goes without --on")
-    if better is not None and on is None:
-        raise click.UsageError("--better is the direction of a number: give --on")
-    if margin is not None and on is None:
-        raise click.UsageError("--margin is a difference of a number: give --on")
+    if plan and (so_far or on is not None):
+        raise click.UsageError(f"--plan compares nothing: it goes without {'--so-far' if so_far else '--on'}")
+    if on is None and (better is not None or margin is not None):
+        text = "--margin is a difference" if better is None else "--better is the direction"
+        raise click.UsageError(f"{text} of a number: give --on")
     shown = None if on is None else shown_number(on, better, margin)
     made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown)
     if plan:
         outline = made.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    if so_far:
-        found = made.so_far()
-    else:
-        with progress() as told:
-            found = made.run(
-                jobs=jobs,
-                options=_options(reader),
-                told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
-                failed=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
-            )
+    found = made.so_far() if so_far else _run(made, jobs, _options(reader))
     page = made.write(found)
     if json:
         print_json({**vars(found), "page": str(page)})
@@ -94,6 +83,23 @@ def sweep(
         _show(found, form, page)
     if found.errors:
         raise click.exceptions.Exit(1)
+
+
+def _run(made: Sweep, jobs: int, options: list[str]) -> Results:
+    """Train the missing runs, and compare all runs."""
+    from tfkit.console.output import progress
+    from tfkit.tools.sweep.remarks import seeds_text
+
+    outline = made.outline()
+    if outline.missing and outline.needed is not None and outline.seeds < outline.needed:
+        click.echo(seeds_text(outline.seeds), err=True)
+    with progress() as told:
+        return made.run(
+            jobs=jobs,
+            options=options,
+            told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
+            failed=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
+        )
 
 
 def _options(reader: Reader) -> list[str]:
@@ -114,6 +120,7 @@ def _show(found: Results, form: str | None, page: Path) -> None:
 def _show_outline(outline: Outline) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.common.units import bytes_text, flops_text, short, time_text
+    from tfkit.tools.sweep.remarks import seeds_text
 
     head = ["", "parameters", "runs", "there", "steps", "FLOPs", "memory", "time"]
     rows = [
@@ -138,3 +145,5 @@ def _show_outline(outline: Outline) -> None:
     total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
     click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory is that of a step, predicted")
+    if outline.needed is not None:
+        click.echo(seeds_text(outline.seeds))

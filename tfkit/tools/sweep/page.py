@@ -21,6 +21,7 @@ from tfkit.tools.sweep.alike import word_of
 from tfkit.tools.sweep.charts import forest, gaps, scaling, seeds
 from tfkit.tools.sweep.result import Result, Results
 from tfkit.tools.train.record import read_facts
+from tfkit.training.loop import DIVERGED
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
@@ -40,8 +41,8 @@ def page(
         lines: sentences under the name.
         origin: values beside the environment, by name.
     """
-    there = [one for one in found.arms if one.curves]
-    compared = [one for one in there if one.difference]
+    there = [arm for arm in found.arms if arm.curves]
+    compared = [arm for arm in there if arm.difference]
     sections: list[tuple[str, str, Sequence[Child]]] = [
         ("differences", f"{found.on}: differences" if compared else found.on, list(_differences(found, compared))),
         (
@@ -63,7 +64,7 @@ def page(
 COSTS = (
     "FLOPs are those of a whole run. Memory: the most in use; on a CPU, that of the whole process. To equal: the share "
     "of the baseline's tokens after which a variant has the baseline's last value, the geometric mean over seeds. r: "
-    "the correlation of the pairs; ± unpaired: half the interval that different seeds would have given."
+    "the correlation of the pairs."
 )
 TUNING = "Means over the seeds of tuning, which the comparison has not; a star for the values that a variant was given."
 LAWS = (
@@ -71,14 +72,13 @@ LAWS = (
     "seeds. The last number is the error of foretelling the largest size from the others."
 )
 METHOD = (
-    "Large points: mean differences over pairs of one seed, which read the same data in the same order; lines: 95% "
-    "intervals by the t distribution; small points: pairs. p: exact flips of signs for up to 12 pairs, after Holm over "
-    "all comparisons. A difference is better or worse if p is at most 0.05, else open."
+    "Large points: mean differences over pairs of one seed, which read the same data in the same order; small points: "
+    "pairs. p: the signs of the differences of a seed are flipped for all variants together, in every way for up to 13 "
+    "seeds; p is the fraction of flips under which the largest t statistic is at least as large (max-T, step-down), so "
+    "false alarms among all variants stay below 5%. Lines: the differences that this test does not reject at 5%. A "
+    "variant is better or worse if its line excludes 0, else open. A variant with a diverged run is not compared."
 )
-SAME = (
-    "The band is ± {:g}, the margin: a variant is the same if its interval is within it, by two one-sided t tests at "
-    "2.5% after Holm."
-)
+SAME = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
 def _differences(found: Results, compared: Sequence[Result]) -> Iterator[Child]:
@@ -149,9 +149,10 @@ def differing(base: Run, own: Run) -> list[Difference]:
 
 def _origin(found: Results, origin: Mapping[str, str]) -> Iterator[Child]:
     """The folders of runs, their environments, and the errors of those that failed."""
-    curves = [(one.name, curve) for one in found.arms for curve in one.curves]
+    curves = [(arm.name, curve) for arm in found.arms for curve in (*arm.curves, *arm.diverged)]
     rows: list[list[Child]] = [
-        [name, str(curve.seed), tag("code", curve.folder), f"{curve.last:.4f}"] for name, curve in curves
+        [name, str(curve.seed), tag("code", curve.folder), DIVERGED if curve.diverged else f"{curve.last:.4f}"]
+        for name, curve in curves
     ]
     yield table(["arm", "seed", "folder", found.on], rows, text=3)
     yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-from tfkit.errors import quoted
+from tfkit.errors import listing, quoted
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
-from tfkit.tools.sweep.statistics import ALPHA, MOST_PAIRS, Paired, enough, half, least_p
+from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
 
 
 def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:
-    """Sentences that a reader of the results must know."""
-    for one in arms:
-        for path in one.tuned.edge if one.tuned else ():
-            assert one.tuned is not None
-            value = one.tuned.values[path]
-            yield f"{one.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
-    compared = [one for one in arms if one.difference]
+    """Yield the sentences that a reader of the results must know."""
+    for arm in arms:
+        for path in arm.tuned.edge if arm.tuned else ():
+            assert arm.tuned is not None
+            value = arm.tuned.values[path]
+            yield f"{arm.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
+    yield from _diverged(arms)
     yield from _without_pair(arms)
-    pairs = min((one.difference.pairs for one in compared if one.difference), default=0)
-    if pairs == 1:
-        yield "one seed: numbers without a verdict"
-    elif compared and (least := least_p(pairs) * len(compared)) > ALPHA:
-        more = next(n for n in range(pairs, 60) if least_p(n) * len(compared) <= ALPHA)
-        yield f"{pairs} seeds cannot show a difference: p is at least {min(1.0, least):.3f}; {more} seeds can"
-    for one in compared:
-        assert one.difference is not None
-        yield from _pairing(one.name, one.difference)
-        if margin is not None and one.verdict == "open":
-            yield from _open(one.name, one.difference, margin, len(compared))
-    yield from _machines([curve for one in arms for curve in one.curves])
+    differences = {arm.name: arm.difference for arm in arms if arm.difference}
+    pairs = min((difference.pairs for difference in differences.values()), default=NEEDED_PAIRS)
+    if pairs < NEEDED_PAIRS:
+        yield seeds_text(pairs) + (f": p is at least {2.0 ** (1 - pairs):.3f}" if pairs > 1 else "")
+    for arm in arms:
+        if arm.difference is not None:
+            yield from _pairing(arm.name, arm.difference)
+            if margin is not None and arm.verdict == "open":
+                yield from _open(arm.name, arm.difference, margin, len(differences))
+    yield from _machines([curve for arm in arms for curve in arm.curves])
+
+
+def seeds_text(seeds: int) -> str:
+    """Return the remark about the seeds that a verdict needs."""
+    return f"{seeds} seed{'s' if seeds > 1 else ''}, and a verdict needs {NEEDED_PAIRS} or more"
+
+
+def _diverged(arms: Sequence[Result]) -> Iterator[str]:
+    """Yield remarks about arms with diverged runs, and about the arms that are compared to them."""
+    for arm in arms:
+        if arm.diverged:
+            seeds = _seeds([curve.seed for curve in arm.diverged])
+            rest = "; the remaining seeds alone give no verdict" if arm.curves else ""
+            yield f"{arm.name} diverged on {seeds}{rest}"
+            compared = [other.name for other in arms if other.base == arm.name and other is not arm]
+            if compared:
+                yield f"{listing(compared)}: no difference, because {arm.name} diverged"
 
 
 def _machines(curves: Sequence[Curve]) -> Iterator[str]:
@@ -43,46 +57,46 @@ def _machines(curves: Sequence[Curve]) -> Iterator[str]:
         yield f"the runs are not of one machine, so that speeds are not comparable: {', '.join(texts)}"
 
 
-def _pairing(name: str, found: Paired) -> Iterator[str]:
-    """A remark if different seeds would not have given a wider interval."""
-    if found.correlation is None or found.interval is None or found.unpaired is None:
-        return
-    own, other = half(found.interval), half(found.unpaired)
-    if other <= own:
-        yield f"pairing bought nothing for {name}: ± {own:.4f}, and ± {other:.4f} with different seeds"
+def _pairing(name: str, difference: Paired) -> Iterator[str]:
+    """Yield a remark if different seeds would not have given more variable differences."""
+    if difference.correlation is not None and difference.correlation <= 0:
+        yield f"pairing gained nothing for {name}: the correlation of its pairs is {difference.correlation:.2f}"
 
 
-def _open(name: str, found: Paired, margin: float, comparisons: int) -> Iterator[str]:
-    """A remark about the seeds that it takes to show that an open variant is the same, if it is."""
-    assert found.deviation is not None
-    seeds = enough(found.deviation, margin, comparisons)
-    if seeds is None or seeds > found.pairs:
+def _open(name: str, difference: Paired, margin: float, comparisons: int) -> Iterator[str]:
+    """Yield a remark about the number of seeds that would show an open variant to be the same, if it is."""
+    assert difference.deviation is not None
+    seeds = enough(difference.deviation, margin, comparisons)
+    if seeds is None or seeds > difference.pairs:
         count = f"more than {MOST_PAIRS:,}" if seeds is None else f"about {seeds:,}"
         yield f"{name} is open: {count} seeds would show it to be the same within {margin:g}, in 4 of 5 cases, if it is"
 
 
 def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]:
-    """Remarks about runs of an arm that a callback ended."""
+    """Yield remarks about runs of an arm that a callback ended."""
     for curve in curves:
-        if curve.steps and curve.steps[-1] < steps:
+        if curve.steps and curve.steps[-1] < steps and not curve.diverged:
             yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {steps:,}"
 
 
 def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:
-    """Remarks about runs of an arm that have no number to compare."""
+    """Yield remarks about runs of an arm that have no value to compare."""
     for curve in curves:
-        if not math.isfinite(curve.last):
-            why = f"its last {on} is {curve.last}" if curve.values else f"it has no {on}"
-            yield f"{name}, seed {curve.seed}, is left out: {why}"
+        if not curve.values and not curve.diverged:
+            yield f"{name}, seed {curve.seed}, is left out: it has no {on}"
 
 
 def _without_pair(arms: Sequence[Result]) -> Iterator[str]:
-    """Remarks about seeds that only one side of a comparison has."""
-    seeds = {one.name: [curve.seed for curve in one.curves] for one in arms}
-    for one in arms:
-        for name, other in ((one.name, one.base), (one.base, one.name)) if one.name != one.base else ():
-            alone = [str(seed) for seed in seeds[name] if seed not in seeds[other]]
+    """Yield remarks about seeds that only one side of a comparison has."""
+    seeds = {arm.name: [curve.seed for curve in (*arm.curves, *arm.diverged)] for arm in arms}
+    for arm in arms:
+        for name, other in ((arm.name, arm.base), (arm.base, arm.name)) if arm.name != arm.base else ():
+            alone = [seed for seed in seeds[name] if seed not in seeds[other]]
             if alone and seeds[other]:
-                several = len(alone) > 1
-                which = f"seed{'s' if several else ''} {', '.join(alone)} of {name}"
-                yield f"{which} {'have' if several else 'has'} no pair in {other}: for the mean alone"
+                verb = "have" if len(alone) > 1 else "has"
+                yield f"{_seeds(alone)} of {name} {verb} no pair in {other}: for the mean alone"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return `seed 3`, or `seeds 3, 4`."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

@@ -27,7 +27,16 @@ class Reached:
 
 @dataclass(frozen=True)
 class Result:
-    """An arm: its size, its runs, and its difference from its baseline; None for the baseline itself."""
+    """An arm: its size, its runs, and its difference from its baseline.
+
+    Attributes:
+        mean: the mean of the last values; None without runs, or if a run diverged.
+        curves: the runs with a value to compare.
+        diverged: the runs that diverged.
+        difference: None for the baseline itself, and where a run of the arm or of its baseline diverged: the remaining
+            seeds alone would favour the arm that diverges.
+        verdict: `better`, `worse`, `same`, `open` or `diverged`; None without a comparison.
+    """
 
     name: str
     variant: str
@@ -40,9 +49,15 @@ class Result:
     memory: int | None
     tuned: Tuned | None
     curves: tuple[Curve, ...]
+    diverged: tuple[Curve, ...] = ()
     difference: Paired | None = None
     reached: Reached | None = None
     verdict: str | None = None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs, with those that diverged."""
+        return len(self.curves) + len(self.diverged)
 
 
 def pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:

@@ -14,10 +14,11 @@ from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
 from tfkit.tools.sweep.result import Reached, Result, Results, pairs
-from tfkit.tools.sweep.statistics import Paired, holm, interval_of, paired
+from tfkit.tools.sweep.statistics import Paired, compare_pairs, interval_of
 from tfkit.tools.sweep.tuning import Tried, Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
+from tfkit.training.loop import DIVERGED
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def results(
         cells = [cell for cell in arms.cells(arm, choice) if is_complete(cell)] if known else []
         complete[arm.name] = cells
         if not known:
-            early.append(f"{arm.name} is not tuned yet: trials are missing, or none of them gave a number")
+            early.append(_not_tuned(arm.name, trials))
         side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
@@ -61,6 +62,13 @@ def results(
     notes = [*order, *notes, *early]
     laws = tuple(scalings(arms, complete, sizes))
     return Results(arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, tuple(notes), errors)
+
+
+def _not_tuned(name: str, trials: Sequence[Tried]) -> str:
+    """Return the remark about an arm that has no best trial."""
+    if all(trial.diverged for trial in trials if trial.arm == name):
+        return f"{name} is not tuned: every trial diverged"
+    return f"{name} is not tuned yet: trials are missing, or none of them gave a number"
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
@@ -79,8 +87,9 @@ def compare(sides: Sequence[Side], shown: CompareConfig) -> tuple[tuple[Result, 
 
 
 def _result(side: Side) -> Result:
-    """The result of an arm by itself, of its runs with a number to compare."""
+    """Return the result of an arm without a comparison."""
     curves = tuple(curve for curve in side.curves if math.isfinite(curve.last))
+    diverged = tuple(curve for curve in side.curves if curve.diverged)
     return Result(
         side.name,
         side.variant,
@@ -88,35 +97,42 @@ def _result(side: Side) -> Result:
         side.size.parameters,
         side.size.flops,
         side.size.tokens,
-        _mean([curve.last for curve in curves]),
+        None if diverged else _mean([curve.last for curve in curves]),
         _mean([curve.speed for curve in curves if curve.speed is not None]),
         max((curve.memory for curve in curves if curve.memory is not None), default=None),
         side.tuned,
         curves,
+        diverged,
+        verdict=DIVERGED if diverged else None,
     )
 
 
-def _compared(found: dict[str, Result], shown: CompareConfig) -> tuple[Result, ...]:
-    """The results with their differences, whose probabilities are adjusted for their number."""
-    made = dict(found)
-    for name, one in found.items():
-        both = pairs(one, found[one.base])
-        if name != one.base and both:
-            difference = paired([own.last for own, _ in both], [base.last for _, base in both], shown.margin)
-            made[name] = replace(one, difference=difference, reached=_reached(both, shown.lower))
-    names = [name for name, one in made.items() if one.difference is not None]
-    for name, difference in zip(names, holm([d for n in names if (d := made[n].difference)]), strict=True):
-        made[name] = replace(made[name], difference=difference, verdict=_verdict(difference, shown.lower))
-    return tuple(made.values())
+def _compared(arms: dict[str, Result], comparison: CompareConfig) -> tuple[Result, ...]:
+    """Add to each arm its difference from its baseline, with p-values among all comparisons."""
+    seed_pairs = {
+        name: seed_pairs
+        for name, arm in arms.items()
+        if name != arm.base and not arm.diverged and not arms[arm.base].diverged
+        if (seed_pairs := pairs(arm, arms[arm.base]))
+    }
+    values = {
+        name: {curve.seed: (curve.last, base.last) for curve, base in curves} for name, curves in seed_pairs.items()
+    }
+    compared = dict(arms)
+    for name, difference in compare_pairs(values, comparison.margin).items():
+        reached = _reached(seed_pairs[name], comparison.lower)
+        verdict = _verdict(difference, comparison.lower)
+        compared[name] = replace(arms[name], difference=difference, reached=reached, verdict=verdict)
+    return tuple(compared.values())
 
 
 def _verdict(difference: Paired, lower: bool) -> str | None:
-    """The answer; None for one seed."""
+    """Return the verdict; None for one seed."""
     if difference.adjusted is None:
         return None
-    if difference.same():
+    if difference.same:
         return "same"
-    if not difference.sure():
+    if not difference.significant():
         return "open"
     return "better" if (difference.mean < 0) == lower else "worse"
 

@@ -6,6 +6,7 @@ Nothing is stored: equal seeds ask for equal trials, whose runs are then found o
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Self
@@ -52,17 +53,21 @@ class Search(Tuning):
         """Ask for trials until one is to be made; return False if all were."""
         while self._told < self.count:
             if self._told == len(self.trials):
-                self._asked = self._study.ask()
-                self.trials.append(self.arms.trial(self.arm, _choice(self._asked, self.arms.file.tuned)))
+                with warnings.catch_warnings():  # the values of diverged trials are infinite, and `gp` clips them
+                    warnings.filterwarnings("ignore", "Clip non-finite values")
+                    self._asked = self._study.ask()
+                    choice = _choice(self._asked, self.arms.file.tuned)
+                self.trials.append(self.arms.trial(self.arm, choice))
             if not is_made(self.trials[-1]):
                 return True
             self._tell()
         return False
 
     def _tell(self) -> None:
-        """Tell the result of the last trial."""
-        rank = self.rank(self.mean(self.trials[-1]))
-        if math.isfinite(rank):
+        """Report the result of the last trial to the study: infinite if a run diverged."""
+        trial = self.trials[-1]
+        rank = self.rank(self.mean(trial))
+        if math.isfinite(rank) or self.diverged(trial):
             self._study.tell(self._asked, rank)
         else:
             self._study.tell(self._asked, state=_optuna().trial.TrialState.FAIL)

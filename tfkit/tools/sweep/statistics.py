@@ -1,33 +1,44 @@
-"""Paired comparisons over seeds: a difference, its interval, and the chance that it is none.
+"""Paired comparisons over seeds: differences, intervals and p-values from one test, which flips the signs of seeds.
 
-Both sides of a pair have one seed, and so the same data in the same order. Their difference varies less than each of
-them, as far as they are correlated.
+Both runs of a pair have one seed, and so the same data in the same order. If a variant changes nothing, the sign of its
+difference on a seed is a matter of chance. All variants share their seeds, so the test flips the sign of a seed for all
+variants together: it compares the largest t statistic of all variants to the values that it takes under such flips
+(max-T, step-down; Westfall and Young, Resampling-Based Multiple Testing, 1993). For one variant, this is the paired
+permutation test of the mean difference.
+
+The interval of a difference contains exactly the values that this test does not reject, so it excludes 0 if and only if
+the difference is significant. A t interval is narrower for few seeds, but it assumes normal differences, and it can
+exclude 0 where the signs of so few seeds prove nothing. Of several variants, each interval covers its true difference
+with at least 95%, because no variant is rejected more often among several than alone.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfkit.errors import Diagnostic, SpecError
 
 LEVEL = 0.95
 ALPHA = 1 - LEVEL + 1e-12
-"""The most that the probability of a false alarm may be; a bit more, so that it is not lost by rounding."""
+"""Significance level, raised by 1e-12 so that a p-value of exactly 0.05 passes despite rounding."""
 POWER = 0.8
 """The probability to find what is there."""
 MOST_PAIRS = 1000
 """The largest number of pairs that is named."""
-MOST_EXACT = 12
-"""Pairs up to which every flip of signs is counted; beyond, the t test gives the probability."""
+MOST_FLIPS = 4096
+"""Sign patterns of a test: all of them for up to 13 seeds, random ones for more seeds."""
+NEEDED_PAIRS = math.ceil(1 - math.log2(ALPHA))
+"""Pairs for a significant difference: with n pairs, no p-value is below 2^(1-n)."""
 ROUNDING = 1e-12
-"""The part of a sum by which an equal one may differ."""
+"""Relative difference up to which two sums count as equal."""
 Interval = tuple[float, float]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -35,72 +46,173 @@ class Paired:
     """A difference over pairs.
 
     Attributes:
-        pairs: their number.
+        pairs: the number of pairs.
         mean: the mean difference.
-        interval: 95% of it, by the t distribution; None for one pair.
-        p: the probability of a difference this large, or larger, if there is none; None for one pair.
-        adjusted: that probability, after Holm, among all comparisons; None for one pair.
+        lower: the number of pairs with a difference below 0.
+        higher: the number of pairs with a difference above 0.
+        interval: the differences that are not rejected at 5%; None if there are too few pairs for an end.
+        same: True if the interval lies within the margin, on both sides of 0.
+        p: the p-value of this comparison alone; None for one pair.
+        adjusted: the p-value among all comparisons; None for one pair.
         deviation: the standard deviation of the differences; None for one pair.
-        p_same: the probability of pairs this alike, or more, if the true difference were the margin; None without one.
-        adjusted_same: that probability, after Holm, among all comparisons.
-        correlation: that of the two sides; None where a side does not vary, or for two pairs or fewer.
-        unpaired: the interval if the seeds had not been the same (Welch); None for one pair.
+        correlation: Pearson correlation of the two arms; None for fewer than three pairs, or if one arm is constant.
     """
 
     pairs: int
     mean: float
+    lower: int
+    higher: int
     interval: Interval | None = None
+    same: bool = False
     p: float | None = None
     adjusted: float | None = None
     deviation: float | None = None
-    p_same: float | None = None
-    adjusted_same: float | None = None
     correlation: float | None = None
-    unpaired: Interval | None = None
 
-    def sure(self) -> bool:
-        """True if the difference is not by chance, at 5% over all comparisons."""
+    def significant(self) -> bool:
+        """Return True if the difference is not by chance, at 5% over all comparisons."""
         return self.adjusted is not None and self.adjusted <= ALPHA
 
-    def same(self) -> bool:
-        """True if the difference is below the margin, at 2.5% over all comparisons: its interval is within it."""
-        return self.adjusted_same is not None and self.adjusted_same <= ALPHA / 2
+
+Pairs = Mapping[int, tuple[float, float]]
+"""The values of an arm and of its baseline, by seed."""
 
 
-def paired(values: Sequence[float], base: Sequence[float], margin: float | None = None) -> Paired:
-    """The difference of two sides whose pairs are at the same places.
+def compare_pairs(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, Paired]:
+    """Compare arms to their baselines, pair by pair; raise SpecError if scipy is not installed.
 
     Args:
-        values: one side.
-        base: the other.
-        margin: the difference that begins to matter, if that is asked.
-
-    Raises:
-        SpecError: scipy is not installed.
+        arms: the pairs of each arm, at least one. Arms may lack seeds.
+        margin: the difference that begins to matter.
     """
-    differences = [one - other for one, other in zip(values, base, strict=True)]
-    if len(differences) < 2:
-        return Paired(len(differences), differences[0])
+    compared = {name: _described(list(pairs.values())) for name, pairs in arms.items()}
+    tested = {
+        name: {seed: value - base for seed, (value, base) in pairs.items()}
+        for name, pairs in arms.items()
+        if len(pairs) > 1
+    }
+    tests = zip(tested, max_t(list(tested.values())), strict=True)
+    for name, (p, adjusted, interval) in tests:
+        compared[name] = replace(compared[name], p=p, adjusted=adjusted, interval=interval)
+    if margin is None:
+        return compared
+    # The same test at the margin, for all arms together. It widens the interval of an arm that is same or open.
+    bounds = {name: math.copysign(margin, compared[name].mean) for name in tested}
+    shifted = [{seed: value - bounds[name] for seed, value in tested[name].items()} for name in tested]
+    for name, (_, _, interval) in zip(tested, max_t(shifted), strict=True):
+        arm = compared[name]
+        if arm.interval is not None and interval is not None:
+            low, high = (end + bounds[name] for end in interval)
+            wide = min(low, arm.interval[0]), max(high, arm.interval[1])
+            same = -margin < wide[0] and wide[1] < margin
+            if same or not arm.significant():
+                compared[name] = replace(arm, interval=wide, same=same)
+    return compared
+
+
+def _described(pairs: Sequence[tuple[float, float]]) -> Paired:
+    values, base = np.array(pairs).T
+    differences = values - base
+    several = len(pairs) > 1
+    varied = len(pairs) > 2 and np.std(values) > 0 and np.std(base) > 0
     return Paired(
-        len(differences),
+        len(pairs),
         float(np.mean(differences)),
-        interval_of(differences),
-        _p(differences),
-        deviation=float(np.std(differences, ddof=1)),
-        p_same=None if margin is None else _p_same(differences, margin),
-        correlation=_correlation(values, base),
-        unpaired=_unpaired(values, base),
+        int(np.sum(differences < 0)),
+        int(np.sum(differences > 0)),
+        deviation=float(np.std(differences, ddof=1)) if several else None,
+        correlation=float(np.corrcoef(values, base)[0, 1]) if varied else None,
     )
 
 
+def max_t(arms: Sequence[Mapping[int, float]]) -> list[tuple[float, float, Interval | None]]:
+    """Return the p-value of each arm alone, its p-value among all arms, and the interval of its mean difference.
+
+    Args:
+        arms: the differences of each arm by seed, at least two.
+    """
+    if not arms:
+        return []
+    seeds = sorted({seed for arm in arms for seed in arm})
+    signs = _sign_patterns(len(seeds))
+    flips = [_Flips(np.array([arm[s] for s in arm]), signs[:, [seeds.index(s) for s in arm]]) for arm in arms]
+    order = sorted(flips, key=lambda arm: arm.tails[0])
+    adjusted, largest = dict[_Flips, float](), 0.0
+    for rank, arm in enumerate(order):
+        largest = max(largest, arm.p(order[rank + 1 :]))
+        adjusted[arm] = largest
+    # A rejected arm does not widen the intervals of the remaining arms, as in the steps of the test.
+    remaining = [arm for arm in order if adjusted[arm] > ALPHA]
+    return [(arm.p([]), adjusted[arm], arm.interval([rest for rest in remaining if rest is not arm])) for arm in flips]
+
+
+def _sign_patterns(seeds: int) -> Array:
+    """Return sign patterns, [patterns, seeds], up to a common sign. The first pattern flips nothing."""
+    if 2 ** (seeds - 1) <= MOST_FLIPS:
+        bits = np.arange(2 ** (seeds - 1))[:, None] >> np.arange(seeds) & 1
+        return (1 - 2 * bits).astype(np.float64)
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (MOST_FLIPS, seeds))
+    signs[0] = 1
+    return signs
+
+
+class _Flips:
+    """The differences of an arm under all sign patterns.
+
+    A sign pattern counts against a supposed difference if the data, shifted by it, has no larger t statistic than the
+    flipped data. The supposed differences of a pattern are those between the mean of the flipped pairs and the mean of
+    the remaining pairs.
+
+    Attributes:
+        tails: one-sided p-values of Student's t for each pattern. They make arms with different numbers of pairs
+            comparable; for equal numbers, they order patterns as t does.
+    """
+
+    def __init__(self, values: Array, signs: Array) -> None:
+        self._count = len(values)
+        self._mean = float(values.mean())
+        self._slack = ROUNDING * float(np.abs(values).max())
+        total, square = float(values.sum()), float(values @ values)
+        sums = signs @ values
+        # The floor keeps t finite where all differences are equal.
+        rest = np.maximum(square - sums**2 / self._count, max(ROUNDING * square, np.finfo(float).tiny))
+        self._error = math.sqrt(rest[0] / (self._count * (self._count - 1)))
+        t = np.abs(sums) * np.sqrt((self._count - 1) / (self._count * rest))
+        self.tails: Array = scipy().special.stdtr(self._count - 1, -t)
+        flipped = np.sum(signs < 0, axis=1)
+        is_mixed = (flipped > 0) & (flipped < self._count)
+        sizes = np.where(is_mixed, flipped, 1)
+        means = np.array([(total - sums) / 2 / sizes, (total + sums) / 2 / (self._count - sizes)])
+        self._low = np.where(is_mixed, means.min(axis=0), -math.inf)
+        self._high = np.where(is_mixed, means.max(axis=0), math.inf)
+
+    def p(self, rest: Sequence[_Flips]) -> float:
+        """Return the p-value of no difference, among the arms of `rest`."""
+        low, high = self._ends(rest)
+        return float(np.mean((low <= 0) & (high >= 0)))
+
+    def interval(self, rest: Sequence[_Flips]) -> Interval | None:
+        """Return the differences whose p-value is above 5%, among the arms of `rest`; None if they have no end."""
+        low, high = self._ends(rest)
+        most = int(ALPHA * len(low))  # every range contains the mean, so a limit is passed by its ends alone
+        ends = float(np.sort(low)[most]), float(np.sort(high)[-1 - most])
+        return ends if all(map(math.isfinite, ends)) else None
+
+    def _ends(self, rest: Sequence[_Flips]) -> tuple[Array, Array]:
+        """Return the ends of the supposed differences that each pattern counts against."""
+        low, high = self._low, self._high
+        if rest:
+            tails = np.min([arm.tails for arm in rest], axis=0)
+            radius = -self._error * scipy().special.stdtrit(self._count - 1, tails)
+            low, high = np.minimum(low, self._mean - radius), np.maximum(high, self._mean + radius)
+        return low - self._slack, high + self._slack
+
+
 def interval_of(values: Sequence[float]) -> Interval:
-    """95% of a mean, by the t distribution."""
-    return _around(float(np.mean(values)), float(np.var(values, ddof=1)) / len(values), len(values) - 1)
-
-
-def half(interval: Interval) -> float:
-    """Half of the width of an interval."""
-    return (interval[1] - interval[0]) / 2
+    """Return the 95% interval of a mean, by the t distribution."""
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = error * half_width(len(values) - 1)
+    return mean - half, mean + half
 
 
 def half_width(freedom: float) -> float:
@@ -108,80 +220,21 @@ def half_width(freedom: float) -> float:
     return float(scipy().special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def _around(mean: float, variance: float, freedom: float) -> Interval:
-    half = math.sqrt(variance) * half_width(freedom)
-    return mean - half, mean + half
-
-
-def least_p(pairs: int) -> float:
-    """The smallest probability that so few pairs can have."""
-    return 2.0 ** (1 - pairs) if pairs <= MOST_EXACT else 0.0
-
-
 def enough(deviation: float, margin: float, comparisons: int) -> int | None:
-    """The pairs that show a difference of nothing to be below a margin, in 4 of 5 cases; None beyond 1,000.
+    """Return the number of pairs whose interval lies within a margin, in 4 of 5 cases without a difference.
+
+    It is that of t intervals, which are nearly as wide. None beyond 1,000.
 
     Args:
-        deviation: the standard deviation of their differences.
+        deviation: the standard deviation of the differences.
         margin: the margin.
-        comparisons: their number, among which Holm's correction is made.
+        comparisons: the number of arms that share the test.
     """
-    counts = np.arange(2, MOST_PAIRS + 1)
+    counts = np.arange(NEEDED_PAIRS, MOST_PAIRS + 1)
     quantile = scipy().special.stdtrit
     halves = quantile(counts - 1, 1 - (1 - LEVEL) / 2 / comparisons) + quantile(counts - 1, (1 + POWER) / 2)
-    found = counts[halves * deviation <= margin * np.sqrt(counts)]
-    return int(found[0]) if len(found) else None
-
-
-def holm(found: Sequence[Paired]) -> list[Paired]:
-    """The comparisons with their adjusted probabilities: the chance of one false claim among all stays 5%.
-
-    That variants differ is one kind of claim, that they are the same another.
-    """
-    adjusted = zip(_holm([one.p for one in found]), _holm([one.p_same for one in found]), strict=True)
-    return [replace(one, adjusted=p, adjusted_same=p_same) for one, (p, p_same) in zip(found, adjusted, strict=True)]
-
-
-def _holm(probabilities: Sequence[float | None]) -> list[float | None]:
-    known = sorted((p, index) for index, p in enumerate(probabilities) if p is not None)
-    made, most = list(probabilities), 0.0
-    for rank, (p, index) in enumerate(known):
-        most = max(most, min(1.0, p * (len(known) - rank)))
-        made[index] = most
-    return made
-
-
-def _p(differences: Sequence[float]) -> float:
-    count = len(differences)
-    if not np.any(differences):
-        return 1.0
-    if count > MOST_EXACT:
-        error = float(np.std(differences, ddof=1)) / math.sqrt(count)
-        t = float(np.mean(differences)) / error if error else math.inf
-        return 2 * float(scipy().special.stdtr(count - 1, -abs(t)))
-    sums = np.array(list(itertools.product((-1, 1), repeat=count))) @ np.asarray(differences)
-    return float(np.mean(np.abs(sums) >= abs(sum(differences)) * (1 - ROUNDING)))
-
-
-def _p_same(differences: Sequence[float], margin: float) -> float:
-    """The larger probability of two one-sided t tests (https://doi.org/10.1007/BF01068419)."""
-    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-    room = margin - abs(float(np.mean(differences)))
-    t = room / error if error else math.copysign(math.inf, room)
-    return float(scipy().special.stdtr(len(differences) - 1, -t))
-
-
-def _correlation(values: Sequence[float], base: Sequence[float]) -> float | None:
-    if len(values) < 3 or not np.std(values) or not np.std(base):
-        return None
-    return float(np.corrcoef(values, base)[0, 1])
-
-
-def _unpaired(values: Sequence[float], base: Sequence[float]) -> Interval:
-    count, mean = len(values), float(np.mean(values) - np.mean(base))
-    own, other = (float(np.var(side, ddof=1)) / count for side in (values, base))
-    effective = (own + other) ** 2 / (own**2 + other**2) if own or other else 1
-    return _around(mean, own + other, (count - 1) * effective)
+    matches = counts[halves * deviation <= margin * np.sqrt(counts)]
+    return int(matches[0]) if len(matches) else None
 
 
 def scipy() -> Any:

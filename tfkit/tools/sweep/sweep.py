@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +18,11 @@ from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_margin, ch
 from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.laws import check_laws
+from tfkit.tools.sweep.looks import plan_remarks
 from tfkit.tools.sweep.result import Results
 from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import Tuned, Tuning
 from tfkit.tools.sweep.work import Failed, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
@@ -57,12 +59,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Outline:
-    """A sweep before it runs. `different` counts a run once that several arms share, and `missing` of those to make."""
+    """A sweep before it runs.
+
+    Attributes:
+        name: the sweep.
+        folder: its folder.
+        different: the number of runs; a run that several arms share counts once.
+        missing: the number of runs to train.
+        seeds: the number of seeds.
+        needed: the number of seeds that a verdict needs; None if no arm is compared to another.
+        rows: the runs of each arm.
+    """
 
     name: str
     folder: str
     different: int
     missing: int
+    seeds: int
+    needed: int | None
     rows: tuple[Row, ...]
 
 
@@ -130,7 +144,9 @@ class Sweep:
             every += [*trials, *cells]
         different = len({cell.run.digest for cell in every})
         to_make = len(missing(every)) + unknown
-        return Outline(self.file.name, str(self.folder), different + unknown, to_make, tuple(rows))
+        needed = NEEDED_PAIRS if any(arm.base != arm.name for arm in self.arms.arms) else None
+        seeds = len(self.file.config.seeds)
+        return Outline(self.file.name, str(self.folder), different + unknown, to_make, seeds, needed, tuple(rows))
 
     def run(
         self,
@@ -163,7 +179,9 @@ class Sweep:
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
         trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
-        return results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        notes = plan_remarks(self.folder, compared.arms, compared.on, self.file.config.seeds)
+        return replace(compared, notes=(*compared.notes, *notes))
 
     def write(self, found: Results) -> Path:
         """Write the page of the results; return its path."""

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.laws import Scaling
 from tfkit.tools.sweep.result import Result, Results
-from tfkit.tools.sweep.statistics import Interval, half
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
+from tfkit.tools.sweep.tuning import Tried
+from tfkit.training.loop import DIVERGED
 
 NONE = "-"
 _LATEX = str.maketrans({one: f"\\{one}" for one in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
@@ -16,21 +18,20 @@ Rows = list[list[str]]
 
 def differences(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of the comparison."""
-    head = ["", found.on, "seeds", "difference", "95% interval", "p, Holm", "verdict"]
-    return head, [_difference(one) for one in found.arms]
+    head = ["", found.on, "seeds", "difference", "95% interval", "p", "verdict"]
+    return head, [_difference(arm, lower=found.lower) for arm in found.arms]
 
 
 def costs(found: Results) -> tuple[list[str], Rows]:
-    """The head and the rows of sizes, speeds, and what pairing was worth."""
-    head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r", "± unpaired"]
+    """The head and the rows of sizes, speeds, and the correlations of pairs."""
+    head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r"]
     return head, [_cost(one) for one in found.arms]
 
 
 def trials(found: Results) -> tuple[list[str], Rows]:
     """The head and the rows of all trials, and which of them an arm was given the values of."""
     return ["", "tried", found.trials[0].on, "best"], [
-        [one.arm, one.words, NONE if one.mean is None else f"{one.mean:.4f}", "*" if one.best else ""]
-        for one in found.trials
+        [trial.arm, trial.words, _trial_mean(trial), "*" if trial.best else ""] for trial in found.trials
     ]
 
 
@@ -58,26 +59,45 @@ def latex(found: Results) -> str:
     return "\n\n".join(_latex(*table) for table in tables(found))
 
 
-def _difference(one: Result) -> list[str]:
-    mean = NONE if one.mean is None else f"{one.mean:.4f}"
-    if one.difference is None:
-        return [one.name, mean, str(len(one.curves)), NONE, NONE, NONE, ""]
-    own = one.difference
-    p = NONE if own.adjusted is None else f"{own.adjusted:.3f}"
-    return [one.name, mean, str(own.pairs), f"{own.mean:+.4f}", interval_text(own.interval), p, one.verdict or ""]
+def _trial_mean(trial: Tried) -> str:
+    if trial.diverged:
+        return f"{DIVERGED} {trial.diverged}/{trial.runs}"
+    return NONE if trial.mean is None else f"{trial.mean:.4f}"
 
 
-def _cost(one: Result) -> list[str]:
-    speed = NONE if one.speed is None else f"{one.speed:,.0f}"
-    own, reached = one.difference, NONE
-    if one.reached is not None:
-        reached = "not reached" if one.reached.ratio is None else f"{one.reached.ratio:.2f}x"
-        if 0 < one.reached.seeds < len(one.curves):
-            reached += f" ({one.reached.seeds}/{len(one.curves)})"
-    correlation = NONE if own is None or own.correlation is None else f"{own.correlation:.2f}"
-    unpaired = NONE if own is None or own.unpaired is None else f"{half(own.unpaired):.4f}"
-    memory = NONE if one.memory is None else bytes_text(one.memory)
-    return [one.name, short(one.parameters), flops_text(one.flops), speed, memory, reached, correlation, unpaired]
+def _difference(arm: Result, *, lower: bool) -> list[str]:
+    mean, verdict = NONE if arm.mean is None else f"{arm.mean:.4f}", verdict_text(arm, lower=lower)
+    difference = arm.difference
+    if difference is None:
+        return [arm.name, mean, str(arm.runs), NONE, NONE, NONE, verdict]
+    p = NONE if difference.adjusted is None else f"{difference.adjusted:.3f}"
+    interval = interval_text(difference.interval)
+    return [arm.name, mean, str(difference.pairs), f"{difference.mean:+.4f}", interval, p, verdict]
+
+
+def verdict_text(arm: Result, *, lower: bool) -> str:
+    """Return `better`, `diverged 1/6`, or `3 of 3 better` if a verdict needs more seeds; nothing for the baseline."""
+    if arm.verdict == DIVERGED:
+        return f"{DIVERGED} {len(arm.diverged)}/{arm.runs}"
+    if arm.difference is None or arm.difference.pairs >= NEEDED_PAIRS or arm.verdict == "same":
+        return arm.verdict or ""
+    counts = {"better": arm.difference.lower, "worse": arm.difference.higher}
+    if not lower:
+        counts = {"better": counts["worse"], "worse": counts["better"]}
+    word = max(counts, key=lambda word: counts[word])
+    return f"{counts[word]} of {arm.difference.pairs} {word}"
+
+
+def _cost(arm: Result) -> list[str]:
+    speed = NONE if arm.speed is None else f"{arm.speed:,.0f}"
+    difference, reached = arm.difference, NONE
+    if arm.reached is not None:
+        reached = "not reached" if arm.reached.ratio is None else f"{arm.reached.ratio:.2f}x"
+        if 0 < arm.reached.seeds < len(arm.curves):
+            reached += f" ({arm.reached.seeds}/{len(arm.curves)})"
+    correlation = NONE if difference is None or difference.correlation is None else f"{difference.correlation:.2f}"
+    memory = NONE if arm.memory is None else bytes_text(arm.memory)
+    return [arm.name, short(arm.parameters), flops_text(arm.flops), speed, memory, reached, correlation]
 
 
 def _law(one: Scaling) -> Rows:

@@ -28,7 +28,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial as data: its mean of the number `on` is None until its runs are made, or if it is no finite number."""
+    """The result of a trial: the mean of the metric `on`.
+
+    Attributes:
+        mean: None until all runs of the trial are complete, or if a run has no finite value.
+        diverged: the number of runs that diverged, of `runs`.
+    """
 
     arm: str
     values: dict[str, Any]
@@ -36,6 +41,8 @@ class Tried:
     on: str
     mean: float | None
     best: bool
+    runs: int
+    diverged: int
 
 
 class Tuning:
@@ -77,8 +84,17 @@ class Tuning:
         means, on = self._means(), self.arms.config.compare.on
         best = self._best(means)
         return [
-            Tried(self.arm.name, one.choice.values, one.choice.words(), on, mean, one is best)
-            for one, mean in zip(self.trials, means, strict=True)
+            Tried(
+                self.arm.name,
+                trial.choice.values,
+                trial.choice.words(),
+                on,
+                mean,
+                trial is best,
+                len(trial.cells),
+                self.diverged(trial),
+            )
+            for trial, mean in zip(self.trials, means, strict=True)
         ]
 
     def mean(self, trial: Trial) -> float | None:
@@ -87,6 +103,11 @@ class Tuning:
             return None
         mean = fmean(curve_of(cell, self.arms.config.compare.on).last for cell in trial.cells)
         return mean if math.isfinite(mean) else None
+
+    def diverged(self, trial: Trial) -> int:
+        """Return the number of runs of a trial that diverged."""
+        curves = (curve_of(cell, self.arms.config.compare.on) for cell in trial.cells if is_complete(cell))
+        return sum(curve.diverged for curve in curves)
 
     def rank(self, mean: float | None) -> float:
         """A mean as a number of which less is better; infinite for none."""

@@ -14,7 +14,7 @@ import click
 
 from tfkit.arguments import AnyPath, Positive, Sets, checked
 from tfkit.console.signals import asked_to_end
-from tfkit.errors import SpecWarning
+from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.changes import as_changes
@@ -28,7 +28,7 @@ from tfkit.tools.train.progress import Watch
 from tfkit.tools.train.record import Follower, RunFolder, locked, named_by_meaning
 from tfkit.tools.train.report import report
 from tfkit.training import memory
-from tfkit.training.loop import Trainer
+from tfkit.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.training.processes import Processes
 
 REPORT = "report.html"
@@ -79,7 +79,8 @@ def train(
         The result, also of a run that was complete before.
 
     Raises:
-        SpecError: the run is wrong; the folder holds another one; or a loss, gradient or weight is not finite.
+        SpecError: the run is wrong; the folder holds another one; or a loss, gradient or weight is not finite, in this
+            call or in an earlier one.
     """
     plugins = load_plugins()
     loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)
@@ -124,20 +125,36 @@ def train_run(
             how = "failed"
             try:
                 how = trainer.train()
+            except DivergedError:
+                how = DIVERGED
+                raise
             finally:
                 watch.stop()
                 finished = trainer.ended is not None and how != "failed"
                 seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
                 record.end(how, seconds, used, trainer.step, finished=finished)
+                if how == DIVERGED:
+                    _report(record, run)
         return _ended(record, run, watch)
 
 
 def _ended(record: RunFolder, run: Run, watch: Watch | None = None) -> Trained:
-    """The result of a run, whose report is written."""
-    last, found = record.facts.sessions[-1], history(record.folder)
-    write_file(record.folder / REPORT, report(run, record.facts, found))
-    made, speed = (watch.last - watch.first, watch.tokens_per_second) if watch else (0, None)
-    return Trained(record.folder, last["step"], last["ended"], found, made, speed)
+    """Write the report of a run and return its result; raise SpecError if the run diverged in an earlier process."""
+    last, numbers = record.facts.sessions[-1], _report(record, run)
+    if record.facts.ended == DIVERGED:
+        causes = [text for _, name, text in numbers.texts if name == DIVERGED]
+        message = f"the run in {quoted(str(record.folder))} diverged after step {last['step']:,}"
+        help = "change the run; or name a new folder with -o to train it again"
+        raise SpecError(Diagnostic(message, notes=tuple(causes[-1:]), help=help))
+    steps, speed = (watch.last - watch.first, watch.tokens_per_second) if watch else (0, None)
+    return Trained(record.folder, last["step"], last["ended"], numbers, steps, speed)
+
+
+def _report(record: RunFolder, run: Run) -> History:
+    """Write the report of a run, and return its numbers."""
+    numbers = history(record.folder)
+    write_file(record.folder / REPORT, report(run, record.facts, numbers))
+    return numbers
 
 
 def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | None = None) -> None:
