@@ -11,7 +11,7 @@ Pair = frozenset[tuple[str, Any]]
 
 
 def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
-    """Rows of one value per axis, in which every two values of different axes meet at least once.
+    """Return rows of one value per axis in which every two values of different axes meet at least once.
 
     With `meeting`, only those of these pairs of axes do. A single axis has a row for each value.
     """
@@ -37,7 +37,7 @@ def _rows(axes: Mapping[str, Sequence[int]], meeting: Collection[tuple[str, str]
 
 
 def every_value(rows: Sequence[Row]) -> list[Row]:
-    """Some of the rows, in which every value is there at least once."""
+    """Return a subset of the rows in which every value occurs at least once."""
     seen: set[tuple[str, Any]] = set()
     chosen = []
     for row in rows:
@@ -56,6 +56,6 @@ def _pairs(row: Row) -> list[Pair]:
 
 
 def _new(row: Row, axis: str, missing: Mapping[Pair, None]) -> int:
-    """The number of pairs, not there yet, that the value of `axis` makes with the others."""
+    """Count the pairs that the value of `axis` forms with the row and that are still missing."""
     mine = (axis, row[axis])
     return sum(frozenset({mine, other}) in missing for other in row.items())

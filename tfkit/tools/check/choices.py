@@ -23,11 +23,11 @@ class Choices(TorchFunctionMode):
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is not torch.topk:
-            return found
+            return result
         if self.left is None:
-            self.made.append(found.indices)
-            return found
+            self.made.append(result.indices)
+            return result
         chosen = next(self.left)
         return torch.return_types.topk((args[0].gather((kwargs or {}).get("dim", -1), chosen), chosen))

@@ -79,7 +79,7 @@ def check(
 ) -> None:
     from tfkit.console.output import print_json, progress
 
-    if sum(given is not None for given in (spec, kind, plugin)) != 1:
+    if sum(choice is not None for choice in (spec, kind, plugin)) != 1:
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is needed")
     if spec is None and (whole or weights is not None):
         raise click.UsageError("--whole and --weights have no effect without a SPEC")
@@ -94,18 +94,20 @@ def check(
         models = work.of_components(kind, plugin)
     warn(work.faults)
     done = count(1)
-    with progress() as told:
-        checked = [work.check(model, lambda name: told(next(done), work.total, f"{name:25}")) for model in models]
+    with progress() as on_progress:
+        checked = [
+            work.check(model, lambda name: on_progress(next(done), work.total, f"{name:25}")) for model in models
+        ]
     if json:
-        print_json([{**vars(one), "ok": one.ok} for one in checked])
+        print_json([{**vars(result), "ok": result.ok} for result in checked])
     else:
         brought = spec is not None and Path(spec).is_dir()  # the folder of a model has its weights
-        given: dict[str, Any] = {"kind": kind, "plugin": plugin, "weights": None if brought else weights}
-        given |= {"level": level if level != "quick" else None, "seed": seed or None}
+        options: dict[str, Any] = {"kind": kind, "plugin": plugin, "weights": None if brought else weights}
+        options |= {"level": level if level != "quick" else None, "seed": seed or None}
         arguments = [spec] if spec else []
-        arguments += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
         _show(checked, work, [*arguments, *(["--whole"] if whole else []), *reader.options])
-    if not all(one.ok for one in checked):
+    if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
 
 
@@ -113,48 +115,53 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.check.result import again, worst_of
 
-    found = worst_of(checked)
+    outcomes = worst_of(checked)
     rows = [
-        (one.name, RESULTS.get(one.status, one.status), "" if one.worst is None else f"{one.worst:.1e}", _note(one))
-        for one in found
+        (
+            outcome.name,
+            RESULTS.get(outcome.status, outcome.status),
+            "" if outcome.worst is None else f"{outcome.worst:.1e}",
+            _note(outcome),
+        )
+        for outcome in outcomes
     ]
     show(_head(checked), "", table(["property", "result", "worst", "the model"], rows, right=["worst"]), "")
-    failed = [one for one in found if one.status == "failed"]
-    for one in failed:
-        show(f"{one.name}{_worst_model(one, checked)}: {one.fault}")
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        show(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
     if failed:
         show("", f"again: {again(arguments, failed)}")
     left = f"; {work.left} more with --level full" if work.left else ""
     summary = checked[0].summary if len(checked) == 1 else _of_several(checked)
-    click.echo(f"{summary}{left}: {sum(one.seconds for model in checked for one in model.outcomes):.1f} s")
+    click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
 
 
 def _head(checked: Sequence[Checked]) -> str:
-    one = checked[0]
+    first = checked[0]
     if len(checked) > 1:
         return f"{len(checked)} models, the worst of each property"
-    return f"{one.name}, as a relative: {one.words}" if one.words else one.name
+    return f"{first.name}, as a relative: {first.words}" if first.words else first.name
 
 
 def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
-    """The model in which a property is broken, if there are several."""
+    """Name the model in which a property is broken, if there are several."""
     if len(checked) == 1:
         return ""
-    broken = [model for model in checked if failed.name in [one.name for one in model.failed]]
-    (worst,) = [model.words for model in broken if any(one is failed for one in model.outcomes)]
+    broken = [model for model in checked if failed.name in [outcome.name for outcome in model.failed]]
+    (worst,) = [model.words for model in broken if any(outcome is failed for outcome in model.outcomes)]
     more = len(broken) - 1
     return f", in {worst}" + (f" and {more} more model{'s' * (more > 1)}" if more else "")
 
 
 def _of_several(checked: Sequence[Checked]) -> str:
-    broken = sum(not one.ok for one in checked)
+    broken = sum(not result.ok for result in checked)
     return f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
 
 
-def _note(one: Outcome) -> str:
-    """The claim of a property that holds; the component of one that is broken; else the reason."""
-    if one.status == "ok":
-        return one.claim
-    if one.status == "failed":
-        return f"{one.component or 'the model'}: see below"
-    return f"does not apply: {one.detail}" if one.status == "does not apply" else one.detail
+def _note(outcome: Outcome) -> str:
+    """Return the claim of a property that holds, the component of a broken property, or the reason."""
+    if outcome.status == "ok":
+        return outcome.claim
+    if outcome.status == "failed":
+        return f"{outcome.component or 'the model'}: see below"
+    return f"does not apply: {outcome.detail}" if outcome.status == "does not apply" else outcome.detail

@@ -29,7 +29,7 @@ def models_of(
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
 ) -> dict[str, Subject]:
-    """The models around a component, by their descriptions: in each layout, with every two values of its options.
+    """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
 
     Options that it refuses together are left out. Raises SpecError if no model is left, or one is refused as it is.
     """
@@ -50,7 +50,7 @@ def models_of(
 
 
 def options_of(config: type[Component]) -> dict[str, list[Any]]:
-    """The values that a component's own fields may have: true and false, or one of some words."""
+    """Return the values of a component's declared fields: true and false, or a set of words."""
     found: dict[str, list[Any]] = {}
     for name, info in config.model_fields.items():
         if name == config.word_key or marker(info, SharedMarker) is not None:
@@ -63,7 +63,7 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
 
 
 def instead_of(config: type[Component], plugins: Plugins) -> str:
-    """The help for a component that has no small model."""
+    """Return the help for a component that has no small model."""
     fields = f"`tfkit components {config.slot}` shows its fields"
     if config.slot in APART:
         return f"it is part of {APART[config.slot]}, not of a model; {fields}"

@@ -22,7 +22,7 @@ Inputs = Mapping[str, Tensor]
 def example_inputs(
     graph: Graph, *, batch: int = 3, length: int = 6, padding: Padding = "none", seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random inputs for a model of `graph`, with padding masks unless `padding` is none.
+    """Return random inputs for a model of `graph`, with padding masks unless `padding` is none.
 
     Left and right leave the first row without padding; `rows` hides the last row altogether.
     """
@@ -42,13 +42,13 @@ def _mask(batch: int, length: int, padding: Padding) -> Tensor:
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The inputs, those that are numbers in another type."""
+    """Convert inputs that are real numbers to another dtype."""
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Hooks that are removed at the end."""
+    """Keep hooks for the duration of a block, and remove them at its end."""
     with ExitStack() as hooks:
         for handle in handles:
             hooks.enter_context(handle)
@@ -56,6 +56,6 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:
-    """All results of the model, called with those of the inputs that it takes."""
+    """Call the model with the inputs that it takes, and return all results."""
     names = inputs_of(model) if names is None else names
     return as_tensors(model(**{name: value for name, value in inputs.items() if name in names}))

@@ -19,16 +19,16 @@ class Known:
     faults: tuple[Diagnostic, ...] = ()
 
     def chosen(self, names: Sequence[str] = (), level: Level = "full") -> tuple[Property, ...]:
-        """The properties of these names, or all of a level; raises SpecError for a name that there is not."""
-        found = {one.name: one for one in self.properties}
+        """Return the properties with these names, or all of a level; raise SpecError for an unknown name."""
+        by_name = {prop.name: prop for prop in self.properties}
         for name in names:
-            if name not in found:
-                near = closest(name, found)
-                help = f"one with a similar name exists: `{near}`" if near else f"they are: {', '.join(found)}"
+            if name not in by_name:
+                near = closest(name, by_name)
+                help = f"one with a similar name exists: `{near}`" if near else f"they are: {', '.join(by_name)}"
                 raise SpecError(Diagnostic(f"there is no property {quoted(name)}", help=help))
         if names:
-            return tuple(one for one in self.properties if one.name in names)
-        return tuple(one for one in self.properties if level == "full" or one.level == "quick")
+            return tuple(prop for prop in self.properties if prop.name in names)
+        return tuple(prop for prop in self.properties if level == "full" or prop.level == "quick")
 
 
 OWN = Known(PROPERTIES)
@@ -36,26 +36,26 @@ OWN = Known(PROPERTIES)
 
 
 def properties_of(plugins: Plugins) -> Known:
-    """The properties of these plugins, after tfkit's own; raises SpecError for two of one name."""
+    """Return the properties of tfkit and of plugins; raise SpecError if two share a name."""
     answers = plugins.hooks.call("tfkit_properties", _properties)
-    owners = {one.name: "tfkit" for one in PROPERTIES}
-    found = [*PROPERTIES]
-    for plugin, given in answers.given:
-        for one in given:
-            if one.name in owners:
-                notes = (f"from {owners[one.name]}", f"from {plugin}")
-                raise SpecError(Diagnostic(f"two properties have the name `{one.name}`", notes=notes))
-            owners[one.name] = plugin
-            found.append(one)
-    return Known(tuple(found), answers.faults)
+    owners = {prop.name: "tfkit" for prop in PROPERTIES}
+    properties = [*PROPERTIES]
+    for plugin, returned in answers.given:
+        for prop in returned:
+            if prop.name in owners:
+                notes = (f"from {owners[prop.name]}", f"from {plugin}")
+                raise SpecError(Diagnostic(f"two properties have the name `{prop.name}`", notes=notes))
+            owners[prop.name] = plugin
+            properties.append(prop)
+    return Known(tuple(properties), answers.faults)
 
 
 def _properties(returned: object) -> list[Property]:
-    """The reader of the hook."""
-    return [_property(one) for one in (returned if isinstance(returned, Iterable) else [returned])]
+    """Return the reader of the hook."""
+    return [_property(item) for item in (returned if isinstance(returned, Iterable) else [returned])]
 
 
-def _property(one: object) -> Property:
-    if not isinstance(one, Property):
-        raise TypeError(f"returned {type(one).__name__}, not a list of tfkit.Property")
-    return one
+def _property(item: object) -> Property:
+    if not isinstance(item, Property):
+        raise TypeError(f"returned {type(item).__name__}, not a list of tfkit.Property")
+    return item

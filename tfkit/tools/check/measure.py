@@ -50,7 +50,7 @@ class Measured:
 
     @classmethod
     def fault(cls, detail: str, component: str = "") -> Measured:
-        """A deviation that has no size."""
+        """Return a deviation that has no size."""
         return cls(float("inf"), detail, where=component)
 
 
@@ -117,46 +117,46 @@ def outcome_of(check: Property, subject: Subject) -> Outcome:
     outcome = Outcome(check.name, check.claim, "ok")
     try:
         with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
-            for one in check.measure(subject):
-                if one.broken:
-                    size, where = one.error if math.isfinite(one.error) else None, one.where
+            for measurement in check.measure(subject):
+                if measurement.broken:
+                    size, where = measurement.error if math.isfinite(measurement.error) else None, measurement.where
                     place = where if isinstance(where, str) else where()
-                    return replace(outcome, status="failed", worst=size, component=place, detail=one.detail)
-                outcome = replace(outcome, worst=max(outcome.worst or 0.0, one.error))
+                    return replace(outcome, status="failed", worst=size, component=place, detail=measurement.detail)
+                outcome = replace(outcome, worst=max(outcome.worst or 0.0, measurement.error))
     except DoesNotApplyError as reason:
         return replace(outcome, status="does not apply", worst=None, detail=str(reason))
-    except Exception as wrong:
-        return replace(outcome, status="failed", worst=None, component=place_of(wrong), detail=in_words(wrong))
+    except Exception as error:
+        return replace(outcome, status="failed", worst=None, component=place_of(error), detail=in_words(error))
     return outcome
 
 
 def place_of(error: Exception) -> str:
-    """The module that a model's error names in its notes."""
+    """Return the module that a model's error names in its notes."""
     notes = getattr(error, "__notes__", [])
     return next((note.removeprefix("in ") for note in notes if note.startswith("in ")), "")
 
 
-def distance(found: Tensor, want: Tensor) -> float:
-    """The largest difference, relative to the largest expected value if that is above 1; infinite for NaN."""
-    if not found.numel():
+def distance(result: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest expected value if it is above 1; infinite for NaN."""
+    if not result.numel():
         return 0.0
-    found, want = found.detach(), want.detach()
-    gap = (found - want).abs().max() / want.abs().max().clamp(min=1)
+    result, expected = result.detach(), expected.detach()
+    gap = (result - expected).abs().max() / expected.abs().max().clamp(min=1)
     return float("inf") if gap.isnan() else float(gap)
 
 
-def unequal(found: Tensor, want: Tensor) -> float:
-    """The largest difference of two tensors that must have equal bits: 0.0 only if they do."""
-    if torch.equal(found, want):
+def unequal(result: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors that must have equal bits: 0.0 only if they do."""
+    if torch.equal(result, expected):
         return 0.0
-    gap = distance(found.double(), want.double())
+    gap = distance(result.double(), expected.double())
     return gap or float("inf")
 
 
 def in_words(error: Exception) -> str:
-    """The failure in one line: the message of tfkit's own error, or the first line of another's."""
+    """Describe a failure in one line: the message of a tfkit error, or the first line of any other error."""
     if isinstance(error, SpecError):
-        return "; ".join(one.message for one in error.diagnostics)
+        return "; ".join(diagnostic.message for diagnostic in error.diagnostics)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return (
         first if isinstance(error, AssertionError) and first else f"{type(error).__name__}: {first}".removesuffix(": ")

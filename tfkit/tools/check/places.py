@@ -20,24 +20,24 @@ Align = Callable[[Tensor, Tensor], Pair | None]
 
 def first_difference(
     model: fx.GraphModule,
-    one: Callable[[], Any],
-    other: Callable[[], Any],
+    first_run: Callable[[], Any],
+    second_run: Callable[[], Any],
     align: Align = lambda a, b: (a, b),
     *,
     second: fx.GraphModule | None = None,
     limit: float = TOLERANCE,
 ) -> str:
-    """The path of the first component whose outputs differ by more than the limit; empty if there is none.
+    """Return the path of the first component whose outputs differ by more than the limit; empty if none does.
 
     Args:
         model: the model that both runs call.
-        one: a run.
-        other: another one.
+        first_run: a run.
+        second_run: a second run.
         align: the parts of both outputs that should be equal.
         second: the model that the other run calls, if it is not that of the first.
         limit: the largest difference.
     """
-    ours, theirs = outputs_of(model, one), outputs_of(second or model, other)
+    ours, theirs = outputs_of(model, first_run), outputs_of(second or model, second_run)
     for path, output in ours.items():
         pair = align(output, theirs[path]) if path in theirs else None
         if pair is not None and pair[0].shape == pair[1].shape and not distance(*pair) <= limit:
@@ -47,8 +47,8 @@ def first_difference(
 
 def compared(
     model: fx.GraphModule,
-    one: Callable[[], list[Tensor]],
-    other: Callable[[], list[Tensor]],
+    first_run: Callable[[], list[Tensor]],
+    second_run: Callable[[], list[Tensor]],
     detail: str,
     align: Align = lambda a, b: (a, b),
     *,
@@ -59,27 +59,27 @@ def compared(
 
     The other arguments are those of `first_difference`, which finds the place.
     """
-    where = partial(first_difference, model, one, other, align, second=second, limit=limit)
-    for pair in map(align, one(), other()):
+    where = partial(first_difference, model, first_run, second_run, align, second=second, limit=limit)
+    for pair in map(align, first_run(), second_run()):
         if pair is not None:
-            want, found = pair
-            error = distance(found, want) if limit else unequal(found, want)
+            expected, changed = pair
+            error = distance(changed, expected) if limit else unequal(changed, expected)
             yield Measured(error, detail.format(f"{error:.1e}"), limit, where)
 
 
 def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
-    """The outputs of the named modules, or of all components, in eval mode, the innermost first."""
+    """Return the outputs of the named modules, or of all components, in eval mode, the innermost first."""
     with evaluating(model), torch.no_grad():
         return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
 
 
 def along(columns: slice) -> Align:
-    """The given positions of [b, t, ...]."""
+    """Select positions of [b, t, ...]."""
     return lambda a, b: (a[:, columns], b[:, columns]) if a.dim() > 2 and a.shape == b.shape else None
 
 
 def of_row(row: int, side: str) -> Align:
-    """The output of a row alone, and the tokens of that row in a padded output [b, t, ...], which are at that side."""
+    """Align the output of a row alone with the tokens of the row in an output padded at `side`."""
 
     def align(alone: Tensor, padded: Tensor) -> Pair | None:
         if padded.dim() < 2 or alone.dim() != padded.dim() or alone.size(0) != 1:

@@ -51,7 +51,7 @@ class Profile:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Profile:
-        """The profile of a vector or a matrix."""
+        """Return the profile of a vector or a matrix."""
         tensor = tensor.detach().float()
         if tensor.dim() == 1:
             return cls(tensor.shape, tensor.abs(), tensor.abs())
@@ -65,11 +65,11 @@ class Profile:
         return len(self.shape) == 2 and self.shape[0] == self.shape[1]
 
     def units(self, axis: Axis) -> Tensor:
-        """The norms along an axis."""
+        """Return the norms along an axis."""
         return self.rows if axis == "rows" else self.columns
 
     def transposed(self) -> Profile:
-        """The profile of the transposed matrix."""
+        """Return the profile of the transposed matrix."""
         return Profile(self.shape, self.columns, self.rows, self.turned, self.lean)
 
 
@@ -82,42 +82,42 @@ class Trace:
     """A relation between two tensors of a layer: the norms of units that both have, or the lean of a gate.
 
     Attributes:
-        one: a tensor, by its path in the layer.
-        other: the other.
+        first: a tensor, by its path in the layer.
+        second: a second tensor.
         axes: the axes of the units, `rows` or `columns` of both tensors; None compares leans.
         group: channels of the first that are one of the other: those of this many heads of this width.
         stream: true if the units are channels of the residual stream, which all layers have in common.
     """
 
-    one: str
-    other: str
+    first: str
+    second: str
     axes: tuple[Axis, Axis] | None
     group: tuple[int, int] = (1, 1)
     stream: bool = False
 
     def scores(self, layers: Sequence[Parts]) -> Tensor:
-        """The strength of the trace in each layer."""
+        """Return the strength of the trace in each layer."""
         if self.axes is None:
-            return torch.tensor([layer[self.one].lean / layer[self.other].lean for layer in layers]).log()
-        first = [self._grouped(layer[self.one].units(self.axes[0])) for layer in layers]
-        second = [layer[self.other].units(self.axes[1]) for layer in layers]
+            return torch.tensor([layer[self.first].lean / layer[self.second].lean for layer in layers]).log()
+        first = [self._grouped(layer[self.first].units(self.axes[0])) for layer in layers]
+        second = [layer[self.second].units(self.axes[1]) for layer in layers]
         return (self._centred(first) * self._centred(second)).sum(dim=1)
 
     def least(self, layer: Parts) -> float:
-        """The usual strength from which on the trace says something."""
-        return LEAN if self.axes is None else max(MATCH, SIGMAS / len(layer[self.other].units(self.axes[1])) ** 0.5)
+        """Return the minimum strength for the trace to be informative."""
+        return LEAN if self.axes is None else max(MATCH, SIGMAS / len(layer[self.second].units(self.axes[1])) ** 0.5)
 
     def _grouped(self, norms: Tensor) -> Tensor:
         heads, width = self.group
         return norms if heads == 1 else norms.view(-1, heads, width).norm(dim=1).flatten()
 
     def _centred(self, norms: Sequence[Tensor]) -> Tensor:
-        """Logarithms without what is common to all units of a layer, or to all layers, of length 1."""
-        found = torch.stack([*norms]).clamp(min=LEAST).log()
+        """Return logarithms of length 1, without the mean over units or over layers."""
+        logarithms = torch.stack([*norms]).clamp(min=LEAST).log()
         if self.stream:
-            found = found - found.mean(dim=0)
-        found = found - found.mean(dim=1, keepdim=True)
-        return found / found.norm(dim=1, keepdim=True).clamp(min=LEAST)
+            logarithms = logarithms - logarithms.mean(dim=0)
+        logarithms = logarithms - logarithms.mean(dim=1, keepdim=True)
+        return logarithms / logarithms.norm(dim=1, keepdim=True).clamp(min=LEAST)
 
 
 # ---- edits ----
@@ -131,28 +131,28 @@ class Edit:
     second: tuple[int, str]
 
     def changes(self, trace: Trace, layer: int) -> bool:
-        """True if the trace of that layer is between other tensors after it."""
-        return not {(layer, trace.one), (layer, trace.other)}.isdisjoint((self.first, self.second))
+        """Return True if the trace of that layer is between other tensors after it."""
+        return not {(layer, trace.first), (layer, trace.second)}.isdisjoint((self.first, self.second))
 
     def of(self, layers: Sequence[Parts]) -> list[Parts]:
-        """The layers after it."""
-        found = [dict(layer) for layer in layers]
-        (a, one), (b, two) = self.first, self.second
+        """Return the layers after it."""
+        edited = [dict(layer) for layer in layers]
+        (a, first_name), (b, second_name) = self.first, self.second
         if self.first == self.second:
-            found[a][one] = layers[a][one].transposed()
+            edited[a][first_name] = layers[a][first_name].transposed()
         else:
-            found[a][one], found[b][two] = layers[b][two], layers[a][one]
-        return [*found]
+            edited[a][first_name], edited[b][second_name] = layers[b][second_name], layers[a][first_name]
+        return [*edited]
 
 
 def _edits(layers: Sequence[Parts], suspects: Sequence[int]) -> Iterator[Edit]:
-    """Every edit of these layers that keeps all shapes."""
+    """Yield every edit of these layers that keeps all shapes."""
     for number in suspects:
         layer = layers[number]
-        yield from (Edit((number, name), (number, name)) for name, one in layer.items() if one.square)
-        for one, two in combinations(layer, 2):
-            if layer[one].shape == layer[two].shape:
-                yield Edit((number, one), (number, two))
+        yield from (Edit((number, name), (number, name)) for name, item in layer.items() if item.square)
+        for item, two in combinations(layer, 2):
+            if layer[item].shape == layer[two].shape:
+                yield Edit((number, item), (number, two))
     for a, b in combinations(suspects, 2):
         yield from (Edit((a, name), (b, name)) for name in layers[a])
 
@@ -179,7 +179,7 @@ def misplaced(layers: Sequence[Parts], traces: Sequence[Trace]) -> Misplaced:
             usual[trace] = median
     before = _strengths(layers, usual)
     suspects = [number for number, lost in enumerate((before < LOST).any(dim=0).tolist()) if lost] if usual else []
-    found: list[tuple[float, Edit]] = []
+    edits: list[tuple[float, Edit]] = []
     for edit in _edits(layers, suspects):
         touched = torch.tensor([[edit.changes(trace, number) for number in range(len(layers))] for trace in usual])
         after, lost = _strengths(edit.of(layers), usual), touched & (before < LOST)
@@ -190,11 +190,11 @@ def misplaced(layers: Sequence[Parts], traces: Sequence[Trace]) -> Misplaced:
             and (after[lost] > BACK).all()
             and (after >= before.clamp(max=BACK))[touched].all()
         ):
-            found.append((float((after - before).sum()), edit))
-    found.sort(key=lambda one: -one[0])
-    return Misplaced(len(usual), tuple(edit for _, edit in found))
+            edits.append((float((after - before).sum()), edit))
+    edits.sort(key=lambda item: -item[0])
+    return Misplaced(len(usual), tuple(edit for _, edit in edits))
 
 
 def _strengths(layers: Sequence[Parts], usual: Mapping[Trace, float]) -> Tensor:
-    """The strength of each trace in each layer, as a part of the usual one."""
+    """Return the strength of each trace in each layer, relative to the usual strength."""
     return torch.stack([trace.scores(layers) / median for trace, median in usual.items()] or [torch.ones(len(layers))])

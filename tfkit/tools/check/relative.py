@@ -59,7 +59,7 @@ class Relative:
 
 
 def relative(graph: Graph, plugins: Plugins) -> Relative:
-    """The smallest relative of a model; raises SpecError if the small values contradict each other."""
+    """Build the reduced model of a spec; raise SpecError if the small values contradict each other."""
     shrink = _Shrink(graph)
     model = shrink.model()
     small = expand(take_spec(document(model.model_copy(update={"parameters": None})), plugins))
@@ -98,14 +98,14 @@ class _Shrink:
         self.hidden: dict[int, int] = {}
 
     def model(self) -> ModelSpec:
-        """The small model, unchecked."""
+        """Return the small model, unchecked."""
         graph = {node.name: self._node(node) for node in self.graph.nodes}
         changed = {name: graph[name] for name in self.spec.graph}
         inputs = {name: self._config(one) for name, one in self.spec.inputs.items()}
         return self.spec.model_copy(update={"graph": changed, "inputs": inputs})
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
-        """The small width for each width of a residual stream; the first one has room for every kind of heads."""
+        """Return the small width for each width of a residual stream; the first has room for every kind of heads."""
         bound = [self.heads[one.n_heads, one.kv_heads][0] * HEAD for one in attentions if one.d_head is None]
         step = lcm(*bound) if bound else HEAD
         first, *others = _streams(self.spec) or [LEAST]
@@ -118,7 +118,7 @@ class _Shrink:
         return found
 
     def _rows(self) -> dict[int, int]:
-        """The small number for each size of a vocabulary, and of a limit of positions."""
+        """Return the small number for each size of a vocabulary, and of a limit of positions."""
         tables = [node.config.table() for node in self.graph.nodes]
         sizes = [one.rows for one in tables if one is not None] + [
             node.output.width for node in self.graph.nodes if node.config.head() is not None
@@ -141,7 +141,7 @@ class _Shrink:
         return config.model_copy(update={"n_layers": min(layers, node.stack.depth)})
 
     def _config(self, config: Config, attention: _Around = None) -> Any:
-        """A config with small numbers, and those inside it."""
+        """Shrink a config and the configs inside it."""
         attention = config if isinstance(config, AttentionConfig) else attention
         fields = type(config).model_fields.items()
         return config.model_copy(
@@ -149,7 +149,7 @@ class _Shrink:
         )
 
     def _value(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
-        """The small value of a field, or of an entry of it."""
+        """Return the small value of a field, or of an entry of it."""
         if isinstance(value, Config):
             return self._config(value, attention)
         if isinstance(value, Mapping):
@@ -159,14 +159,14 @@ class _Shrink:
         return self._number(config, name, value, most, attention) if type(value) is int else value
 
     def _tuple(self, config: Config, value: tuple[Any, ...], attention: _Around) -> tuple[Any, ...]:
-        """Factors of pairs of channels, in proportion; of all others, those that are configs are small."""
+        """Shrink factors of pairs of channels in proportion, and configs in other tuples."""
         if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
         return tuple(self._config(one, attention) if isinstance(one, Config) else one for one in value)
 
     def _number(self, config: Config, name: str, value: int, most: int | None, attention: _Around) -> int:
-        """The small value of a whole number."""
+        """Return the small value of an integer."""
         if name in ("n_heads", "n_kv_heads") and isinstance(config, AttentionConfig):
             return self.heads[config.n_heads, config.kv_heads][name == "n_kv_heads"]
         if isinstance(config, MaskConfig):
@@ -190,13 +190,13 @@ class _Shrink:
         return value
 
     def _of_head(self, value: int, attention: AttentionConfig) -> int:
-        """A small width in proportion to a head's; one wider than a head, in proportion to the residual stream."""
+        """Return a small width in proportion to a head, or to the residual stream if it is wider than a head."""
         if value > attention.head_width:
             return self._hidden(value)
         return max(4, round(value * HEAD / attention.head_width / 2) * 2)
 
     def _hidden(self, value: int) -> int:
-        """A small width in proportion to the residual stream; equal and different ones stay so."""
+        """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ."""
         if value not in self.hidden:
             large, small = next(iter(self.widths.items()))
             found = value if value <= HEAD else max(HEAD, round(value * small / large / 4) * 4)
@@ -211,7 +211,7 @@ def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
 
 
 def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
-    """The fewest heads with the same ratio."""
+    """Return the fewest heads with the same ratio."""
     if n_heads == n_kv_heads:
         return min(n_heads, HEADS), min(n_heads, HEADS)
     if n_kv_heads == 1:
@@ -220,7 +220,7 @@ def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
 
 
 def _streams(spec: ModelSpec) -> list[int]:
-    """The widths of residual streams, that of most nodes first."""
+    """Return the widths of residual streams, the width of most nodes first."""
     found: dict[int, int] = {}
     for _, part in parts((), spec):
         if isinstance(part, Config):
@@ -231,14 +231,14 @@ def _streams(spec: ModelSpec) -> list[int]:
 
 
 def _extents(spec: ModelSpec) -> dict[int, int]:
-    """The small number for each extent of a mask: different ones stay different."""
+    """Return the small number for each extent of a mask; different extents stay different."""
     sides = {side for _, mask in parts((), spec) if isinstance(mask, MaskConfig) for side in (mask.left, mask.right)}
     large = sorted(side for side in sides if side is not None and side > WINDOW)
     return {side: WINDOW + index for index, side in enumerate(large)}
 
 
 def _most(info: FieldInfo) -> Any:
-    """The largest number that a field takes, which tells a `Dim` from a `Count`; None if it has no bound."""
+    """Return the largest number that a field takes, which distinguishes `Dim` from `Count`; None without a bound."""
     pending: list[Any] = [info.annotation, *info.metadata]
     while pending:
         part = pending.pop()

@@ -38,27 +38,32 @@ class Checked:
     @property
     def failed(self) -> tuple[Outcome, ...]:
         """The outcomes of broken properties."""
-        return tuple(one for one in self.outcomes if one.status == "failed")
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
 
     @property
     def summary(self) -> str:
         """`23 ok, 1 failed, 2 do not apply`."""
-        counts = {status: sum(one.status == status for one in self.outcomes) for status in ("ok", "failed", "not run")}
-        idle = sum(one.status == "does not apply" for one in self.outcomes)
+        counts = {
+            status: sum(outcome.status == status for outcome in self.outcomes) for status in ("ok", "failed", "not run")
+        }
+        idle = sum(outcome.status == "does not apply" for outcome in self.outcomes)
         parts = [f"{count} {status}" for status, count in counts.items() if count or status == "ok"]
         return ", ".join([*parts, *([f"{idle} {'does' if idle == 1 else 'do'} not apply"] if idle else [])])
 
 
 def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
-    """The outcome of each property for several models: that of the model where it is worst."""
-    found: dict[str, list[Outcome]] = {}
+    """Return the worst outcome of each property over several models."""
+    by_name: dict[str, list[Outcome]] = {}
     for model in models:
-        for one in model.outcomes:
-            found.setdefault(one.name, []).append(one)
-    return tuple(min(same, key=lambda one: (ORDER.index(one.status), -(one.worst or 0.0))) for same in found.values())
+        for outcome in model.outcomes:
+            by_name.setdefault(outcome.name, []).append(outcome)
+    return tuple(
+        min(same, key=lambda outcome: (ORDER.index(outcome.status), -(outcome.worst or 0.0)))
+        for same in by_name.values()
+    )
 
 
 def again(arguments: Sequence[str], failed: Iterable[Outcome]) -> str:
-    """The command that measures the broken properties again."""
-    only = [f"--only {one.name}" for one in failed]
+    """Return the command that measures the broken properties again."""
+    only = [f"--only {outcome.name}" for outcome in failed]
     return " ".join(["tfkit check", *map(shlex.quote, arguments), *only])

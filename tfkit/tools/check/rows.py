@@ -20,7 +20,7 @@ Schedule: TypeAlias = list[Piece]
 
 
 def schedules(batch: int, length: int) -> dict[str, Schedule]:
-    """Ways to read `batch` rows in `length` columns, and their names."""
+    """Return named schedules for reading `batch` rows in `length` columns."""
     half, row = length // 2, torch.arange(batch)[:, None]
     left = torch.arange(half) >= row.clamp(max=half - 1)
     gap = torch.ones(batch, 4, dtype=torch.bool)
@@ -38,7 +38,7 @@ def schedules(batch: int, length: int) -> dict[str, Schedule]:
 
 
 def cut(length: int, *sizes: int) -> Schedule:
-    """Steps of these sizes, again and again, up to `length` columns."""
+    """Repeat steps of these sizes up to `length` columns."""
     pieces: Schedule = []
     for size in cycle(sizes):
         if length <= 0:
@@ -62,7 +62,7 @@ class Rows:
 
     @classmethod
     def of(cls, model: fx.GraphModule, inputs: Inputs) -> Rows:
-        """Rows of these inputs, with increasing padding in the inputs given once."""
+        """Build rows of these inputs, with increasing padding in the inputs given once."""
         parts = split_for_decoding(graph_of(model))
         once = {name: inputs[name] for name in parts.given_once if name in inputs}
         for name, value in list(once.items()):
@@ -81,31 +81,31 @@ class Rows:
         return self.pieces[self.main].size(1)
 
     def rolled(self, shift: int) -> Rows:
-        """The rows in another order, so that the old contents of the caches belong to other rows."""
+        """Return the rows in a different order, so that the old contents of the caches belong to different rows."""
         return self.changed(lambda value: value.roll(shift, dims=0))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        """Another batch of rows from these."""
-        pieces, once = ({name: change(x) for name, x in some.items()} for some in (self.pieces, self.once))
+        """Return a changed batch of rows."""
+        pieces, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
         return replace(self, pieces=pieces, once=once)
 
     def started_by(self, piece: Piece) -> Rows:
-        """The rows with the prefixes that this first step holds."""
+        """Return the rows with the prefixes that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
         return replace(self, once=once)
 
     def alone(self) -> list[Tensor]:
-        """The outputs [b, t, ...] of the whole forward over one row after the other, without padding."""
-        found = []
+        """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
+        rows = []
         for row in range(self.batch):
-            given = {name: value[row : row + 1] for name, value in {**self.pieces, **self.once}.items()}
-            for name in [name for name in given if f"{name}_mask" in given]:
-                given[name] = given[name][given.pop(f"{name}_mask")][None]
-            found.append(call(self.model, given))
-        return [torch.cat(outputs) for outputs in zip(*found, strict=True)]
+            arguments = {name: value[row : row + 1] for name, value in {**self.pieces, **self.once}.items()}
+            for name in [name for name in arguments if f"{name}_mask" in arguments]:
+                arguments[name] = arguments[name][arguments.pop(f"{name}_mask")][None]
+            rows.append(call(self.model, arguments))
+        return [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
 
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
-    """The `columns` [b, s] of x [b, t, ...]."""
+    """Return the `columns` [b, s] of x [b, t, ...]."""
     return x[torch.arange(x.size(0))[:, None], columns]

@@ -38,22 +38,22 @@ def subjects_of(
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
 ) -> dict[str, Subject]:
-    """The small models around a component, by their descriptions; see `tfkit.testing.check_component`."""
+    """Return the small models around a component, by their descriptions; see `tfkit.testing.check_component`."""
     kind = config.kind_name()
     part = {"kind": kind, **_required(config), **LISTS.get(kind, {}), **(fields or {})}
     kinds = None if reference is None else {config.slot: {kind: reference}}
-    found = {}
+    subjects = {}
     for layout in within:
         graph = expand(take_spec(small_spec(layout, config, part), plugins))
-        found[IN_WORDS[layout]] = Subject(graph, plugins, seed, component=config, kinds=kinds)
-    return found
+        subjects[IN_WORDS[layout]] = Subject(graph, plugins, seed, component=config, kinds=kinds)
+    return subjects
 
 
 def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
-    """The plugins, and a component that need not be among them; raises TypeError if it is not a proper config."""
+    """Add a component to plugins if they do not have it; raise TypeError if it is not a valid config."""
     check_config(config)
-    known = plugins.registry.find(config.slot, config.kind_name())
-    if known is not None and known.config is config:
+    registered = plugins.registry.find(config.slot, config.kind_name())
+    if registered is not None and registered.config is config:
         return plugins
     registry = copy.deepcopy(plugins.registry)
     registry.add(config, "under test")
@@ -70,7 +70,7 @@ def _required(config: type[Component]) -> dict[str, Any]:
 
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of a small model with a component, given as its mapping, in its slot."""
+    """Return the spec of a small model with a component, given as its mapping, in its slot."""
     if config.slot not in SLOTS:
         raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
     attention: dict[str, object] = {"kind": "mha", "n_heads": 2}

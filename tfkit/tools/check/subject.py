@@ -69,7 +69,7 @@ class Subject:
     kinds: Kinds | None = None
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
-        """The model of the graph, or of another one with the same weights as far as their shapes fit, in eval mode."""
+        """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
         if graph is None and self.weights is not None:
             return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
         return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
@@ -78,10 +78,10 @@ class Subject:
         """Give a model the weights of this one, in place; random ones where it has none of that name and shape."""
         redrawn(model, self.seed)
         if self.weights is not None:
-            state, own = model.state_dict(), self.model.state_dict()
-            for name in state.keys() & own.keys():
-                if state[name].shape == own[name].shape:
-                    state[name].copy_(own[name])
+            state, source = model.state_dict(), self.model.state_dict()
+            for name in state.keys() & source.keys():
+                if state[name].shape == source[name].shape:
+                    state[name].copy_(source[name])
         return model
 
     @cached_property
@@ -90,7 +90,7 @@ class Subject:
         return self.build()
 
     def changed(self, change: Change) -> Graph:
-        """The graph with other values; raises ValueError or SpecError if they are wrong."""
+        """Return the graph with changed values; raise ValueError or SpecError if they are invalid."""
         spec = self.graph.spec
         return expand(replace(spec, model=every(spec.model.model_copy(update={"parameters": None}), change)))
 
@@ -120,12 +120,12 @@ class Subject:
     def inputs(
         self, *, batch: int = 3, length: int | None = None, padding: Padding = "none", seed: int = 0
     ) -> dict[str, Tensor]:
-        """Random inputs."""
+        """Return random inputs."""
         options: dict[str, Any] = {"batch": batch, "padding": padding, "seed": self.seed + seed}
         return example_inputs(self.graph, length=length or self.length, **options)
 
     def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:
-        """The outputs in eval mode, without gradients."""
+        """Return the outputs in eval mode, without gradients."""
         model = model or self.model
         with evaluating(model), torch.no_grad():
             return call(model, inputs)
@@ -166,7 +166,7 @@ class Subject:
 
 
 def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
-    """A model with other random parameters, each from the seed and its name, in place.
+    """Redraw all parameters of a model, each from the seed and its name, in place.
 
     A matrix keeps the size of what it multiplies; everything else is moved away from its first value.
     """
@@ -185,16 +185,16 @@ def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
 
 
 def causal_inputs(graph: Graph) -> tuple[str, ...]:
-    """The inputs of sequences whose outputs read no later position of them, as the spec says."""
-    found = []
+    """Return the inputs of sequences whose outputs depend on no later position, according to the spec."""
+    names = []
     for name, signal in graph.inputs.items():
         if signal.type in ("tokens", "sequence") and not signal.optional and _is_causal(graph, name):
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def _is_causal(graph: Graph, name: str) -> bool:
-    """True if every node on the way from an input to the outputs keeps its positions apart from later ones."""
+    """Return True if every node on the way from an input to the outputs keeps its positions apart from later ones."""
     reached = {name}
     for node in graph.nodes:
         fields = [field for field, source in node.wires.items() if reached & {*as_list(source)}]
@@ -208,7 +208,7 @@ def _is_causal(graph: Graph, name: str) -> bool:
 
 
 def _keeps_order(node: Node) -> bool:
-    """True if no position of a node's output reads a later one of its input."""
+    """Return True if no position of a node's output reads a later one of its input."""
     if node.stack is not None:
         masks = [
             step.mask

@@ -24,8 +24,8 @@ def building(subject: Subject) -> Iterator[Measured]:
     """A model can be built of the spec."""
     try:
         build(subject.graph, seed=subject.seed)
-    except SpecError as wrong:
-        yield Measured.fault(in_words(wrong))
+    except SpecError as error:
+        yield Measured.fault(in_words(error))
 
 
 @property_of("weights", "is filled from its seed alone", basic=True, of_weights=False)
@@ -69,7 +69,7 @@ def _plain_tensors(module: nn.Module) -> list[str]:
 
 
 def every_one(names: Sequence[str]) -> str:
-    """Names as the subject of a sentence about one of them."""
+    """Name several things by one of them, as the subject of a sentence."""
     return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
 
 
@@ -79,8 +79,8 @@ def forward(subject: Subject) -> Iterator[Measured]:
     inputs = subject.inputs()
     try:
         run_watched(subject.model, {name: value for name, value in inputs.items() if name in inputs_of(subject.model)})
-    except SpecError as wrong:
-        yield Measured.fault(in_words(wrong))
+    except SpecError as error:
+        yield Measured.fault(in_words(error))
 
 
 @property_of("eval-mode", "returns equal bits, run again", basic=True)

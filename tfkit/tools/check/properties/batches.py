@@ -30,10 +30,10 @@ def alone(subject: Subject) -> Iterator[Measured]:
 
 def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
     """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
-    given: dict[str, Tensor] = {}
+    received: dict[str, Tensor] = {}
 
     def keep(path: str) -> Any:
-        return lambda module, args: given.setdefault(path, args[0].clone())
+        return lambda module, args: received.setdefault(path, args[0].clone())
 
     components: dict[str, Component] = model.meta["components"]
     paths = [path for path, component in components.items() if component.slot in ALONE]
@@ -41,7 +41,7 @@ def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
     with evaluating(model), torch.no_grad():
         with hooked(handles):
             call(model, inputs)
-        for path, x in given.items():
+        for path, x in received.items():
             if x.dim() == 3:
                 for error, what in _mixing(model.get_submodule(path), x):
                     detail = f"{named(components[path])}, `{path}`, {what.format(error)}"
@@ -49,7 +49,7 @@ def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
 
 
 def _mixing(module: nn.Module, x: Tensor) -> Iterator[tuple[float, str]]:
-    """The ways in which a module could mix the positions or the rows of x [b, t, d], and how much it does."""
+    """Yield the ways in which a module could mix positions or rows of x [b, t, d], and how much it does."""
     y, cut = module(x), x.size(1) // 2
     other = x.roll(1, dims=0)
     ahead = module(torch.cat((x[:, :cut], other[:, cut:]), dim=1))[:, :cut]
@@ -62,7 +62,7 @@ def _mixing(module: nn.Module, x: Tensor) -> Iterator[tuple[float, str]]:
 
 
 def named(component: Component) -> str:
-    """`ffn kind `gelu``: the name of a component in messages."""
+    """Name a component in messages: `ffn kind `gelu``."""
     return f"{kind_of(type(component))} `{component.kind_name()}`"
 
 
@@ -93,7 +93,7 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
 
 
 def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
-    """Two positions more than x, and one token less in each row than in the one above, then other values."""
+    """Append two positions to x; each row has one token fewer than the row above, then arbitrary values."""
     length = x.size(1) + 2
     rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
     rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
@@ -109,12 +109,12 @@ def neighbours(subject: Subject) -> Iterator[Measured]:
     """Other rows beside it change no bit of a row; experts, which take tokens of all rows together, may round."""
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
     limit = TOLERANCE if experts else 0.0
-    inputs, others = subject.inputs(), subject.inputs(seed=1)
-    beside = {name: torch.cat((x[:1], others[name][1:])) for name, x in inputs.items()}
+    inputs, different = subject.inputs(), subject.inputs(seed=1)
+    mixed = {name: torch.cat((x[:1], different[name][1:])) for name, x in inputs.items()}
     single = {name: x[:1] for name, x in inputs.items()}
     order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
     for changed, detail, align, allowed in (
-        (beside, "beside other rows, the first one of a batch changes by {}", _first, limit),
+        (mixed, "beside other rows, the first one of a batch changes by {}", _first, limit),
         (order, "in another order, rows change by {}", _back, TOLERANCE),
         (single, "alone, the first row of a batch changes by {}", _first, TOLERANCE),
     ):
@@ -122,12 +122,12 @@ def neighbours(subject: Subject) -> Iterator[Measured]:
         yield from compared(subject.model, *runs, detail, align, limit=allowed)
 
 
-def _first(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The first row of two batches."""
-    batches = rows.dim() > 1 and rows.dim() == others.dim() and rows.size(0) > 1
-    return (rows[:1], others[:1]) if batches and others.size(0) in (1, rows.size(0)) else None
+def _first(rows: Tensor, changed: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the first row of two batches."""
+    batches = rows.dim() > 1 and rows.dim() == changed.dim() and rows.size(0) > 1
+    return (rows[:1], changed[:1]) if batches and changed.size(0) in (1, rows.size(0)) else None
 
 
 def _back(rows: Tensor, rolled: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The rows of two batches, those of the second in the order of the first."""
+    """Return the rows of two batches, the second in the order of the first."""
     return (rows, rolled.roll(-1, dims=0)) if rows.dim() > 1 and rows.size(0) > 1 else None

@@ -45,16 +45,16 @@ def flops(subject: Subject) -> Iterator[Measured]:
     model = build(subject.graph, device="meta").train()
     with FlopCounterMode(display=False) as counter:
         model(**make_inputs(subject.graph, shape, torch.float32))
-    found = counter.get_total_flops()
-    error = abs(found - counted) / max(1, found)
-    yield Measured(error, f"{counted:,} FLOPs are counted for a forward, and {found:,} observed", 1e-3)
+    observed = counter.get_total_flops()
+    error = abs(observed - counted) / max(1, observed)
+    yield Measured(error, f"{counted:,} FLOPs are counted for a forward, and {observed:,} observed", 1e-3)
 
 
 def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
     try:
         return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
-    except UncountableError as wrong:
-        raise DoesNotApplyError(wrong.diagnostics[0].message) from None
+    except UncountableError as error:
+        raise DoesNotApplyError(error.diagnostics[0].message) from None
 
 
 @property_of("kept-bytes", "keeps the bytes that are counted")
@@ -72,11 +72,11 @@ def kept_bytes(subject: Subject) -> Iterator[Measured]:
 
     with saved_tensors_hooks(keep, lambda x: x):
         outputs = call(model, subject.inputs(batch=2))  # they hold what is kept
-    found = sum(kept.values())
+    observed = sum(kept.values())
     del outputs
     limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
-    error = abs(found - counted) / max(1, found)
-    detail = f"{counted:,} bytes are counted to be kept for the backward, and {found:,} are"
+    error = abs(observed - counted) / max(1, observed)
+    detail = f"{counted:,} bytes are counted to be kept for the backward, and {observed:,} are"
     yield Measured(error, detail, limit)
 
 
@@ -89,6 +89,6 @@ def cache_bytes(subject: Subject) -> Iterator[Measured]:
     counted = _cost(subject, batch=3, mode="decode").memory.cache
     cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
     cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
-    padding = sum(3 * one.heads * one.width for one in parts.cached) * 4
-    found = cached.nbytes - padding
-    yield Measured(abs(found - counted), f"{counted:,} bytes of caches are counted, and {found:,} allocated", 0)
+    padding = sum(3 * slot.heads * slot.width for slot in parts.cached) * 4
+    observed = cached.nbytes - padding
+    yield Measured(abs(observed - counted), f"{counted:,} bytes of caches are counted, and {observed:,} allocated", 0)

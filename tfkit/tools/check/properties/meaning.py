@@ -34,32 +34,32 @@ def meaning(subject: Subject) -> Iterator[Measured]:
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     scaled = any(True for _ in subject.graph.configs(RopeScalingConfig))  # type: ignore[type-abstract]
     for padding in ("none", "left", "right") if subject.padded else ("none",):
-        given = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
-        inputs = {name: x for name, x in cast(given, torch.float64).items() if name in inputs_of(model)}
+        values = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
+        inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
         try:
-            wanted = run(subject.graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=subject.kinds)
-        except UnknownKind as wrong:
-            raise DoesNotApplyError(f"the reference has no {wrong.slot} `{wrong.kind}`") from None
-        for found, (name, want) in zip(subject.run(inputs, model), wanted.outputs.items(), strict=True):
-            error = _difference(found, want, wanted.real[name])
+            expected = run(subject.graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=subject.kinds)
+        except UnknownKind as unknown:
+            raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
+        for output, (name, want) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
+            error = _difference(output, want, expected.real[name])
             detail = f"`{name}` differs from what the spec says by {error:.1e}"
-            yield Measured(error, detail, where=partial(_where, model, inputs, wanted))
+            yield Measured(error, detail, where=partial(_where, model, inputs, expected))
 
 
-def _difference(found: Tensor, want: Array, real: Array) -> float:
-    """The distance outside of padding."""
+def _difference(output: Tensor, expected: Array, real: Array) -> float:
+    """Return the distance outside of padding."""
     tokens = torch.from_numpy(real)
-    return distance(found[tokens], torch.from_numpy(want)[tokens]) if found.shape == want.shape else math.inf
+    return distance(output[tokens], torch.from_numpy(expected)[tokens]) if output.shape == expected.shape else math.inf
 
 
-def _where(model: torch.fx.GraphModule, inputs: Inputs, wanted: Result) -> str:
-    """The first component whose output differs, of several runs in the first."""
+def _where(model: torch.fx.GraphModule, inputs: Inputs, expected: Result) -> str:
+    """Return the first component whose output differs; of a component that runs several times, the first run."""
     seen, runs = outputs_of(model, partial(call, model, inputs)), defaultdict[str, int](int)
-    tokens = {real.shape: real for real in wanted.real.values()}
-    for path, want in wanted.trace:
+    tokens = {real.shape: real for real in expected.real.values()}
+    for path, reference in expected.trace:
         runs[path] += 1
         if path in seen and runs[path] == 1:
-            real = tokens.get(want.shape[:2], np.ones(want.shape[:1], bool))
-            if seen[path].shape == want.shape and _difference(seen[path], want, real) > TOLERANCE:
+            real = tokens.get(reference.shape[:2], np.ones(reference.shape[:1], bool))
+            if seen[path].shape == reference.shape and _difference(seen[path], reference, real) > TOLERANCE:
                 return path
     return ""

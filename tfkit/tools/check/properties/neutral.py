@@ -32,8 +32,11 @@ def neutral(subject: Subject) -> Iterator[Measured]:
     measured = []
     for alike in _neutral(subject).values():
         together = _with_and_without(subject, alike)
-        if not together or any(one.broken for one in together):
-            together = [*(found for one in alike for found in _with_and_without(subject, [one])), *together]
+        if not together or any(value.broken for value in together):
+            together = [
+                *(measurement for value in alike for measurement in _with_and_without(subject, [value])),
+                *together,
+            ]
         measured += together
     if not measured:
         raise DoesNotApplyError("the spec has no value with a neutral one")
@@ -50,42 +53,47 @@ class _Neutral:
     weights: Weights
 
 
-def _with_and_without(subject: Subject, alike: Sequence[_Neutral]) -> list[Measured]:
+def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Measured]:
     """Compare the model with these neutral values and the one without; nothing if the spec refuses one of the two."""
-    given, left_out = ChainMap(*(one.given for one in alike)), ChainMap(*(one.left_out for one in alike))
+    neutral_values, left_out = (
+        ChainMap(*(value.given for value in values)),
+        ChainMap(*(value.left_out for value in values)),
+    )
     try:
-        first, second = (subject.build(subject.changed(put(values))) for values in (given, left_out))
+        first, second = (subject.build(subject.changed(put(changes))) for changes in (neutral_values, left_out))
     except (SpecError, ValueError):
         return []
-    second.load_state_dict(alike[0].weights(first, second))
+    second.load_state_dict(values[0].weights(first, second))
     run = partial(subject.run, subject.inputs())
     runs = partial(run, first), partial(run, second)
-    return [*compared(first, *runs, f"{alike[0].words} changes the outputs by {{}}", second=second)]
+    return [*compared(first, *runs, f"{values[0].words} changes the outputs by {{}}", second=second)]
 
 
 def _neutral(subject: Subject) -> dict[str, list[_Neutral]]:
-    """The neutral values, by the name of their field."""
-    found = defaultdict[str, list[_Neutral]](list)
+    """Return the neutral values, by the name of their field."""
+    by_field = defaultdict[str, list[_Neutral]](list)
     for path, value in subject.values.items():
         name = ".".join(path[1:])
         if path[-1] == "softcap" and value is not None:
-            one = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal)
         elif path[-2:] == ("mask", "left") and value is not None:
-            one = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal)
         elif path[-1] == "sinks" and value:
-            one = _Neutral(f"`{name}`, each minus a billion,", {}, {path: False}, _without_sinks)
+            candidate = _Neutral(f"`{name}`, each minus a billion,", {}, {path: False}, _without_sinks)
         elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
-            one = _Neutral(f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated, subject))
+            candidate = _Neutral(
+                f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated, subject)
+            )
         elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
-            one = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal)
         else:
             continue
-        found[path[-1]].append(one)
-    return found
+        by_field[path[-1]].append(candidate)
+    return by_field
 
 
 def _is_neutral(subject: Subject, path: Place) -> bool:
-    """True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
+    """Return True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
     for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
         if tuple(place.split(".")) == path[:-1]:
             lists = any(isinstance(value, tuple) for _, value in part)
@@ -106,9 +114,9 @@ def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
 
 
 def _repeated(subject: Subject, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
-    """The weights of keys and values, those of each head as often as queries share it."""
+    """Repeat the weights of each key-value head for every query head that shares it."""
     ours, state, wider = places(first), first.state_dict(), second.state_dict()
-    heads = {f"{one.path}.": one.config.kv_heads for one in subject.attentions}
+    heads = {f"{attention.path}.": attention.config.kv_heads for attention in subject.attentions}
     for name, place in places(second).items():
         view, old = place.view(wider), ours[name].view(state)
         if view.shape != old.shape:

@@ -44,8 +44,8 @@ def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Measured]:
     try:
         model = build(graph, dtype=dtype).eval()
         run_watched(model, {name: x for name, x in inputs.items() if name in inputs_of(model)})
-    except SpecError as wrong:
-        yield Measured.fault(f"a model of {dtype} fails: {in_words(wrong)}")
+    except SpecError as error:
+        yield Measured.fault(f"a model of {dtype} fails: {in_words(error)}")
         return
     with torch.no_grad():
         for output in call(model, inputs):
@@ -68,22 +68,22 @@ def rounding(subject: Subject) -> Iterator[Measured]:
         with choices:
             return subject.run(cast(inputs, dtype), model)
 
-    wanted = run(exact, torch.float64)
+    expected = run(exact, torch.float64)
     for dtype, limit in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
         model = _converted(subject, dtype)
         runs = partial(run, exact, torch.float64), partial(run, model, dtype)
         where = partial(first_difference, exact, *runs, _wide, second=model, limit=limit)
-        for want, found in zip(wanted, run(model, dtype), strict=True):
-            error = _relative(found.double(), want)
+        for reference, output in zip(expected, run(model, dtype), strict=True):
+            error = _relative(output.double(), reference)
             name = name_of(dtype)
             detail = f"{name} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
             yield Measured(error, detail, limit, where)
-            if dtype == torch.float32 and want.dim() == 3 and want.size(1) > 4:
-                yield _growth(found.double(), want)
+            if dtype == torch.float32 and reference.dim() == 3 and reference.size(1) > 4:
+                yield _growth(output.double(), reference)
 
 
 def _relative(found: Tensor, want: Tensor) -> float:
-    """The root mean square of the error, relative to that of the values: single values cancel."""
+    """Return the root mean square of the error, relative to the values', since single values cancel."""
     error = (found - want).square().mean().sqrt() / want.square().mean().sqrt().clamp(min=1e-9)
     return float("inf") if error.isnan() else float(error)
 
@@ -92,10 +92,10 @@ def _wide(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return b.double(), a.double()
 
 
-def _growth(found: Tensor, want: Tensor) -> Measured:
+def _growth(output: Tensor, reference: Tensor) -> Measured:
     """Compare the error of the last quarter of positions with that of the first."""
-    part = want.size(1) // 4
-    first, last = (_relative(found[:, s], want[:, s]) for s in (slice(part), slice(-part, None)))
+    part = reference.size(1) // 4
+    first, last = (_relative(output[:, s], reference[:, s]) for s in (slice(part), slice(-part, None)))
     factor = last / max(first, 1e-8)
     return Measured(
         max(0.0, factor - GROWTH), f"float32 rounds late positions {factor:.0f} times as much as early ones"
@@ -105,13 +105,13 @@ def _growth(found: Tensor, want: Tensor) -> Measured:
 @property_of("inputs-kept", "changes no tensor that it is given")
 def inputs_kept(subject: Subject) -> Iterator[Measured]:
     """Arguments of every module, compared after its forward."""
-    model, given, changed = subject.model, dict[str, list[Tensor]](), dict[str, float]()
+    model, received, changed = subject.model, dict[str, list[Tensor]](), dict[str, float]()
 
     def before(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given[path] = [x.clone() for x in _tensors((args, kwargs))]
+        received[path] = [x.clone() for x in _tensors((args, kwargs))]
 
     def after(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        for x, old in zip(_tensors((args, kwargs)), given.pop(path), strict=True):
+        for x, old in zip(_tensors((args, kwargs)), received.pop(path), strict=True):
             error = distance(x.double(), old.double()) if not torch.equal(x, old) else 0.0
             changed.setdefault(path, error) if error else None
 
@@ -129,8 +129,8 @@ def inputs_kept(subject: Subject) -> Iterator[Measured]:
     yield Measured(0.0, "")
 
 
-def _tensors(given: Any) -> list[Tensor]:
-    return [one for one in leaves(given) if isinstance(one, Tensor)]
+def _tensors(nested: Any) -> list[Tensor]:
+    return [value for value in leaves(nested) if isinstance(value, Tensor)]
 
 
 @property_of("large", "stays finite at large numbers", follows=("types",))
@@ -163,18 +163,18 @@ def nothing_to_read(subject: Subject) -> Iterator[Measured]:
     """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
     if not subject.attentions or not subject.padded:
         raise DoesNotApplyError("no attention may be without a key: nothing can be padded")
-    given = arguments(subject, subject.inputs(padding="rows"))
-    for one in subject.attentions:
-        if one.path not in given:
+    calls = arguments(subject, subject.inputs(padding="rows"))
+    for attention in subject.attentions:
+        if attention.path not in calls:
             continue
-        x, context, _ = given[one.path]
+        x, context, _ = calls[attention.path]
         if context.mask is None:
             continue
-        yield from _unread(subject.model.get_submodule(one.path), x, context, one.path)
+        yield from _unread(subject.model.get_submodule(attention.path), x, context, attention.path)
 
 
 def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterator[Measured]:
-    """The deviation of the last row, which is all padding, from one with other values."""
+    """Measure the deviation of the last row, which is all padding, after its values change."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         memory = None if context.memory is None else context.memory.detach().requires_grad_()

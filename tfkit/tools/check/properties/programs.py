@@ -37,7 +37,7 @@ def backends(subject: Subject) -> Iterator[Measured]:
 
 
 def _calls(subject: Subject) -> list[Inputs]:
-    """Inputs of several lengths, without padding and with it."""
+    """Return inputs of several lengths, with and without padding."""
     lengths = [max(1, subject.length - 4), subject.length]
     padded = [subject.inputs(length=n, padding="left") for n in lengths] if subject.padded else []
     return [subject.inputs(), *padded]
@@ -98,8 +98,8 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
     with evaluating(model), torch.no_grad():
         other.eval()
         for inputs in calls:
-            for want, found in zip(call(model, inputs), call(other, inputs, names), strict=True):
-                error = distance(found, want)
+            for expected, output in zip(call(model, inputs), call(other, inputs, names), strict=True):
+                error = distance(output, expected)
                 yield Measured(error, f"{what} differs from the model by {error:.1e}")
 
 
@@ -126,7 +126,7 @@ def _written(write: Callable[[], Any]) -> Iterator[Measured]:
     """Call a tool that proves what it writes."""
     try:
         write()
-    except SpecError as wrong:
-        yield Measured.fault(in_words(wrong))
+    except SpecError as error:
+        yield Measured.fault(in_words(error))
     else:
         yield Measured(0.0, "")

@@ -67,31 +67,31 @@ def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterato
         for t in range(x.size(1)):
             total = (output[:, t] * weights).sum()
             grads: Sequence[Tensor | None] = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
-            found = [grad for grad in grads if grad is not None and grad.any()]
-            if not found:
+            nonzero = [grad for grad in grads if grad is not None and grad.any()]
+            if not nonzero:
                 yield Measured.fault(f"output {t} has no gradient to any token of `{name}`")
                 return
-            leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in found)
+            leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in nonzero)
             why = f"output {t} has a gradient of {leak:.1e} to later tokens of `{name}`"
             yield Measured(leak, f"the model looks ahead: {why}")
 
 
 @contextmanager
 def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
-    """The results of the modules that read the tokens `name`, as leaves of the gradient."""
-    found: list[Tensor] = []
+    """Collect the outputs of the modules that read the tokens `name`, as leaves of the gradient."""
+    leaves: list[Tensor] = []
 
     def hook(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if args[0].is_floating_point():
             return output
-        found.append(output.detach().requires_grad_())
-        return found[-1]
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
 
     readers = [user for node in model.graph.find_nodes(op="placeholder", target=name) for user in node.users]
     modules = [model.get_submodule(str(user.target)) for user in readers if user.op == "call_module"]
     handles = [module.register_forward_hook(hook) for module in modules]
     with hooked(handles):
-        yield found
+        yield leaves
 
 
 # ---- extents ----
@@ -110,79 +110,84 @@ def extents(subject: Subject) -> Iterator[Measured]:
         raise DoesNotApplyError("the spec has no stack with attention")
     paddings: list[Padding] = ["none", *(["left", "right"] if subject.padded else [])]  # type: ignore[list-item]
     for padding in paddings:
-        given = arguments(subject, subject.inputs(padding=padding))
-        for one in subject.attentions:
-            if one.path not in given:
+        calls = arguments(subject, subject.inputs(padding=padding))
+        for attention in subject.attentions:
+            if attention.path not in calls:
                 continue
-            x, context, inputs = given[one.path]
-            if padding == "none" or not _signal(subject, one, context.memory).gaps:  # no input has a block's own mask
-                yield from _extent(subject, one, x, context, inputs, padding)
+            x, context, inputs = calls[attention.path]
+            if (
+                padding == "none" or not _signal(subject, attention, context.memory).gaps
+            ):  # no input has a block's own mask
+                yield from _extent(subject, attention, x, context, inputs, padding)
 
 
 def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Context, Inputs]]:
-    """The arguments of each attention's first call, by its path."""
-    found: dict[str, tuple[Tensor, Context, Inputs]] = {}
+    """Return the arguments of each attention's first call, by its path."""
+    calls: dict[str, tuple[Tensor, Context, Inputs]] = {}
 
     def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        found.setdefault(path, (args[0].detach(), args[1], inputs))
+        calls.setdefault(path, (args[0].detach(), args[1], inputs))
 
     model = subject.model
     handles = [
-        model.get_submodule(one.path).register_forward_pre_hook(partial(keep, one.path)) for one in subject.attentions
+        model.get_submodule(attention.path).register_forward_pre_hook(partial(keep, attention.path))
+        for attention in subject.attentions
     ]
     with hooked(handles):
         subject.run(inputs)
-    return found
+    return calls
 
 
 def _extent(
-    subject: Subject, one: Attends, x: Tensor, context: Context, inputs: Inputs, padding: str
+    subject: Subject, attention: Attends, x: Tensor, context: Context, inputs: Inputs, padding: str
 ) -> Iterator[Measured]:
     """Compare the keys that a module's outputs have a gradient to with those that the spec grants."""
-    module, memory = subject.model.get_submodule(one.path), context.memory
-    granted = _granted(subject, one, inputs, x.size(1), memory)
+    module, memory = subject.model.get_submodule(attention.path), context.memory
+    granted = _granted(subject, attention, inputs, x.size(1), memory)
     for size in SIZES:
         read = _read(module, x * size, None if memory is None else memory * size, context)
         for shift in range(1, TRIES if size == 1 else 1):  # a gate may be closed by chance
             if (read | ~granted).all():
                 break
             read |= _read(module, x.roll(shift, dims=-1), memory, context)
-        wrong = (read & ~granted) if size > 1 else (read != granted)
+        errors = (read & ~granted) if size > 1 else (read != granted)
         if memory is None:
-            wrong = wrong & ~torch.eye(x.size(1), dtype=torch.bool)
-        count = int(wrong.sum())
-        yield Measured(count, _first_wrong(wrong, granted, one, padding, size) if count else "", 0, one.path)
+            errors = errors & ~torch.eye(x.size(1), dtype=torch.bool)
+        count = int(errors.sum())
+        yield Measured(
+            count, _first_wrong(errors, granted, attention, padding, size) if count else "", 0, attention.path
+        )
 
 
 def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
-    """True where a query's output has a gradient to a key's vector, bool [b, q, k]."""
+    """Return where a query's output has a gradient to a key's vector, bool [b, q, k]."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         keys = x if memory is None else memory.detach().requires_grad_()
         y = module(x, context if memory is None else context._replace(memory=keys))
         weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
-        found = []
+        gradients = []
         for query in range(y.size(1)):
             (gradient,) = torch.autograd.grad((y[:, query] * weights).sum(), keys, retain_graph=True)
-            found.append((gradient != 0).any(dim=-1))
-    return torch.stack(found, dim=1)
+            gradients.append((gradient != 0).any(dim=-1))
+    return torch.stack(gradients, dim=1)
 
 
-def _signal(subject: Subject, one: Attends, memory: Tensor | None) -> Signal:
-    """The signal that the keys of an attention are made of."""
-    signal = subject.graph.node(one.path.partition(".")[0]).signals["input" if memory is None else "memory"]
+def _signal(subject: Subject, attention: Attends, memory: Tensor | None) -> Signal:
+    """Return the signal from which an attention computes its keys."""
+    signal = subject.graph.node(attention.path.partition(".")[0]).signals["input" if memory is None else "memory"]
     assert isinstance(signal, Signal)
     return signal
 
 
-def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
-    """True where the spec lets a query read a key, bool [b, q, k]."""
-    node, signal = subject.graph.node(one.path.partition(".")[0]), _signal(subject, one, memory)
+def _granted(subject: Subject, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
+    """Return where the spec lets a query attend to a key, bool [b, q, k]."""
+    node, signal = subject.graph.node(attention.path.partition(".")[0]), _signal(subject, attention, memory)
     batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
     tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
     if memory is not None:
         return tokens[:, None].expand(-1, queries, -1)
-    extent, ahead = one.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
+    extent, ahead = attention.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
     near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
     if node.stack is not None and node.stack.prefix is not None:
@@ -190,17 +195,17 @@ def _granted(subject: Subject, one: Attends, inputs: Inputs, queries: int, memor
     return near & tokens[:, None]
 
 
-def _first_wrong(wrong: Tensor, granted: Tensor, one: Attends, padding: str, size: float) -> str:
-    row, query, key = (int(index) for index in wrong.nonzero()[0])
-    mask = one.step.mask
+def _first_wrong(errors: Tensor, granted: Tensor, attention: Attends, padding: str, size: float) -> str:
+    row, query, key = (int(index) for index in errors.nonzero()[0])
+    mask = attention.step.mask
     window = "" if mask is None else f", {mask_in_words(mask)}"
     what = "does not read" if granted[row, query, key] else "reads"
-    beside = "" if padding == "none" else f" beside padding on the {padding}"
+    padded = "" if padding == "none" else f" beside padding on the {padding}"
     large = f", where its input is {size:g} times as large" if size > 1 else ""
-    return f"query {query} {what} key {key}{beside}{window}{large}; {int(wrong.sum())} keys in all"
+    return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in all"
 
 
 def mask_in_words(mask: MaskConfig) -> str:
-    """The extent as a few words."""
+    """Return the extent as a few words."""
     sides = [f"{side} {number}" for side, number in (("left", mask.left), ("right", mask.right)) if number is not None]
     return f"mask {', '.join(sides)}" if sides else "no limit"

@@ -46,10 +46,10 @@ def init(subject: Subject) -> Iterator[Measured]:
                 yield _spread(path, part, want)
 
 
-def _spread(path: str, found: Tensor, want: Tensor) -> Measured:
-    """The deviation of a weight's spread from that of a sample, in standard errors of both."""
-    ours, theirs = float(found.detach().std()), float(want.std())
-    allowed = SIGMAS * theirs * math.sqrt(0.5 / found.numel() + 0.5 / want.numel())
+def _spread(path: str, weight: Tensor, sample: Tensor) -> Measured:
+    """Measure how far the spread of a weight is from the spread of a sample, in standard errors of both."""
+    ours, theirs = float(weight.detach().std()), float(sample.std())
+    allowed = SIGMAS * theirs * math.sqrt(0.5 / weight.numel() + 0.5 / sample.numel())
     detail = f"`{path}` has a spread of {ours:.3g}, and its init declares {theirs:.3g}"
     return Measured(max(0.0, abs(ours - theirs) - allowed), detail, 0.0, path)
 
@@ -58,15 +58,15 @@ def _spread(path: str, found: Tensor, want: Tensor) -> Measured:
 def first_loss(subject: Subject) -> Iterator[Measured]:
     """The loss of a new model is not above the one that its spec lets expect."""
     model = build(subject.graph, seed=subject.seed).eval()
-    expected = {one.head: one for one in first_losses(model, subject.graph)}
+    expected = {estimate.head: estimate for estimate in first_losses(model, subject.graph)}
     if not expected:
         raise DoesNotApplyError("no head over a vocabulary returns logits")
     with torch.no_grad():
         outputs = dict(zip(subject.graph.outputs, call(model, subject.inputs(batch=8)), strict=True))
-    for name, one in expected.items():
+    for name, estimate in expected.items():
         if name in outputs:
             logits = outputs[name].flatten(0, -2).float()
             targets = torch.randint(logits.size(-1), logits.shape[:1], generator=torch.Generator().manual_seed(1))
             loss = float(F.cross_entropy(logits, targets))
-            detail = f"the first loss of `{name}` is {loss:.2f}, and {one.loss:.2f} is expected"
-            yield Measured(max(0.0, loss - max(one.loss, one.even)), detail, NATS, name)
+            detail = f"the first loss of `{name}` is {loss:.2f}, and {estimate.loss:.2f} is expected"
+            yield Measured(max(0.0, loss - max(estimate.loss, estimate.even)), detail, NATS, name)

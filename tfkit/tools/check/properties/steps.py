@@ -36,9 +36,9 @@ def cached_steps(subject: Subject) -> Iterator[Measured]:
     model = _decodable(subject)
     try:
         yield from read_in_steps(model, subject.inputs())
-    except Exception as wrong:
-        detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(wrong)}"
-        yield Measured.fault(detail, place_of(wrong))
+    except Exception as error:
+        detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}"
+        yield Measured.fault(detail, place_of(error))
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
@@ -58,26 +58,26 @@ def cached_types(subject: Subject) -> Iterator[Measured]:
 
 
 def _decodable(subject: Subject) -> fx.GraphModule:
-    """The model; raises `DoesNotApplyError` if it cannot be read in steps."""
+    """Return the model; raise `DoesNotApplyError` if it cannot be decoded step by step."""
     try:
         split_for_decoding(subject.graph)
-    except SpecError as wrong:
-        raise DoesNotApplyError(wrong.diagnostics[0].message) from None
+    except SpecError as error:
+        raise DoesNotApplyError(error.diagnostics[0].message) from None
     return subject.model
 
 
 def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
     """Compare the last positions of a piece with those of all of it."""
     rows = Rows.of(model, subject.inputs())
-    found = []
+    outputs = []
     for keep in (0, 2):
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        given: dict[str, Any] = dict(rows.pieces)
-        found.append(as_tensors(cached(given.pop(rows.main), keep=keep, **given)))
-    for name, whole, last in zip(subject.graph.outputs, *found, strict=True):
-        wanted = whole[:, -2:] if subject.graph.node(name).output.type == "logits" else whole
-        error = distance(last, wanted) if last.shape == wanted.shape else math.inf
+        arguments: dict[str, Any] = dict(rows.pieces)
+        outputs.append(as_tensors(cached(arguments.pop(rows.main), keep=keep, **arguments)))
+    for name, whole, last in zip(subject.graph.outputs, *outputs, strict=True):
+        expected = whole[:, -2:] if subject.graph.node(name).output.type == "logits" else whole
+        error = distance(last, expected) if last.shape == expected.shape else math.inf
         yield Measured(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 
@@ -89,9 +89,9 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        wrong = cached.dtypes - {dtype}
-        if wrong:
-            yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, wrong))}")
+        mismatched = cached.dtypes - {dtype}
+        if mismatched:
+            yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, mismatched))}")
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
         limit = TOLERANCE if dtype == torch.float64 else ROUGH
@@ -167,26 +167,26 @@ class _Reading:
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
             columns = self.done[:, None] + tokens.long().cumsum(dim=1) - 1
             columns = torch.where(tokens, columns, (columns + self.rows.length // 2) % self.rows.length)
-            given: dict[str, Any] = {name: pick(value, columns) for name, value in self.rows.pieces.items()}
-            main = given.pop(self.rows.main)
+            arguments: dict[str, Any] = {name: pick(value, columns) for name, value in self.rows.pieces.items()}
+            main = arguments.pop(self.rows.main)
             if mask is not None:
-                masks = {f"{name}_mask": mask for name in given}
-                given |= {name: mask for name, mask in masks.items() if name in inputs_of(self.rows.model)}
-            result: Any = self.cached(main, mask, **given)
-            found = as_tensors(result)
-            yield from self._compare(found, columns, tokens)
+                masks = {f"{name}_mask": mask for name in arguments}
+                arguments |= {name: mask for name, mask in masks.items() if name in inputs_of(self.rows.model)}
+            result: Any = self.cached(main, mask, **arguments)
+            outputs = as_tensors(result)
+            yield from self._compare(outputs, columns, tokens)
             self.done = self.done + tokens.sum(dim=1)
 
-    def _compare(self, found: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Measured]:
+    def _compare(self, outputs: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Measured]:
         last = self.cached.used - 1
-        for one, want in zip(found, self.want, strict=True):
-            error = distance(one[tokens], pick(want, columns)[tokens])
+        for output, expected in zip(outputs, self.want, strict=True):
+            error = distance(output[tokens], pick(expected, columns)[tokens])
             first = last - columns.size(1) + 1
             place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
             yield Measured(error, f"read {self.way}, {place} from the whole by {error:.1e}", self.tolerance)
 
     def repeat(self, rows: Rows) -> None:
-        """Go on with `rows`, twice as many, that begin with the tokens read so far."""
+        """Continue with `rows`, twice as many, that begin with the tokens read so far."""
         self.cached.repeat(2)
         self.done = self.done.repeat_interleave(2)
         self.rows, self.want, self.way = rows, rows.alone(), "after it was repeated"
@@ -194,9 +194,9 @@ class _Reading:
     def read_all(self, pieces: Schedule) -> Iterator[Measured]:
         """Read to the last column; then the cache is full."""
         yield from self.read(pieces)
-        one: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
+        token: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
         try:
-            self.cached(one.pop(self.rows.main), **one)
+            self.cached(token.pop(self.rows.main), **token)
         except ValueError:
             return
         yield Measured.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
@@ -215,7 +215,7 @@ def _repeated(cached: CachedModel, rows: Rows, tolerance: float) -> Iterator[Mea
 
 
 def _crossed(x: Tensor, column: int) -> Tensor:
-    """Every second row of x [b, t, ...] continued as another one from `column` on."""
+    """Continue every second row of x [b, t, ...] as a different row from `column` on."""
     crossed = torch.cat((x[:, :column], x[:, column:].roll(2, dims=0)), dim=1)
     odd = torch.arange(x.size(0)) % 2 == 1
     return torch.where(odd.view(-1, *[1] * (x.dim() - 1)), crossed, x)

@@ -77,8 +77,8 @@ def publish(subject: Subject) -> Iterator[Measured]:
         raise DoesNotApplyError("the spec has no `checkpoint`")
     try:
         export_config(subject.graph, subject.plugins)
-    except SpecError as wrong:
-        raise DoesNotApplyError(f"no config.json can state these values: {wrong.diagnostics[0].message}") from None
+    except SpecError as error:
+        raise DoesNotApplyError(f"no config.json can state these values: {error.diagnostics[0].message}") from None
     yield from _read_again(subject, "huggingface")
 
 
@@ -87,7 +87,7 @@ def _read_again(subject: Subject, layout: Layout) -> Iterator[Measured]:
         try:
             save(subject.model, Path(folder) / "model", layout=layout, plugins=subject.plugins)
             again = build(subject.graph, weights=Path(folder) / "model").eval()
-        except SpecError as wrong:
-            yield Measured.fault(in_words(wrong))
+        except SpecError as error:
+            yield Measured.fault(in_words(error))
             return
     yield from _same(subject, "a model that was saved", again)

@@ -22,27 +22,27 @@ def silent(subject: Subject) -> Iterator[Measured]:
     """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
     if not subject.stacks:
         raise DoesNotApplyError("the spec has no stack")
-    model, given = subject.model, dict[str, Tensor]()
+    model, stack_inputs = subject.model, dict[str, Tensor]()
     sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
     handles = [_silenced(model.get_submodule(path)) for path in sublayers]
     names = [node.name for node in subject.stacks]
-    handles += [model.get_submodule(name).register_forward_pre_hook(_keep(given, name)) for name in names]
+    handles += [model.get_submodule(name).register_forward_pre_hook(_keep(stack_inputs, name)) for name in names]
     with hooked(handles), torch.no_grad():
-        found = outputs_of(model, partial(call, model, subject.inputs()), [*subject.layers, *names])
+        outputs = outputs_of(model, partial(call, model, subject.inputs()), [*subject.layers, *names])
         for node in subject.stacks:
-            yield from _compare(model, node, given[node.name], found)
+            yield from _compare(model, node, stack_inputs[node.name], outputs)
 
 
 def _silenced(module: nn.Module) -> Any:
-    """A hook that lets a module return zeros."""
+    """Return a hook that lets a module return zeros."""
     return module.register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
 
 
-def _keep(given: dict[str, Tensor], name: str) -> Any:
-    return lambda _module, args: given.setdefault(name, args[0].clone())
+def _keep(stack_inputs: dict[str, Tensor], name: str) -> Any:
+    return lambda _module, args: stack_inputs.setdefault(name, args[0].clone())
 
 
-def _compare(model: fx.GraphModule, node: Node, x: Tensor, found: dict[str, Tensor]) -> Iterator[Measured]:
+def _compare(model: fx.GraphModule, node: Node, x: Tensor, outputs: dict[str, Tensor]) -> Iterator[Measured]:
     stack = node.stack
     assert stack is not None
     for number, layer in enumerate(stack.layers):
@@ -50,20 +50,20 @@ def _compare(model: fx.GraphModule, node: Node, x: Tensor, found: dict[str, Tens
         for run in range(stack.repeats):
             x = _through(model.get_submodule(path), layer, x)
             if run == 0:
-                yield _deviation(path, found[path], x, "a layer")
+                yield _deviation(path, outputs[path], x, "a layer")
     if stack.final_norm is not None:
         x = model.get_submodule(f"{node.name}.final_norm")(x)
-    yield _deviation(node.name, found[node.name], x, "a stack")
+    yield _deviation(node.name, outputs[node.name], x, "a stack")
 
 
-def _deviation(path: str, found: Tensor, want: Tensor, what: str) -> Measured:
-    error = distance(found, want)
+def _deviation(path: str, output: Tensor, expected: Tensor, what: str) -> Measured:
+    error = distance(output, expected)
     detail = f"{what} whose sublayers return nothing differs from its norms by {error:.1e}"
     return Measured(error, detail, where=path)
 
 
 def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
-    """The stream after a layer whose sublayers return zeros."""
+    """Return the stream after a layer whose sublayers return zeros."""
     for step in layer.steps:
         x = _after(module, step, x)
     return x

@@ -31,32 +31,32 @@ PROJECTIONS = frozenset(
 @property_of("memory-order", "reads a memory in any order", follows=("extents",))
 def memory_order(subject: Subject) -> Iterator[Measured]:
     """Cross-attention returns the same for the vectors of its memory in another order."""
-    found = [one for one in subject.attentions if one.step.reads_memory]
-    if not found:
+    crossing = [attention for attention in subject.attentions if attention.step.reads_memory]
+    if not crossing:
         raise DoesNotApplyError("the spec has no cross-attention")
-    given = arguments(subject, subject.inputs())
-    for one in found:
-        x, context, _ = given[one.path]
+    calls = arguments(subject, subject.inputs())
+    for attention in crossing:
+        x, context, _ = calls[attention.path]
         assert context.memory is not None
-        module = subject.model.get_submodule(one.path)
+        module = subject.model.get_submodule(attention.path)
         with torch.no_grad():
-            want, other = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
-        error = distance(other, want)
+            expected, reordered = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
+        error = distance(reordered, expected)
         detail = f"a memory in reverse order changes cross-attention by {error:.1e}"
-        yield Measured(error, detail, where=one.path)
+        yield Measured(error, detail, where=attention.path)
 
 
 @property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
 def token_order(subject: Subject) -> Iterator[Measured]:
     """Without positions, tokens in another order have their outputs in that order."""
     positions = any(True for _ in subject.graph.configs(InputPositionConfig))  # type: ignore[type-abstract]
-    positions = positions or any(one.config.position is not None for one in subject.attentions)
+    positions = positions or any(attention.config.position is not None for attention in subject.attentions)
     if positions:
         raise DoesNotApplyError("the spec has positions")
     for node in subject.graph.nodes:
         if node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node):
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
-    if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
+    if any(attention.step.mask not in (None, MaskConfig()) for attention in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
     inputs = subject.inputs()
     turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
@@ -65,7 +65,7 @@ def token_order(subject: Subject) -> Iterator[Measured]:
 
 
 def _back(want: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
-    """Two outputs, those of tokens in reverse order turned back."""
+    """Return two outputs, the second, of reversed tokens, in the original order."""
     return want, turned.flip(1) if turned.dim() > 2 else turned
 
 
@@ -73,8 +73,8 @@ def _back(want: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
 def documents(subject: Subject) -> Iterator[Measured]:
     """With a mask of pairs, each of several documents in a row has the outputs that it has alone."""
     deaf = deaf_to_pairs(subject.graph)
-    (name, *others) = subject.graph.inputs
-    if deaf is not None or others or subject.length < sum(DOCUMENTS):
+    (name, *rest) = subject.graph.inputs
+    if deaf is not None or rest or subject.length < sum(DOCUMENTS):
         raise DoesNotApplyError(f"`{deaf}` takes no mask of pairs" if deaf else "it has several inputs, or short ones")
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
@@ -93,21 +93,21 @@ def _part(columns: slice, alone: Tensor, together: Tensor) -> tuple[Tensor, Tens
 @property_of("head-order", "has heads in any order")
 def head_order(subject: Subject) -> Iterator[Measured]:
     """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
-    model, inputs, found = copy.deepcopy(subject.model), subject.inputs(), False
-    wanted = subject.run(inputs)
-    for one in subject.attentions:
-        by_head = isinstance(one.config.position, ScoreBiasConfig) or one.config.kv_heads < 2
-        attention = model.get_submodule(one.path)
+    model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
+    expected = subject.run(inputs)
+    for attending in subject.attentions:
+        by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.kv_heads < 2
+        attention = model.get_submodule(attending.path)
         if by_head or {name for name, _ in attention.named_parameters()} - PROJECTIONS:
             continue
-        found = True
-        _turn(attention, one.config)
-        for want, output in zip(wanted, subject.run(inputs, model), strict=True):
-            error = distance(output, want)
+        applied = True
+        _turn(attention, attending.config)
+        for reference, output in zip(expected, subject.run(inputs, model), strict=True):
+            error = distance(output, reference)
             detail = f"heads in reverse order change the outputs by {error:.1e}"
-            yield Measured(error, detail, where=one.path)
-        _turn(attention, one.config)  # back again
-    if not found:
+            yield Measured(error, detail, where=attending.path)
+        _turn(attention, attending.config)  # back again
+    if not applied:
         raise DoesNotApplyError("no attention has several heads whose weights are those of its projections alone")
 
 

@@ -23,12 +23,12 @@ def in_places(subject: Subject) -> Iterator[Measured]:
     speaking = 0
     for node in subject.graph.nodes:
         for layers, traces in _alike(node.name, node.stack.layers if node.stack else (), tensors):
-            found = misplaced([*layers.values()], traces)
-            speaking += found.speaking
-            if found.edits:
+            placement = misplaced([*layers.values()], traces)
+            speaking += placement.speaking
+            if placement.edits:
                 paths = [*layers]
-                detail = ", or ".join(_in_words(edit, paths) for edit in found.edits)
-                where = paths[found.edits[0].first[0]]
+                detail = ", or ".join(_in_words(edit, paths) for edit in placement.edits)
+                where = paths[placement.edits[0].first[0]]
                 yield Measured.fault(f"{detail}: undone, its units have the sizes of training again", where)
     if not speaking:
         raise DoesNotApplyError(f"training shows in no {LAYERS} layers that are alike")
@@ -38,22 +38,26 @@ def in_places(subject: Subject) -> Iterator[Measured]:
 def _alike(
     node: str, layers: Sequence[Layer], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[dict[str, Parts], tuple[Trace, ...]]]:
-    """The layers of a stack that have equal traces and shapes, by their paths, and these traces."""
-    found: dict[Any, dict[str, Parts]] = {}
+    """Yield the layers of a stack that have equal traces and shapes, by their paths, and these traces."""
+    groups: dict[Any, dict[str, Parts]] = {}
     for number, layer in enumerate(layers):
         path = f"{node}.layers.{number}"
-        own = {name.removeprefix(f"{path}."): one for name, one in tensors.items() if name.startswith(f"{path}.")}
-        traces = tuple(one for step in layer.steps for one in _traces(step) if own.keys() >= {one.one, one.other})
+        layer_tensors = {
+            name.removeprefix(f"{path}."): item for name, item in tensors.items() if name.startswith(f"{path}.")
+        }
+        traces = tuple(
+            item for step in layer.steps for item in _traces(step) if layer_tensors.keys() >= {item.first, item.second}
+        )
         offsets = dict(_offsets(layer))
-        names = dict.fromkeys(name for one in traces for name in (one.one, one.other))
-        parts = {name: Profile.of(own[name] + offsets.get(name, 0)) for name in names}
-        found.setdefault((traces, tuple(one.shape for one in parts.values())), {})[path] = parts
-    for (traces, _), group in found.items():
+        names = dict.fromkeys(name for item in traces for name in (item.first, item.second))
+        parts = {name: Profile.of(layer_tensors[name] + offsets.get(name, 0)) for name in names}
+        groups.setdefault((traces, tuple(item.shape for item in parts.values())), {})[path] = parts
+    for (traces, _), group in groups.items():
         yield group, traces
 
 
 def _traces(step: Step) -> Iterator[Trace]:
-    """The traces of a sublayer, if its tensors have the names of tfkit's own components."""
+    """Yield the traces of a sublayer, if its tensors have the names of tfkit's components."""
     norm, path = f"{_norm_of(step)}.weight", step.name
     if isinstance(step.config, AttentionConfig):
         q, k, v, o = (f"{path}.{name}.weight" for name in ("project.q", "project.k", "project.v", "output"))
@@ -64,23 +68,23 @@ def _traces(step: Step) -> Iterator[Trace]:
     else:
         gate, up, down = (f"{path}.{name}.weight" for name in ("gate", "up", "down"))
         readers = [gate, up]
-        yield from (Trace(one, down, ("rows", "columns")) for one in readers)
+        yield from (Trace(name, down, ("rows", "columns")) for name in readers)
         yield Trace(gate, up, None)
-    yield from (Trace(norm, one, ("rows", "columns"), stream=True) for one in readers)
+    yield from (Trace(norm, name, ("rows", "columns"), stream=True) for name in readers)
 
 
 def _norm_of(step: Step) -> str:
-    """The module of the norm that a sublayer reads."""
+    """Return the module of the norm that a sublayer reads."""
     return "input_norm" if step.reads_input else f"{step.name}_norm_in"
 
 
 def _offsets(layer: Layer) -> Iterator[tuple[str, float]]:
-    """The number that each norm adds to its weight."""
+    """Yield the number that each norm adds to its weight."""
     for step in layer.steps:
         config = layer.input_norm if step.reads_input else step.norm_in
         yield f"{_norm_of(step)}.weight", dict(config or ()).get("offset", 0)
 
 
 def _in_words(edit: Edit, layers: Sequence[str]) -> str:
-    one, other = (f"`{layers[number]}.{name}`" for number, name in (edit.first, edit.second))
-    return f"{one} is transposed" if one == other else f"{one} and {other} are exchanged"
+    first, second = (f"`{layers[number]}.{name}`" for number, name in (edit.first, edit.second))
+    return f"{first} is transposed" if first == second else f"{first} and {second} are exchanged"

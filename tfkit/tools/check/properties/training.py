@@ -52,24 +52,26 @@ def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Measured]:
         yield Measured.fault("outputs are not finite in train mode")
         return
     _total(outputs).backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
-    unused = [f"`{name}`" for name, gradient in found.items() if gradient is None]
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    unused = [f"`{name}`" for name, gradient in gradients.items() if gradient is None]
     if unused:
         yield Measured.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
-    wild = [f"`{name}`" for name, one in found.items() if one is not None and not one.isfinite().all()]
+    wild = [
+        f"`{name}`" for name, gradient in gradients.items() if gradient is not None and not gradient.isfinite().all()
+    ]
     if wild:
         yield Measured.fault(f"the gradient of {every_one(wild)} is not finite", _module_of(wild[0]))
-    if found and not any(gradient.any() for gradient in found.values() if gradient is not None):
+    if gradients and not any(gradient.any() for gradient in gradients.values() if gradient is not None):
         yield Measured.fault("every gradient is zero")
 
 
 def _module_of(name: str) -> str:
-    """The module of a parameter that is named in quotes."""
+    """Return the module of a parameter that is named in quotes."""
     return name.strip("`").rpartition(".")[0]
 
 
 def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
-    """A number that depends on every output, with random weights: norms hide plain sums."""
+    """Return a number that depends on every output, with random weights: norms hide plain sums."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([(o * torch.randn(o.shape, generator=generator).to(o)).sum() for o in outputs]).sum()
 
@@ -93,14 +95,14 @@ def every_row(subject: Subject) -> Iterator[Measured]:
                     rows = [row for row in range(reached.size(0)) if row not in looked_up[name]]
                     reached[slice(None) if name.startswith(hidden) else rows] = True
                 seen[name] = seen[name] | reached if name in seen else reached
-        if not any(one.broken for name, reached in seen.items() for one in _idle(name, reached)):
+        if not any(measurement.broken for name, reached in seen.items() for measurement in _idle(name, reached)):
             break
     for name, reached in seen.items():
         yield from _idle(name, reached)
 
 
 def _hidden(subject: Subject) -> tuple[str, ...]:
-    """The beginnings of the names of tables of distances, where a mask hides some of those."""
+    """Return the prefixes of tables of distances of which a mask hides some."""
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.position."
         for path, layer in subject.layers.items()
@@ -110,23 +112,23 @@ def _hidden(subject: Subject) -> tuple[str, ...]:
 
 @contextmanager
 def _looking_up(model: nn.Module) -> Iterator[dict[str, set[int]]]:
-    """The rows of each table that are looked up, by the name of its weight."""
-    found: dict[str, set[int]] = {}
+    """Collect the rows of each table that are looked up, by the name of its weight."""
+    rows_by_table: dict[str, set[int]] = {}
 
     def note(name: str, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        found.setdefault(name, set()).update(args[0].flatten().tolist())
+        rows_by_table.setdefault(name, set()).update(args[0].flatten().tolist())
 
     tables = {f"{path}.weight": module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
     handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in tables.items()]
     with hooked(handles):
-        yield found
+        yield rows_by_table
 
 
 def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
-    """The slices of a parameter, along each axis, without a gradient."""
+    """Yield the slices of a parameter, along each axis, without a gradient."""
     for axis in range(reached.dim()):
-        others = tuple(one for one in range(reached.dim()) if one != axis)
-        idle = ~reached.any(dim=others) if others else ~reached
+        remaining = tuple(dim for dim in range(reached.dim()) if dim != axis)
+        idle = ~reached.any(dim=remaining) if remaining else ~reached
         count, word = int(idle.sum()), ("values" if reached.dim() == 1 else "rows") if axis == 0 else "columns"
         detail = f"{count} of {idle.numel()} {word} of `{name}` have no gradient: nothing uses them"
         yield Measured(count, detail, 0, partial(_module_of, name))
@@ -135,14 +137,14 @@ def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
 @property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
 def recompute(subject: Subject) -> Iterator[Measured]:
     """With dropout, and the same random numbers."""
-    inputs, found = subject.inputs(), []
+    inputs, gradients = subject.inputs(), []
     for again in (False, True):
         model = subject.build(recompute=again).train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(subject.seed)
             _total(call(model, inputs)).backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    plain, other = found
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    plain, other = gradients
     for name, want in plain.items():
         gradient = other[name]
         if want is not None and gradient is not None:
@@ -158,8 +160,8 @@ def train_mode(subject: Subject) -> Iterator[Measured]:
     inputs = subject.inputs()
     want = subject.run(inputs, model)
     with torch.no_grad():
-        for first, found in zip(want, call(model.train(), inputs), strict=True):
-            error = distance(found, first)
+        for first, output in zip(want, call(model.train(), inputs), strict=True):
+            error = distance(output, first)
             yield Measured(error, f"without dropout, train mode changes the outputs by {error:.1e}")
 
 
@@ -176,7 +178,7 @@ def dropout(subject: Subject) -> Iterator[Measured]:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
                 runs.append(call(model, inputs))
-        if all(torch.equal(one, two) for one, two in zip(*runs, strict=True)):
+        if all(torch.equal(first, second) for first, second in zip(*runs, strict=True)):
             yield Measured.fault(f"`{'.'.join(path[1:])}: {rate}` drops nothing in train mode", ".".join(path[1:-1]))
     yield Measured(0.0, "")
 
@@ -189,7 +191,7 @@ def finite_differences(subject: Subject) -> Iterator[Measured]:
 
 
 def _equal_layers(subject: Subject) -> tuple[str, ...]:
-    """The beginnings of the names of parameters in layers that are like an earlier one."""
+    """Return the prefixes of parameters in layers that equal an earlier layer."""
     return tuple(
         f"{node.name}.layers.{number}."
         for node in subject.graph.nodes
@@ -225,12 +227,12 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
         generator = torch.Generator().manual_seed(subject.seed)
         direction = _unit(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
         direction = _unit(direction + _unit(parameter.grad))
-        want = float((parameter.grad * direction).sum())
+        derivative = float((parameter.grad * direction).sum())
         error = math.inf
         for step in STEPS:
-            found = _difference(partial(call, model, inputs), parameter, direction * step, same) / step
-            size = max(1.0, abs(want), float(parameter.grad.norm()))
-            error = min(error, abs(found - want) / size)
+            difference = _difference(partial(call, model, inputs), parameter, direction * step, same) / step
+            size = max(1.0, abs(derivative), float(parameter.grad.norm()))
+            error = min(error, abs(difference - derivative) / size)
             if error <= CLOSE:
                 break
         detail = f"the gradient of `{name}` differs from a finite difference by {error:.1e}"
@@ -241,7 +243,7 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
 def _difference(
     run: Callable[[], list[Tensor]], parameter: Tensor, step: Tensor, context: AbstractContextManager[Any]
 ) -> float:
-    """Half the difference of a run with a parameter that is one step further, and one step back."""
+    """Return half the difference between runs with a parameter moved one step forward and one step back."""
     values = []
     for sign in (1, -1):
         parameter.add_(step, alpha=sign)
@@ -252,5 +254,5 @@ def _difference(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """X, of length 1."""
+    """Normalize x to length 1."""
     return x / x.norm().clamp(min=1e-12)

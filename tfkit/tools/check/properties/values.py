@@ -44,13 +44,13 @@ def fields_read(subject: Subject) -> Iterator[Measured]:
 
 def idle_fields(graph: Graph, config: type[Component]) -> Iterator[Measured]:
     """Find fields of a component that are not read when its model is built or runs."""
-    own = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
+    declared = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
     with _reading(config) as read:
         model = assemble(graph)
         initialize(model, graph)
         call(model.train(), example_inputs(graph))
     source = inspect.getsource(sys.modules[config.__module__])
-    idle = [name for name in config.model_fields if name in own - read and not re.search(rf"\.{name}\b", source)]
+    idle = [name for name in config.model_fields if name in declared - read and not re.search(rf"\.{name}\b", source)]
     if idle:
         names = " and ".join(f"`{name}`" for name in idle)
         where = f"{kind_of(config)} `{config.kind_name()}`"
@@ -59,7 +59,7 @@ def idle_fields(graph: Graph, config: type[Component]) -> Iterator[Measured]:
 
 @contextmanager
 def _reading(config: type[Component]) -> Iterator[set[str]]:
-    """The names of the fields of that class's objects that are read within."""
+    """Collect the names of the fields of a class that are read within a block."""
     read: set[str] = set()
 
     def get(self: Component, name: str) -> Any:
@@ -79,11 +79,11 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 @property_of("values", "changes with every value of its spec", follows=("fields",))
 def values(subject: Subject) -> Iterator[Measured]:
     """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
-    own = _Seen(subject, subject.graph)
+    reference = _Seen(subject, subject.graph)
     for path, value in _numbers(subject):
         place, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
         for other in _allowed(subject, path, value):
-            if not own.equals(_Seen(subject, other)):
+            if not reference.equals(_Seen(subject, other)):
                 idle.clear()
                 break
             idle.append(place)
@@ -93,15 +93,15 @@ def values(subject: Subject) -> Iterator[Measured]:
 
 
 def _allowed(subject: Subject, path: Place, value: float) -> Iterator[Graph]:
-    """The graphs with other values there, as far as the spec allows them."""
+    """Yield the graphs with a different value at a path, as far as the spec allows them."""
     for other in _others(value):
         with suppress(SpecError, ValueError):
             yield subject.changed(put({path: other}))
 
 
 def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
-    """The values that are numbers or true or false, that another value could replace."""
-    configs = {path: one for path, one in parts((), subject.graph.spec.model) if isinstance(one, Config)}
+    """Yield the values that are numbers or true or false, that another value could replace."""
+    configs = {path: config for path, config in parts((), subject.graph.spec.model) if isinstance(config, Config)}
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
@@ -112,18 +112,18 @@ def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
 
 
 def _channels(configs: Mapping[Place, Config], path: Place) -> float:
-    """The channels that a position acts on, of a head or of an embedding; other configs have no such number."""
+    """Return the channels of a head or an embedding that a position acts on; infinite for other configs."""
     place = path[:-2] if path[-2] == "scaling" else path[:-1]
     position, around = configs[place], configs.get(place[:-1])
     if not isinstance(position, PositionConfig) or around is None:
         return math.inf
     width = around.head_width if isinstance(around, AttentionConfig) else dict(around).get("d_model")
-    inside = [dict(one).get("width") for _, one in parts((), position) if isinstance(one, Config)]
-    return min(one for one in (width, dict(around).get("d_embed"), *inside, math.inf) if one is not None)
+    inside = [dict(item).get("width") for _, item in parts((), position) if isinstance(item, Config)]
+    return min(item for item in (width, dict(around).get("d_embed"), *inside, math.inf) if item is not None)
 
 
 def _others(value: float) -> tuple[float, ...]:
-    """Other values, the nearest first: a bound shows only where it is reached."""
+    """Return different values, the nearest first: a bound shows only where it is reached."""
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
@@ -154,7 +154,7 @@ class _Seen:
         return self.subject.fill(self.new)
 
     def outputs(self, *, train: bool) -> list[Tensor]:
-        """The outputs for a long sequence; of train mode with equal random numbers."""
+        """Return the outputs for a long sequence; in train mode with equal random numbers."""
         if train not in self.found:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(self.subject.seed)
@@ -163,7 +163,7 @@ class _Seen:
         return self.found[train]
 
     def equals(self, other: _Seen) -> bool:
-        """True if nothing differs."""
+        """Return True if nothing differs."""
         if self.shapes != other.shapes or not _equal_bits(self.first, other.first):
             return False
         return all(_equal_bits(self.outputs(train=mode), other.outputs(train=mode)) for mode in (False, True))
