@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     are missing, as after an interrupt, or for a new variant. Several of them may
     share a DIR. --set changes the run that all variants begin with; --on shows
     another number of the same runs, and tunes nothing anew. DIR/report.html shows
-    curves, differences, pictures and costs.
+    curves, differences, pictures and costs. If the code of a kind has changed, the
+    runs that it trained are an error, unless --allow-change takes them.
 
     Exit status: 0; 1 if the sweep is wrong, or one of its runs failed.
     """,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 @count_option("--jobs", "Runs at once, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
 @click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
+@click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
 @number_option("The number to compare.  [default: that of SWEEP]")
 @forms_option
 @json_option
@@ -52,6 +54,7 @@ def sweep(
     jobs: int,
     plan: bool,
     so_far: bool,
+    allow_change: bool,
     on: str | None,
     better: Literal["lower", "higher"] | None,
     margin: float | None,
@@ -72,7 +75,7 @@ def sweep(
     if margin is not None and on is None:
         raise click.UsageError("--margin is a difference of a number: give --on")
     shown = None if on is None else shown_number(on, better, margin)
-    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown)
+    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown, allow_change=allow_change)
     if plan:
         outline = made.outline()
         print_json(outline) if json else _show_outline(outline)
@@ -83,7 +86,7 @@ def sweep(
         with progress() as told:
             found = made.run(
                 jobs=jobs,
-                options=_options(reader),
+                options=[*_options(reader), *(["--allow-change"] if allow_change else [])],
                 told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
                 failed=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
             )
