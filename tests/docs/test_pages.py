@@ -38,6 +38,7 @@ LONG = {"components", "inspect", "training", "sweeps"}
 WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "tfkit" / "README.md",
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("specs/*.md"),
