@@ -27,7 +27,7 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
         import resvg_py
     except ImportError as missing:
         message = f"a PNG needs `{missing.name}`, which is not installed"
-        raise SpecError(Diagnostic(message, help="pip install resvg_py matplotlib, or write an SVG")) from missing
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[draw]", or write an SVG')) from missing
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     made: bytes = resvg_py.svg_to_bytes(
         svg_string=to_svg(picture, "light" if theme == "auto" else theme),
