@@ -13,6 +13,7 @@ from tfkit.component import Callback as Callback
 from tfkit.component import CallbackConfig as CallbackConfig
 from tfkit.component import Component as Component
 from tfkit.component import Config as Config
+from tfkit.component import ContentPath as ContentPath
 from tfkit.component import Count as Count
 from tfkit.component import DataConfig as DataConfig
 from tfkit.component import Dim as Dim

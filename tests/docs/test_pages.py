@@ -8,6 +8,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -16,6 +17,8 @@ import transformers
 
 import tfkit
 from tfkit.cli import cli
+from tfkit.console.reader import Reader
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin import hookspecs
 from tfkit.plugin.hooks import HOOKS
 from tfkit.tools.eject.write import eject
@@ -26,6 +29,7 @@ from ..tools.sweep.in_process import InProcess
 from .page import ROOT, blocks, follow, matches, run
 
 DOCS = ROOT / "docs"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md"}  # have tests of their own
@@ -34,6 +38,7 @@ LONG = {"components", "inspect", "training", "sweeps"}
 WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "tfkit" / "README.md",
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("specs/*.md"),
@@ -97,14 +102,26 @@ def prose(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_in_the_text_have_these_options(page: Path) -> None:
+def test_commands_in_the_text_can_be_called(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments and options that they need, until they read a file; a name alone is only a mention."""
+
+    def stop(*_: object) -> None:
+        raise SpecError(Diagnostic("nothing is read here"))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: kind.coerce_path_result(value))  # none exists
+    monkeypatch.setattr(Reader, "load", stop)
+    monkeypatch.setattr(Reader, "plugins", property(stop))
     for words in re.findall(r"`(tfkit [a-z][^`]*)`", prose(page)):
-        program = shlex.split(words)[1:]
-        command = cli.get_command(click.Context(cli), program[0])
+        name, *arguments = shlex.split(words)[1:]
+        command = cli.get_command(click.Context(cli), name)
         assert command is not None, words
-        options = {name for option in command.params for name in option.opts}
-        asked = {word for word in program[1:] if word.startswith("-") and word != "-"}
-        assert asked <= {*options, "--help"}, words
+        if arguments not in ([], ["--help"]):
+            try:
+                with suppress(SpecError, click.exceptions.Exit), command.make_context(name, arguments) as context:
+                    command.invoke(context)
+            except click.UsageError as error:
+                pytest.fail(f"{words}: {error.format_message()}")
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
@@ -139,14 +156,36 @@ def test_one_command_installs_all_that_the_specs_need() -> None:
     (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', README.read_text(encoding="utf-8"))
     projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
     assert {one["name"] for one in projects} == {name for spec in shipped() for name in spec.requires}
-    assert f"{len(shipped())} specs" in README.read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_the_specs_of_a_wheel() -> None:
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["sources"] == {"specs": "tfkit/_specs"}
+    files = {path for pattern in wheel["include"] for path in ROOT.glob(pattern.lstrip("/"))}
+    brought = sum(path.parent == ROOT / "specs" for path in files)
+    text = README.read_text(encoding="utf-8")
+    assert f"the name of one of the {brought} specs that come with tfkit" in text
+    assert f"the {brought} models that come with tfkit" in text
+    assert f"[plugins](plugins) | {len(shipped()) - brought} models more" in text
 
 
 def test_no_message_sends_to_a_registry_for_tfkit() -> None:
-    """tfkit is not published: `pip install tfkit...` would find nothing, or somebody else's."""
+    """tfkit is not published: `pip install tfkit` would find nothing, or somebody else's.
+
+    With an extra, pip takes the tfkit that is installed.
+    """
     sources = [*ROOT.glob("tfkit/**/*.py"), *ROOT.glob("plugins/tfkit-m*/**/*.md"), *PAGES]
-    sent = re.compile(r"pip install \"?tfkit")
+    sent = re.compile(r"pip install \"?tfkit(?!\[)")
     assert [path for path in sources if sent.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_messages_name_the_extra_of_a_missing_package() -> None:
+    """No extra brings transformers."""
+    extras = {*PROJECT["project"]["optional-dependencies"]}
+    named = re.compile(r"pip install (\"tfkit\[(\w+)\]\"|[\w-]+)")
+    for path in ROOT.glob("tfkit/**/*.py"):
+        for whole, extra in named.findall(path.read_text(encoding="utf-8")):
+            assert extra in extras or whole in ("FOLDER", "transformers"), f"{path}: {whole}"
 
 
 def test_the_ejected_example_is_what_eject_writes(request: pytest.FixtureRequest) -> None:

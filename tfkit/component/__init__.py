@@ -19,6 +19,8 @@ from tfkit.component.block import same_length as same_length
 from tfkit.component.config import AttentionBackend as AttentionBackend
 from tfkit.component.config import Component as Component
 from tfkit.component.config import Config as Config
+from tfkit.component.config import ContentMarker as ContentMarker
+from tfkit.component.config import ContentPath as ContentPath
 from tfkit.component.config import Count as Count
 from tfkit.component.config import Dim as Dim
 from tfkit.component.config import Extent as Extent

@@ -41,6 +41,11 @@ class ImmaterialMarker:
 
 
 @dataclass(frozen=True)
+class ContentMarker:
+    """Marker of a path. What it leads to is part of the meaning of a run, wherever it lies."""
+
+
+@dataclass(frozen=True)
 class PatchMarker:
     """Marker of a mapping of patches: each is merged into the mapping around the one that has the marked field."""
 
@@ -69,6 +74,11 @@ Shared = Annotated[T, SharedMarker()]
 """`Shared[Dim]`: a field that takes its value from the enclosing configs unless given."""
 Immaterial = Annotated[T, ImmaterialMarker()]
 """`Immaterial[float]`: a field that does not change the meaning of trained weights, such as dropout."""
+ContentPath = Annotated[str, ImmaterialMarker(), ContentMarker()]
+"""The path of a file or a folder whose content decides the results of a run, such as a teacher in a loss.
+
+A relative path starts at the folder of the run's file. `build` gets an absolute one.
+"""
 Wire = Annotated[str, WireMarker()]
 """The name of a node or an input to read."""
 MaskedWire = Annotated[str, WireMarker(mask=True)]

@@ -18,10 +18,10 @@ from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.run_meaning import RunMeaning, Value
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.content import content_of
+from tfkit.spec.content import content_of, content_paths, files_content
 from tfkit.spec.messages import refused
 from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
-from tfkit.spec.run import RunSpec, WeightsConfig
+from tfkit.spec.run import MODEL, RunSpec, WeightsConfig
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
@@ -29,6 +29,8 @@ CONTENT = "data_content"
 """The path of the digest of the data."""
 WEIGHTS_CONTENT = "weights_content"
 """The path of the digest of the weights that the run begins with."""
+SUFFIX = "_content"
+"""The end of the path of any digest of content."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Run:
         others: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
             others[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+        for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
+            others[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
         return RunMeaning(self.config, self.graph.spec.model, others)
 
     @property
@@ -88,6 +92,12 @@ class Run:
             help = "train a model first, or name other weights: --set weights=DIR"
             wrong = SpecError(*(replace(one, help=help) for one in wrong.diagnostics))
             raise self.file.placed(wrong, "weights") from wrong
+
+    def _content(self, path: tuple[str, ...], value: str) -> str:
+        try:
+            return files_content(Path(value))
+        except SpecError as error:
+            raise self.file.placed(error, *path) from error
 
     def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
         """An error about a value of the run."""

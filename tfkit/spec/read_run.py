@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tfkit.component import Data
+from tfkit.component import Config, ContentMarker, Data, marker
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
@@ -258,6 +258,7 @@ def of_model() -> Iterator[None]:
 
 def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tuple[RunSpec, Data]:
     """The run with places of its data that hold everywhere, and the data."""
+    config = _with_located_content(config, (), provenance)
     span = provenance.span(("data", "files")) or provenance.span(("data",))
     located = config.data.located(_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
@@ -273,6 +274,29 @@ def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tu
         origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
         weights = weights.located(_folder(origin.source if origin else None))
     return config.model_copy(update={"data": located, "weights": weights}), data
+
+
+def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
+    """Return a config whose paths to content do not depend on the current folder."""
+    if isinstance(value, tuple):
+        return tuple(_with_located_content(part, (*path, str(i)), provenance) for i, part in enumerate(value))
+    if isinstance(value, dict):
+        return {name: _with_located_content(part, (*path, name), provenance) for name, part in value.items()}
+    if not isinstance(value, Config):
+        return value
+    changed = {}
+    for name, field in type(value).model_fields.items():
+        located = _with_located_content if marker(field, ContentMarker) is None else _absolute
+        changed[name] = located(getattr(value, name), (*path, name), provenance)
+    return value.model_copy(update={name: new for name, new in changed.items() if new != getattr(value, name)})
+
+
+def _absolute(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
+    """Return a path, or several, that start at the folder of the text that has them."""
+    if isinstance(value, tuple):
+        return tuple(_absolute(part, (*path, str(index)), provenance) for index, part in enumerate(value))
+    span = provenance.span(path) or provenance.span(path[:-1])
+    return value if value is None else str((_folder(span.source if span else None) / value).absolute())
 
 
 def _folder(text: Source | None) -> Path:

@@ -174,5 +174,5 @@ def test_one_or_two() -> None:
 
 def test_what_a_png_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
-    with pytest.raises(tfkit.SpecError, match=r"`resvg_py`, which is not installed(.|\n)*pip install resvg_py"):
+    with pytest.raises(tfkit.SpecError, match=r"`resvg_py`, which(.|\n)*pip install \"tfkit\[draw\]\""):
         to_png(draw(tfkit.load("gpt2")))

@@ -70,7 +70,7 @@ def test_an_operation_without_a_counterpart_is_named(tmp_path: Path, capfd: pyte
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_format, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(tfkit.SpecError, match=r"onnx needs onnxscript(.|\n)*pip install"):
+    with pytest.raises(tfkit.SpecError, match=r"onnx needs onnxscript(.|\n)*pip install \"tfkit\[export\]\""):
         check_format(one_layer(block="encoder").meta["graph"], Onnx())
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tfkit.spec.read_run import shipped_runs
+from tfkit.spec.read_sweep import shipped_sweeps
+
 pytestmark = pytest.mark.usefixtures("specs")
 
 
@@ -18,9 +21,22 @@ def test_list(run: Callable[..., str]) -> None:
     assert "0 specs" in run("list", "no_such_word")
 
 
+def test_list_ends_with_runs_and_sweeps(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
+    shipped = {"run": shipped_runs(), "sweep": shipped_sweeps()}
+    every = json.loads(run("list", "--json"))
+    for sort, names in shipped.items():
+        assert [one["name"] for one in every if one["sort"] == sort] == names
+    assert {one["sort"] for one in every} == {"model", "run", "sweep"}
+    _, last = run("list", "--no-plugins").split("tfkit train")
+    assert all(f"\n{name} " in last for names in shipped.values() for name in names)
+    assert f" specs, {len(shipped['run'])} runs, {len(shipped['sweep'])} sweeps\n" in last
+    golden("cli/list_experiments", run("list", "swiglu"))
+    assert run("list", "backwards").splitlines()[-1] == "1 run"
+
+
 def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[..., str]) -> None:
     every = json.loads(run("list", "--json", "--no-plugins"))
-    needing = [one for one in every if one["requires"]]
+    needing = [one for one in every if one.get("requires")]
     assert {name for one in needing for name in one["requires"]} == {"tfkit-mla", "tfkit-moe"}
     assert all(one["missing"] == one["requires"] for one in needing)
     text = " ".join(run("list", "mixtral", "--no-plugins").split())

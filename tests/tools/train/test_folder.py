@@ -195,16 +195,16 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
-    long = ["train", "small.yaml", "-o", "out", "--set", "steps=150"]
+    long = ["train", "small.yaml", "-o", "out", "--set", "steps=300"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
     try:
         assert main(long) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert capsys.readouterr().err == "error: cannot write `out/metrics.jsonl`: File too large\n"
     assert main(long) == 0
-    assert len(Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 150
+    assert len(Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 300
 
 
 def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

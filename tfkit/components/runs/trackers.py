@@ -20,7 +20,7 @@ class TensorBoardConfig(TrackerConfig):
             return TensorBoard(folder / "tb", step)
         except ModuleNotFoundError as error:
             message = f"`tensorboard` needs the package {error.name}"
-            raise Invalid("", message, help="pip install tensorboard, or leave it out of `track`") from error
+            raise Invalid("", message, help='pip install "tfkit[profile]", or remove it from `track`') from error
 
 
 class TensorBoard:

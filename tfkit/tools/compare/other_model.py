@@ -78,9 +78,11 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
-    cls = getattr(transformers, str(said[0]), None)
-    if cls is None:
-        raise SpecError(Diagnostic(f"transformers has no {quoted(str(said[0]))}", help="install a version that has it"))
+    cls: Any = getattr(transformers, str(said[0]), None)
+    is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+    if not is_model:  # an Auto class could run code that is in the folder
+        message = f"transformers has no model {quoted(str(said[0]))}"
+        raise SpecError(Diagnostic(message, help="install a version that has it"))
     dtype = next(model.parameters()).dtype
     theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
     theirs.config.use_cache = False

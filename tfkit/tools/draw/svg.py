@@ -220,7 +220,7 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
         import resvg_py
     except ImportError as error:
         message = f"a PNG needs `{error.name}`, which is not installed"
-        raise SpecError(Diagnostic(message, help="pip install resvg_py matplotlib, or write an SVG")) from error
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[draw]", or write an SVG')) from error
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     png: bytes = resvg_py.svg_to_bytes(
         svg_string=to_svg(picture, "light" if theme == "auto" else theme),

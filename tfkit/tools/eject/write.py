@@ -71,7 +71,7 @@ def _check_apart(model: nn.Module) -> None:
 def formatted(text: str) -> str:
     """The text as ruff writes it."""
     if importlib.util.find_spec("ruff") is None:
-        raise SpecError(Diagnostic("to eject a model, ruff must be installed", help="pip install ruff"))
+        raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
     for command in (["check", "--select=F401,I,UP,SIM", "--fix", "--quiet"], ["format", "--quiet"]):
         options = ["--isolated", "--target-version=py311", "--line-length=120", "-"]
         done = subprocess.run(

@@ -87,7 +87,7 @@ class Onnx(Format):
 def _check_installed() -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
-        raise SpecError(Diagnostic(f"onnx needs {listing(missing)}", help=f"pip install {' '.join(missing)}"))
+        raise SpecError(Diagnostic(f"onnx needs {listing(missing)}", help='pip install "tfkit[export]"'))
 
 
 def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:

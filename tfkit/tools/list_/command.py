@@ -1,4 +1,4 @@
-"""List the specs of tfkit and of plugins."""
+"""List the specs of tfkit and of plugins, and the runs and sweeps of tfkit."""
 
 from __future__ import annotations
 
@@ -28,29 +28,42 @@ NAME = re.compile(r"[^\w.-]")
     notes="""
     Only specs with all WORDs in their name, kind, model family, plugins, or
     description are listed. Missing plugins of a spec are named; none is loaded.
+    Runs and sweeps, which follow the specs, have `run` or `sweep` as their kind.
     """,
     examples="""
     tfkit list
     tfkit list encoder bert
+    tfkit list sweep
     """,
 )
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
-    from tfkit.tools.list_.gallery import shipped
+    from tfkit.tools.list_.gallery import experiments, shipped
 
-    specs = shipped(words, reader.available)
+    specs, others = shipped(words, reader.available), experiments(words)
     if json:
-        print_json(specs)
+        print_json([*specs, *others])
         return
+    if specs or not others:
+        _show_specs(specs)
+    for sort, action in ("run", "train"), ("sweep", "sweep"):
+        rows = [(one.name, one.description or "") for one in others if one.sort == sort]
+        if rows:
+            show(table([f"tfkit {action}", "description"], rows), "")
+    counts = [(len(specs), "spec"), *((sum(one.sort == sort for one in others), sort) for sort in ("run", "sweep"))]
+    texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
+    show(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
+
+
+def _show_specs(specs: Sequence[Shipped]) -> None:
     columns = ["name", "kind", "size", "description"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
         (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", _special(one))
         for one in specs
     ]
-    missing = _missing(specs, reader.available)
-    show(table(columns, rows, right=["size"]), "", f"{len(specs)} specs", *missing)
+    show(table(columns, rows, right=["size"]), "")
 
 
 def _special(one: Shipped) -> str:

@@ -1,18 +1,27 @@
-"""The specs that have a bare name, listed without building any or running a plugin; those of missing plugins too."""
+"""The specs that have a bare name, listed without building any or running a plugin; those of missing plugins too.
+
+In addition, the runs and the sweeps that come with tfkit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from tfkit.errors import SpecError
 from tfkit.plugin import elsewhere
 from tfkit.plugin.discover import BUILT_IN, canonical
+from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Available, available
 from tfkit.spec.extending import Read
 from tfkit.spec.load import read_tree
+from tfkit.spec.read_run import shipped_runs
+from tfkit.spec.read_sweep import shipped_sweeps
 from tfkit.spec.source import plain, read
+
+EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,17 @@ class Shipped:
     missing: tuple[str, ...]
     error: str | None = None
     """The reason why it cannot be read, such as a spec of another plugin that it extends."""
+    sort: Literal["model"] = "model"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run or a sweep that comes with tfkit."""
+
+    name: str
+    sort: Literal["run", "sweep"]
+    description: str | None
+    source: str | None
 
 
 def shipped(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
@@ -51,6 +71,19 @@ def shipped(words: Collection[str] = (), plugins: Available | None = None) -> li
     found = [_shipped(name, there, remembering) for name in there.specs.files]
     found = sorted([*found, *_absent(there)], key=lambda one: one.name)
     return [one for one in found if all(word.casefold() in _text(one) for word in words)]
+
+
+def experiments(words: Collection[str] = ()) -> list[Experiment]:
+    """Return each run and sweep that comes with tfkit and has all of these words in its name, sort or description."""
+    names = {"run": shipped_runs(), "sweep": shipped_sweeps()}
+    every = [_experiment(name, sort) for sort in EXPERIMENTS for name in names[sort]]
+    texts = [" ".join(filter(None, (one.name, one.sort, one.description))).casefold() for one in every]
+    return [one for one, text in zip(every, texts, strict=True) if all(word.casefold() in text for word in words)]
+
+
+def _experiment(name: str, sort: Literal["run", "sweep"]) -> Experiment:
+    root = plain(read(own_specs() / f"{sort}s" / f"{name}.yaml"))
+    return Experiment(name, sort, root.get("description"), root.get("source"))
 
 
 def _shipped(name: str, there: Available, read: Read) -> Shipped:

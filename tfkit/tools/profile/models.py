@@ -139,11 +139,8 @@ TRACE = "pt.trace.json.gz"
 def check_folder(folder: Path) -> None:
     """Raise SpecError if `folder` must not be written: it is a file, or holds more than a profile."""
     if find_spec("tensorboard") is None:
-        raise SpecError(
-            Diagnostic(
-                "tensorboard is missing, but a log is to be written", help="pip install tensorboard torch-tb-profiler"
-            )
-        )
+        message = "a log needs `tensorboard`, which is not installed"
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[profile]"'))
     expected = {DATA, REPORT, *_folders(folder / DATA)}
     if extra := [name for name in names_in(folder) or [] if name not in expected]:
         message = f"{quoted(str(folder))} holds other files than a profile's: {listing(extra, 4)}"

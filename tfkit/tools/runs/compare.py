@@ -18,7 +18,7 @@ from tfkit.tools.sweep.arms import Cell, check_margin, collected
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.equal import SIZES, unequal
 from tfkit.tools.sweep.page import differing, page
-from tfkit.tools.sweep.remarks import ended_early
+from tfkit.tools.sweep.remarks import ended_early, mixed_code
 from tfkit.tools.sweep.result import Results
 from tfkit.tools.sweep.results import Side, compare
 from tfkit.tools.sweep.work import is_complete
@@ -70,7 +70,7 @@ def compare_runs(
     unfinished = [cell for cell in cells if not is_complete(cell)]
     left_out = set() if so_far else {cell.folder for cell in unfinished}
     sides = [_side(one, base, on, left_out) for one in every]
-    notes = list(_unequal(sides))
+    notes = [*_unequal(sides), *mixed_code(cells)]
     if not so_far:
         notes += [f"{quoted(str(one.folder))} is left out: it is not finished" for one in unfinished]
         notes += [note for side in sides for note in ended_early(side.name, side.curves, side.size.steps)]

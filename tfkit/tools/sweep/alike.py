@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from tfkit.graph.run import CONTENT, WEIGHTS_CONTENT, Run
+from tfkit.graph.run import CONTENT, SUFFIX, Run
 from tfkit.graph.run_meaning import Value
 
-DIGESTS = (CONTENT, WEIGHTS_CONTENT)
 LETTERS = 8
 """Digits of a digest in a text."""
 NONE = "none"
@@ -50,4 +49,4 @@ def word_of(path: str, values: Mapping[str, Value]) -> str:
         return NONE
     value = values[path]
     text = value if isinstance(value, str) else json.dumps(value)
-    return text[:LETTERS] if path in DIGESTS else text
+    return text[:LETTERS] if path.endswith(SUFFIX) else text

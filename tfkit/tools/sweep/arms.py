@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.budgets import lengthened, resized
+from tfkit.tools.train.code import Code, code_of
 from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")
@@ -31,10 +32,16 @@ LETTERS = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, and its folder."""
+    """A run, and its folder. Unless `allow_change`, it is an error if other code trained the run in the folder."""
 
     run: Run
     folder: Path
+    allow_change: bool = True
+
+    @cached_property
+    def code(self) -> Code:
+        """The code that trains it now."""
+        return code_of(self.run)
 
     @property
     def seed(self) -> int:
@@ -86,8 +93,8 @@ class Arm:
 class Arms:
     """The arms of a sweep, and the runs of each; raises SpecError with the errors of all runs."""
 
-    def __init__(self, file: SweepFile, plugins: Plugins, folder: Path) -> None:
-        self.file, self.config = file, file.config
+    def __init__(self, file: SweepFile, plugins: Plugins, folder: Path, *, allow_change: bool = False) -> None:
+        self.file, self.config, self._allow_change = file, file.config, allow_change
         self._plugins, self._folder = plugins, folder / "runs"
         self._data: dict[str, Data] = {}
         amounts = self.config.sizes.params if self.config.sizes else (None,)
@@ -145,7 +152,8 @@ class Arms:
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
         run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
         _check_number(self.file, run)
-        return Cell(run, named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS]))
+        folder = named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS])
+        return Cell(run, folder, self._allow_change)
 
 
 def choices(settings: Sequence[Setting]) -> Iterator[Choice]:

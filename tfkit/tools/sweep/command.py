@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     are missing, as after an interrupt, or for a new variant. Several of them may
     share a DIR. --set changes the run that all variants begin with; --on shows
     another number of the same runs, and tunes nothing anew. DIR/report.html shows
-    curves, differences, pictures and costs.
+    curves, differences, pictures and costs. If the code of a kind has changed, the
+    runs that it trained are an error, unless --allow-change takes them.
 
     Exit status: 0; 1 if the sweep is wrong, or one of its runs failed. A run that
     diverged is a result.
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 @count_option("--jobs", "Runs at once, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
 @click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
+@click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
 @number_option("The number to compare.  [default: that of SWEEP]")
 @forms_option
 @json_option
@@ -53,6 +55,7 @@ def sweep(
     jobs: int,
     plan: bool,
     so_far: bool,
+    allow_change: bool,
     on: str | None,
     better: Literal["lower", "higher"] | None,
     margin: float | None,
@@ -70,12 +73,12 @@ def sweep(
         text = "--margin is a difference" if better is None else "--better is the direction"
         raise click.UsageError(f"{text} of a number: give --on")
     shown = None if on is None else shown_number(on, better, margin)
-    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown)
+    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown, allow_change=allow_change)
     if plan:
         outline = made.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    found = made.so_far() if so_far else _run(made, jobs, _options(reader))
+    found = made.so_far() if so_far else _run(made, jobs, _options(reader, allow_change=allow_change))
     page = made.write(found)
     if json:
         print_json({**vars(found), "page": str(page)})
@@ -102,11 +105,12 @@ def _run(made: Sweep, jobs: int, options: list[str]) -> Results:
         )
 
 
-def _options(reader: Reader) -> list[str]:
-    """The options of a process that has the plugins of this one."""
+def _options(reader: Reader, *, allow_change: bool) -> list[str]:
+    """Return the options of a process that has the plugins of this one, and accepts the same changes."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     disabled = [word for name in reader.disable for word in ("--disable", name)]
-    return [*folders, *disabled, *(["--no-plugins"] if reader.no_plugins else [])]
+    flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
+    return [*folders, *disabled, *(flag for flag, is_set in flags if is_set)]
 
 
 def _show(found: Results, form: str | None, page: Path) -> None:

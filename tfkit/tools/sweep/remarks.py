@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfkit.errors import listing, quoted
+from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.result import Result
 from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
+from tfkit.tools.train.code import EXAMPLES, codes, shown_kind
+from tfkit.tools.train.record import read_facts
 
 
 def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:
@@ -77,6 +81,19 @@ def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]
     for curve in curves:
         if curve.steps and curve.steps[-1] < steps and not curve.diverged:
             yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {steps:,}"
+
+
+def mixed_code(cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield a remark if the same kind had different code in different runs, or in the processes of one run."""
+    versions: dict[str, set[str]] = {}
+    for cell in cells:
+        facts = read_facts(cell.folder)
+        for code in codes(facts) if facts else ():
+            for kind, modules in code.items():
+                versions.setdefault(kind, set()).add(json.dumps(modules, sort_keys=True))
+    changed = [kind for kind, digests in versions.items() if len(digests) > 1 and kind != EXAMPLES]
+    if changed:
+        yield f"the runs were trained by different code: {listing(map(shown_kind, changed), 4)}"
 
 
 def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
 from tfkit.tools.sweep.laws import scalings
-from tfkit.tools.sweep.remarks import ended_early, left_out, remarks
+from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
 from tfkit.tools.sweep.result import Reached, Result, Results, pairs
 from tfkit.tools.sweep.statistics import Paired, compare_pairs, interval_of
 from tfkit.tools.sweep.tuning import Tried, Tuned
@@ -60,6 +60,7 @@ def results(
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
     compared, notes = compare(sides, shown)
     notes = [*order, *notes, *early]
+    notes += mixed_code(cell for cells in complete.values() for cell in cells)
     laws = tuple(scalings(arms, complete, sizes))
     return Results(arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, tuple(notes), errors)
 

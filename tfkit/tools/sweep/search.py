@@ -103,7 +103,8 @@ def _optuna() -> ModuleType:
     try:
         import optuna  # type: ignore[import-not-found,unused-ignore]
     except ImportError as missing:
-        message, help = "a search needs `optuna`, which is not installed", "pip install optuna; or list the values"
+        message = "a search needs `optuna`, which is not installed"
+        help = 'pip install "tfkit[sweep]", or list the values'
         raise SpecError(Diagnostic(message, help=help)) from missing
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

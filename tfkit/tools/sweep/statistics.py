@@ -243,5 +243,5 @@ def scipy() -> Any:
         import scipy  # type: ignore[import-untyped]
     except ImportError as missing:
         message = "a comparison needs `scipy`, which is not installed"
-        raise SpecError(Diagnostic(message, help="pip install scipy; the runs that were made stay")) from missing
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[train]"; the runs stay')) from missing
     return scipy

@@ -24,7 +24,7 @@ from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.search import Search
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import Tuned, Tuning
-from tfkit.tools.sweep.work import Failed, is_complete, missing, work
+from tfkit.tools.sweep.work import Failed, check_runs, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 
 PAGE = "report.html"
@@ -90,6 +90,7 @@ class Sweep:
         sets: changes of the run that all variants begin with.
         shown: the number to compare the runs on, once they are made; that of the file unless given. What is tuned is
             tuned by that of the file.
+        allow_change: take runs that were trained by other code than their kinds have now.
     """
 
     def __init__(
@@ -100,13 +101,16 @@ class Sweep:
         *,
         sets: Iterable[str] = (),
         shown: CompareConfig | None = None,
+        allow_change: bool = False,
     ) -> None:
         self.file = read_sweep(name, plugins, sets=list(sets))
         self.folder = folder or Path("sweeps") / self.file.name
-        self.arms = Arms(self.file, plugins, self.folder)
+        self.arms = Arms(self.file, plugins, self.folder, allow_change=allow_change)
         self._plugins = plugins
         self._tunings = self._tuned()
+        check_runs(cell for tuning in self._tunings.values() for trial in tuning.trials for cell in trial.cells)
         self._sized = self._choices()
+        check_runs(cell for arm in self.arms.arms for cell in self.arms.cells(arm, self._sized[arm.name]))
         self._sizes = self._checked()
         self._shown = shown or self.file.config.compare
         check_margin(self._shown, len(self.file.variants))

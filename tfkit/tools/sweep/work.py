@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,12 @@ from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.train.code import check_code
 from tfkit.tools.train.record import METRICS, facts_of
 
 LOCK = ".sweep"
 PAUSE = 0.2
+CHANGED = "--allow-change accepts these runs; -o names a new folder"
 TAIL = 4096
 """Bytes at the end of `metrics.jsonl` that have its last line."""
 Told = Callable[[int, int], None]
@@ -45,8 +47,16 @@ class _Process:
     gpu: str | None
 
 
+def check_runs(cells: Iterable[Cell]) -> None:
+    """Raise SpecError for all runs that were trained by other code than their kinds have now."""
+    runs = {cell.folder: cell for cell in cells if not cell.allow_change}
+    records = [(cell, facts) for cell in runs.values() if (facts := facts_of(cell.folder, cell.run)) is not None]
+    check_code(((cell.folder, facts, cell.code) for cell, facts in records), help=CHANGED)
+
+
 def is_complete(cell: Cell) -> bool:
-    """True if nothing is left to do; raises SpecError if its folder cannot be read, or is that of another run."""
+    """Return True if the run is complete; raise SpecError if its folder cannot be read, or contains another run."""
+    check_runs([cell])
     facts = facts_of(cell.folder, cell.run)
     return facts is not None and facts.ended is not None
 

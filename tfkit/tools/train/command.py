@@ -51,19 +51,22 @@ if TYPE_CHECKING:
 )
 @click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
+@click.option("--allow-change", is_flag=True, help="Continue although the code of its kinds has changed.")
 @json_option
-def train(reader: Reader, run: str, output: Path | None, plan: bool, stop_after: int | None, json: bool) -> None:
-    if plan and (output is not None or stop_after is not None):
-        raise click.UsageError("--plan trains nothing: it goes without -o and --stop-after")
+def train(
+    reader: Reader, run: str, output: Path | None, plan: bool, stop_after: int | None, allow_change: bool, json: bool
+) -> None:
+    if plan and (output is not None or stop_after is not None or allow_change):
+        raise click.UsageError("--plan trains nothing: it goes without -o, --stop-after and --allow-change")
     if plan:
         _plan(_loaded(reader, run), reader.plugins, json=json)
     elif "LOCAL_RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:  # torchrun has started several processes
         from tfkit.training.parallel import together
 
         with together() as processes:
-            _train(reader, run, output, stop_after, processes, json=json)
+            _train(reader, run, output, stop_after, processes, allow_change=allow_change, json=json)
     else:
-        _train(reader, run, output, stop_after, None, json=json)
+        _train(reader, run, output, stop_after, None, allow_change=allow_change, json=json)
 
 
 def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
@@ -86,22 +89,41 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
 
 
 def _train(
-    reader: Reader, name: str, output: Path | None, stop_after: int | None, others: Processes | None, *, json: bool
+    reader: Reader,
+    name: str,
+    output: Path | None,
+    stop_after: int | None,
+    others: Processes | None,
+    *,
+    allow_change: bool,
+    json: bool,
 ) -> None:
     """Train in this process, beside others if there are any."""
     run = _loaded(reader, name, quiet=others is not None and others.rank > 0)
 
+    from tfkit.tools.train.code import code_of, digest_of
     from tfkit.tools.train.train import folder_of, follow_run, train_run
     from tfkit.training.processes import Processes
 
     folder, processes = output or folder_of(name, run), others or Processes()
     processes.check_equal(run.digest, "reads a run of another meaning: its file, its data or its versions")
+    if processes.count > 1:
+        processes.check_equal(digest_of(code_of(run)), "has other code: of tfkit, or of a plugin")
     if processes.rank > 0:
         follow_run(run, folder, processes, until=stop_after)
         return
     command = shlex.join(["tfkit", *sys.argv[1:]])
-    found = train_run(run, folder, reader.plugins, command=command, until=stop_after, quiet=json, processes=processes)
-    _show(found, run, json=json)
+    trained = train_run(
+        run,
+        folder,
+        reader.plugins,
+        command=command,
+        until=stop_after,
+        allow_change=allow_change,
+        quiet=json,
+        processes=processes,
+    )
+    _show(trained, run, json=json)
 
 
 def _show(found: Trained, run: Run, *, json: bool) -> None:

@@ -44,6 +44,7 @@ class Facts:
     meaning: Mapping[str, Any]
     bits: Mapping[str, Any]
     environment: Mapping[str, Any]
+    """The environment of the newest process; each session has its own."""
     sessions: list[dict[str, Any]]
     ended: str | None = None
     """The reason why no step follows."""
@@ -73,9 +74,10 @@ class RunFolder:
         self.notes = [f"{name}: {found.bits.get(name)} -> {bits[name]}" for name in changed]
         return Facts(self._run.digest, self._run.meaning.values, bits, environment, found.sessions, found.ended)
 
-    def begin(self, command: str, time: str) -> None:
-        """Note a new process."""
-        self.facts.sessions.append({"command": command, "began": time, "ended": None})
+    def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
+        """Note a new process; `code` is what `tfkit.tools.train.code.session_code` returns."""
+        session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
+        self.facts.sessions.append(session)
         self._write_facts()
 
     def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:

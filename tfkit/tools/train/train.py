@@ -22,6 +22,7 @@ from tfkit.spec.folder import RUN
 from tfkit.spec.read_run import AnyRun
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.code import changes, check_code, code_of, session_code
 from tfkit.tools.train.environment import bits_of, environment
 from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
@@ -32,6 +33,7 @@ from tfkit.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.training.processes import Processes
 
 REPORT = "report.html"
+CHANGED = "--allow-change, or `allow_change=True`, continues with the current code; -o names a new folder"
 RunArgument: TypeAlias = Annotated[AnyRun, "a run: its name, its path, its folder or a mapping"]
 
 
@@ -63,6 +65,7 @@ def train(
     output: AnyPath | None = None,
     sets: Sets = (),
     stop_after: Positive | None = None,
+    allow_change: bool = False,
     quiet: bool = False,
 ) -> Trained:
     """Train a model as a run says, as `tfkit train` does; the same folder continues.
@@ -73,21 +76,24 @@ def train(
         output: the run's folder; `runs/NAME-HASH` unless given.
         sets: changes, as `tfkit.load` takes them; those of the model begin with `model.`.
         stop_after: end after this step; another call continues.
+        allow_change: continue a run although the code of its kinds, or of the training loop, has changed.
         quiet: show no progress.
 
     Returns:
         The result, also of a run that was complete before.
 
     Raises:
-        SpecError: the run is wrong; the folder holds another one; or a loss, gradient or weight is not finite, in this
-            call or in an earlier one.
+        SpecError: the run is invalid; the folder contains another run, or was trained by other code; or a loss, a
+            gradient or a weight is not finite, in this call or in an earlier call.
     """
     plugins = load_plugins()
     loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)
     for note in loaded.file.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
     folder = Path(output) if output is not None else folder_of(run, loaded)
-    return train_run(loaded, folder, plugins, until=stop_after, quiet=quiet, command="tfkit.train")
+    return train_run(
+        loaded, folder, plugins, until=stop_after, allow_change=allow_change, quiet=quiet, command="tfkit.train"
+    )
 
 
 def folder_of(name: AnyRun, run: Run) -> Path:
@@ -104,6 +110,7 @@ def train_run(
     *,
     command: str,
     until: int | None = None,
+    allow_change: bool = False,
     quiet: bool = False,
     processes: Processes | None = None,
 ) -> Trained:
@@ -111,15 +118,18 @@ def train_run(
     processes = processes or Processes()
     with locked(folder):
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
+        code = code_of(run)
+        if not allow_change:
+            check_code([(folder, record.facts, code)], help=CHANGED)
         if processes.agreed(record.facts.ended):
             return _ended(record, run)
-        for note in record.notes:
-            click.echo(f"warning: the last digits may differ from before: {note}", err=True)
+        _warn(record, changes(record.facts, folder, code))
         watch = Watch(run.tokens_of_step, quiet=quiet)
         begin = time.perf_counter()
         with asked_to_end() as asked:
             trainer = Trainer(run, record, watchers=[watch], until=until, asked_to_end=asked, processes=processes)
-            record.begin(command, datetime.now(UTC).isoformat(timespec="seconds"))
+            time_of_start = datetime.now(UTC).isoformat(timespec="seconds")
+            record.begin(command, time_of_start, session_code(record.facts, folder, code))
             for name, text in trainer.notes.items() if not quiet else ():
                 click.echo(f"{name}: {text}", err=True)
             how = "failed"
@@ -136,6 +146,13 @@ def train_run(
                 if how == DIVERGED:
                     _report(record, run)
         return _ended(record, run, watch)
+
+
+def _warn(record: RunFolder, changed: list[str]) -> None:
+    """Print the differences from the process before."""
+    texts = [f"the last digits may differ from before: {note}" for note in record.notes]
+    for text in (*texts, *(f"the run continues with other code: {note}" for note in changed)):
+        click.echo(f"warning: {text}", err=True)
 
 
 def _ended(record: RunFolder, run: Run, watch: Watch | None = None) -> Trained:

@@ -1,0 +1,67 @@
+"""What `SECURITY.md` calls data runs no code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.tools.compare.compare import compare
+
+SETS = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A published model with remote code, whose import leaves a file `ran`."""
+
+    def write(architecture: str, model_type: str) -> Path:
+        place = tmp_path / "published"
+        tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SETS)), place, layout="huggingface")
+        (place / "spec.yaml").unlink()
+        fields = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        code = {"AutoConfig": "remote.Config", "AutoModelForCausalLM": "remote.Model"}
+        fields |= {"architectures": [architecture], "model_type": model_type, "auto_map": code}
+        (place / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        text = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Config: ...\nclass Model: ...\n"
+        (place / "remote.py").write_text(text, encoding="utf-8")
+        return place
+
+    return write
+
+
+def test_compare_runs_no_code_of_a_folder(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask
+    with pytest.raises(tfkit.SpecError, match="transformers has no model `AutoModelForCausalLM`"):
+        compare(tfkit.load("gpt2", sets=SETS), folder("AutoModelForCausalLM", "remote"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_compare_and_import_take_a_known_model_without_its_code(folder: Folder, tmp_path: Path) -> None:
+    place = folder("GPT2LMHeadModel", "gpt2")
+    assert compare(tfkit.load("gpt2", sets=SETS), place).equal
+    assert "d_model: 16" in tfkit.import_config(place).text
+    assert not (tmp_path / "ran").exists()
+    assert "remote" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "value", ["!!python/object/apply:os.mkdir [ran]", "__import__('os').mkdir('ran')", "open('ran', 'w')"]
+)
+def test_a_spec_runs_no_code(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(f"extends: gpt2\nname: evil\nd_model: {value}\n", encoding="utf-8")
+    with pytest.raises(tfkit.SpecError):
+        tfkit.load("spec.yaml")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("name", ["a; ran = 1", "a\nran", "print('ran')", "x.y"])
+def test_names_of_nodes_are_identifiers(name: str) -> None:
+    with pytest.raises(tfkit.SpecError):
+        tfkit.load({"tfkit": 1, "name": "evil", "graph": {name: {"block": "embedding", "d_model": 8, "vocab_size": 8}}})

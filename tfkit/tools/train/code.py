@@ -1,0 +1,135 @@
+"""The code that trained a run, as digests, and the differences from the code of this process.
+
+The digests are in `run.json`, once for each process that changed them, and not in the meaning of the run: the name of a
+folder stays the same, and an error can name the kinds whose code has changed. A record without digests, as an earlier
+version of tfkit wrote it, agrees with all code.
+
+Trackers do not count, since they change no number. In addition to the code, the digests of a few examples of each split
+count. They show a change in data that is generated, by a library or a machine for instance, and has no file to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tfkit.component import Batch, Component, TrackerConfig
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.graph.run import Run
+from tfkit.plugin.reach import reached
+from tfkit.spec.parts import parts
+from tfkit.tools.train.record import Facts, latest
+from tfkit.training.loop import Trainer
+
+Code: TypeAlias = Mapping[str, Mapping[str, str]]
+"""The digest of each module that a kind depends on, by the slot and the name of the kind: `ffn swiglu`."""
+LOOP, EXAMPLES = "training loop", "examples"
+"""The keys of the training loop, and of examples by their splits."""
+SAMPLE = 4
+"""Examples of each split that are compared."""
+MOST_KINDS = 4
+
+
+def code_of(run: Run) -> Code:
+    """Return the digests of the kinds that a run uses, of the training loop, and of some examples."""
+    configs = (part for root in (run.config, run.graph.spec.model) for _, part in parts((), root))
+    used = (config for config in configs if isinstance(config, Component) and not isinstance(config, TrackerConfig))
+    kinds = {f"{config.slot} {config.kind_name()}": type(config) for config in used}
+    code = {name: dict(reached(kind)) for name, kind in sorted(kinds.items())}
+    return {**code, LOOP: dict(reached(Trainer)), EXAMPLES: _examples(run)}
+
+
+def digest_of(code: Code) -> str:
+    """Return 32 hexadecimal digits for all of the code."""
+    return hashlib.blake2b(json.dumps(code, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def session_code(facts: Facts, folder: Path, code: Code) -> dict[str, Code]:
+    """Return what the record of a new process has about its code: nothing if the process before had the same.
+
+    Processes that left no checkpoint are forgotten: nothing that they computed is part of the run.
+    """
+    if not _has_result(facts, folder):
+        for session in facts.sessions:
+            session.pop("code", None)
+    return {} if _last(facts) == code else {"code": code}
+
+
+def codes(facts: Facts) -> list[Code]:
+    """Return the code of each process that changed it."""
+    return [session["code"] for session in facts.sessions if "code" in session]
+
+
+def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
+    """Raise SpecError if one of the runs in folders was trained by other code than it has now."""
+    changed = {folder: notes for folder, facts, code in runs if (notes := changes(facts, folder, code))}
+    if not changed:
+        return
+    notes = list(dict.fromkeys(note for notes in changed.values() for note in notes))
+    if len(changed) == 1:
+        message = f"the code of the run in {quoted(str(*changed))} has changed since it began"
+    else:
+        message = f"the code of {len(changed)} runs has changed since they began"
+        notes.append(f"runs: {listing(map(str, changed))}")
+    raise SpecError(Diagnostic(message, notes=tuple(notes), help=help))
+
+
+def changes(facts: Facts, folder: Path, code: Code) -> list[str]:
+    """Return the modules that have changed since a run was trained, with the kinds that depend on them."""
+    before = _last(facts) if _has_result(facts, folder) else None
+    if before is None:
+        return []
+    kinds: dict[str, list[str]] = {}
+    for kind, now in code.items():
+        old = before.get(kind, now)
+        for module in sorted({**old, **now}):
+            if old.get(module) != now.get(module):
+                kinds.setdefault(module, []).append(kind)
+    return [_note(module, users) for module, users in kinds.items()]
+
+
+def _note(module: str, kinds: Sequence[str]) -> str:
+    if list(kinds) == [EXAMPLES]:
+        return f"examples of split `{module}`"
+    return f"module `{module}`, used by {listing(map(shown_kind, kinds), MOST_KINDS)}"
+
+
+def shown_kind(name: str) -> str:
+    """Return the name of a kind for a message: ffn `swiglu`."""
+    slot, _, kind = name.partition(" ")
+    return name if name == LOOP else f"{slot} {quoted(kind)}"
+
+
+def _last(facts: Facts) -> Code | None:
+    """Return the code of the newest process; None if the record has none."""
+    found = codes(facts)
+    return found[-1] if found else None
+
+
+def _has_result(facts: Facts, folder: Path) -> bool:
+    """Return True if a process has computed something that another one would take over."""
+    return facts.ended is not None or latest(folder) is not None
+
+
+def _examples(run: Run) -> dict[str, str]:
+    """Return a digest of a few examples of each split."""
+    digests = {}
+    for split in run.data.splits:
+        examples = run.data.examples(split, run.config.data.order)
+        indices = np.unique(np.linspace(0, len(examples) - 1, SAMPLE).astype(np.int64))
+        digests[split] = _digest(examples.batch(indices))
+    return digests
+
+
+def _digest(batch: Batch) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    arrays: dict[str, Any] = {**batch.inputs, "targets": batch.targets, "documents": batch.documents}
+    for name, array in sorted(arrays.items()):
+        if array is not None:
+            digest.update(f"{name} {array.shape} ".encode() + array.astype("<i8").tobytes())
+    return digest.hexdigest()
