@@ -43,7 +43,7 @@ class Imported:
 
     Attributes:
         text: the YAML.
-        graph: the model.
+        graph: the model. If the config.json was named by its folder and that folder has weights, `build` reads them.
         family: the spec that defines the meaning of the fields.
         notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
             beside the file.
@@ -76,6 +76,7 @@ def import_config(
         SpecError: there is no such family, or it cannot represent a value of the file.
     """
     path, plugins = Path(path), plugins or load_plugins()
+    weights = path.absolute() if has_weights(path) else None
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config, plugins.specs)
@@ -94,7 +95,7 @@ def import_config(
     )
     tree = without_idle(tree, plugins)
     with _blaming(config.span, rules):
-        graph = expand(resolve_spec(tree, plugins, file=str(path)))
+        graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
 
 
