@@ -20,6 +20,7 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
+from tfkit.spec.brackets import expanded
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
@@ -83,7 +84,10 @@ def import_config(
     tree, rules = _family(family, plugins)
     head = _head(config, rules)
     if head is not None:
-        tree, rules = _family(family, plugins, head)
+        changed = _family(family, plugins, head)
+        # Older folders name the class without a head, and store one.
+        if not (head.endswith("Model") and _stores_head(rules, changed[1], path.parent)):
+            tree, rules = changed
     tree = read_fields(config, tree, rules)
     for place in _given_by_weights(rules, path.parent):
         tree = _with(tree, place, True)
@@ -211,13 +215,27 @@ def _head(config: Mapping, family: FamilyConfig) -> str | None:
     names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
     heads = {name.casefold(): head for name, head in family.classes.items()}
     found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
-    if found or not names or any(name.endswith("Model") for name in names):
+    if found or not names:
         return found[0] if found else None
     assert given is not None
     message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
     notes = (f"served: {listing(family.classes, 20)}",)
     help = "--family names a spec whose family has this class"
     raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
+
+
+def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool:
+    """Return True if the weights in a folder have tensors of nodes of the family that the body lacks."""
+    kept = [entry for path, entry in body.tensors.items() if not body.removes(path)]
+    entries = [entry for path, entry in family.tensors.items() if body.removes(path) and entry not in kept]
+    names = [name for entry in entries for name in expanded(entry if isinstance(entry, str) else next(iter(entry)))]
+    stems = [stem for name in names for stem in (f"{family.in_file(name)}.", f"{name.removeprefix('.')}.")]
+    if has_weights(folder):
+        from tfkit.checkpoint.files import Checkpoint
+
+        with suppress(SpecError), Checkpoint.open(folder) as opened:
+            return any(f"{name}.".startswith(stem) for name in opened.names for stem in stems)
+    return False
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
