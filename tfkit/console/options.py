@@ -42,7 +42,9 @@ def device_of(name: str) -> torch.device:
 
 def weights_option(what: str = "Safetensors", *, otherwise: str | None = None) -> Decorator:
     """The option `--weights`; `otherwise` is what is taken without it."""
-    help = f"{what}: a file, an index or their folder{f'; {otherwise} unless given' if otherwise else ''}."
+    help = (
+        f"{what}: a file, an index, their folder or a run folder{f'; {otherwise} unless given' if otherwise else ''}."
+    )
     return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
 
 
